@@ -78,7 +78,8 @@ class Part(Space):
         super().__init__(data)
         self.restriction = restriction
         self.modes = tuple(mode for mode in self.modes if mode in restriction.modes)
-        self.degrees = [t for t in self.degrees if t in (restriction.degrees or self.degrees)]
+        allowed = restriction.degrees or self.tensor_degrees
+        self.tensor_degrees = [t for t in self.tensor_degrees if t in allowed]
 
     def repaired(self, design: Design) -> Design | None:
         """The design within the part; None where its shape is none of the part's."""
@@ -127,7 +128,7 @@ class Part(Space):
         shapes = {shape for form in forms for shape in form}
         if count > left.replicas or max(map(len, forms)) > left.stages:
             return False
-        if not {width for _, width in shapes} <= {*self.degrees}:
+        if not {width for _, width in shapes} <= {*self.tensor_degrees}:
             return False
         if left.uniform and (len(shapes) > 1 or max(shapes)[0] > 1):
             return False

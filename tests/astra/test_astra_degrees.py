@@ -61,7 +61,7 @@ def test_context_ranks_share_tokens_and_keep_all_keys() -> None:
 
 def whole_chain(cut: Cut) -> tuple[Layer, ...]:
     part = FACTS.divided(cut)
-    return (part.first, *part.blocks, part.last)
+    return (part.embedding, *part.blocks, part.head)
 
 
 def test_expert_ranks_hold_fewer_experts_and_do_as_much() -> None:

@@ -52,7 +52,7 @@ def plain_seconds(facts: ModelFacts, row: dict[str, Any], offer: Offer, share: f
 
     rates = Rates(offer.name, offer.spec, facts.precision)
     block = layer_time(facts.blocks[0], rates, micro_batch=mbs, tensor=tp)
-    ends = [layer_time(x, rates, micro_batch=mbs, tensor=tp) for x in (facts.first, facts.last)]
+    ends = [layer_time(x, rates, micro_batch=mbs, tensor=tp) for x in (facts.embedding, facts.head)]
     end_seconds = [end.forward + end.backward for end in ends]
     assert not sp  # the plain reading is for rows without sequence parallelism
     reduce = 2 * reduced(facts.boundary_bytes * mbs, 1, tp) if tp > 1 else 0.0
@@ -77,8 +77,8 @@ def plain_seconds(facts: ModelFacts, row: dict[str, Any], offer: Offer, share: f
     stages[-1] += end_seconds[1]
     pipeline = (sum(stages) - max(stages)) / v + K * max(stages)
     params = [n * facts.blocks[0].params / tp] * pp
-    params[0] += facts.first.params / tp
-    params[-1] += (facts.last.params + (facts.last.tied_params if pp > 1 else 0)) / tp
+    params[0] += facts.embedding.params / tp
+    params[-1] += (facts.head.params + (facts.head.tied_params if pp > 1 else 0)) / tp
     most = max(params)
     sync = 0.0
     if dp > 1 and row["use_distributed_optimizer"]:
@@ -123,9 +123,9 @@ def plain_bytes(facts: ModelFacts, row: dict[str, Any], stage: int) -> tuple[flo
     )
     v, n = row["virtual_pipeline_model_parallel_size"] or 1, facts.layers // pp
     params = n * facts.blocks[0].params
-    params += facts.first.params if stage == 0 else 0
+    params += facts.embedding.params if stage == 0 else 0
     params += (
-        facts.last.params + (facts.last.tied_params if pp > 1 else 0) if stage == pp - 1 else 0
+        facts.head.params + (facts.head.tied_params if pp > 1 else 0) if stage == pp - 1 else 0
     )
     # Megatron-LM: 18 bytes a parameter, two buffers of what stages exchange, its workspace, and
     # CUDA's context and three communicators that no allocator counts
@@ -153,10 +153,10 @@ def plain_bytes(facts: ModelFacts, row: dict[str, Any], stage: int) -> tuple[flo
     ends, loss = 0.0, 0.0
     if stage == 0:  # of every round of chunks that is begun, pp micro-batches in the first chunk
         rounds = -(-round(flight * v) // (pp * v))
-        ends = min(K, rounds * pp) * kept(facts.first.saved)
+        ends = min(K, rounds * pp) * kept(facts.embedding.saved)
     if stage == pp - 1:  # 6 bytes a logit at the loss
-        logits = sum(x.elements for x in facts.last.saved if x.name == "logits") * mbs / tp
-        ends += kept(facts.last.saved) - 4 * logits
+        logits = sum(x.elements for x in facts.head.saved if x.name == "logits") * mbs / tp
+        ends += kept(facts.head.saved) - 4 * logits
         loss = 6 * logits
     if pp > 1:
         beside += 2 * boundary

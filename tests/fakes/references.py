@@ -16,7 +16,7 @@ from hetplan.profiling.models.model import Model
 from hetplan.profiling.models.transformer import Experts, Transformer
 from hetplan.profiling.models.zoo import VGG19
 from hetplan.runtime.engine.chain import ALONE, Cut, Part, cut
-from hetplan.runtime.engine.position import Dropout, key_of, mixed, signed, uniform
+from hetplan.runtime.engine.position import Dropout, as_int64, key_of, splitmix64, uniform
 from hetplan.runtime.references import Block, Reference, activated, text_layers
 
 
@@ -46,7 +46,8 @@ class Pictures(Reference):
     def batch(self, step: int, first: int, last: int) -> tuple[Tensor, Tensor]:
         """(pictures, classes) of the global rows [first, last) of a step."""
         rows = torch.arange(first, last)
-        drawn = (mixed(rows * 2 + signed(key_of(self.seed, step, "batch"))) >> 1) & ((1 << 62) - 1)
+        row_key = as_int64(key_of(self.seed, step, "batch"))
+        drawn = (splitmix64(rows * 2 + row_key) >> 1) & ((1 << 62) - 1)
         size = (last - first, 3, self.image, self.image)
         key = key_of(self.seed, step, "image")
         images = uniform(key, size, (first, 0, 0, 0), (0, *size[1:]), "cpu")

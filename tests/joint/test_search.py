@@ -45,7 +45,7 @@ def arrangements(space: Space) -> Iterator[list[Any]]:
     yield from ([one[a] + one[b]] for a, b in ((0, 1), (1, 0)))
     if space.kind[0] == space.kind[1]:
         yield [(((0,), (1,)),)]
-        if space.node[0] == space.node[1] and 2 in space.degrees:
+        if space.node[0] == space.node[1] and 2 in space.tensor_degrees:
             yield [(((0, 1),),)]
 
 

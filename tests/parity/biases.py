@@ -243,7 +243,7 @@ def work(rank: int, world: int, folder: Path, cases: Sequence[Case] = CASES) -> 
                 box.offsets[0],
                 box.values.reshape(-1).clone(),
             )
-            for box in model.boxes(gradients, mine=True)
+            for box in model.boxes(gradients, deduplicated=True)
         ]
         told[case.name, case.model] = loss, parts
     torch.save(told, folder / f"told-{world}-{rank}.pt")

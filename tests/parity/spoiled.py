@@ -43,11 +43,11 @@ def flip(step: Path) -> None:
 def harm(step: Path) -> None:
     """A file of somebody else's, with the digests that belong to it."""
     torch.save(Harm(str(step.parent / "harm")), step / "rank-1.pt")
-    record = checkpoint.record_of(step)
+    record = checkpoint.read_record(step)
     with (step / "rank-1.pt").open("rb") as stream:
         record.files["rank-1.pt"] = file_digest(stream, "sha256").hexdigest()
-    record.files[checkpoint.RECORD] = record.digest()
-    (step / checkpoint.RECORD).write_text(to_json(record.model_dump()))
+    record.files[checkpoint.RECORD_FILE] = record.digest()
+    (step / checkpoint.RECORD_FILE).write_text(to_json(record.model_dump()))
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -85,7 +85,7 @@ def work(rank: int, world: int, folder: Path) -> None:
         told[name] = message(lambda at=folder / name: checkpoint.load(model, optimizer, str(at)))  # type: ignore[misc]
     if rank == 1:
         (folder / "rank-1.pt").symlink_to("/dev/full")
-    boxes = list(model.boxes(mine=True))
+    boxes = list(model.boxes(deduplicated=True))
     full = lambda: checkpoint.write_boxes(folder, boxes)  # noqa: E731
-    told["full"] = message(lambda: checkpoint.together("written", full))
+    told["full"] = message(lambda: checkpoint.on_all_ranks("written", full))
     torch.save(told, folder / f"told-{rank}.pt")

@@ -172,7 +172,7 @@ def work(rank: int, world: int, folder: Path) -> None:
                     box.offsets[0],
                     box.values.reshape(-1).clone(),
                 )
-                for box in model.boxes(gradients, mine=True)
+                for box in model.boxes(gradients, deduplicated=True)
             ]
             norm = float(model.clip_grad_norm_(1e9))
             optimizer.step()

@@ -179,7 +179,7 @@ def test_context_ranks_replay_as_row_groups_of_shorter_samples(
     on, degrees = workload(), Degrees(context=2, exchange=exchange, expert_tensor=tp)
     made = plan(degrees, on=on, tp=tp, dp=dp, pp=pp, zero=zero)
     facts = model_facts(on.model).divided(Cut(context=2))
-    halves = replace(on.model, layers=(facts.first, *facts.blocks, facts.last))
+    halves = replace(on.model, layers=(facts.embedding, *facts.blocks, facts.head))
     profile = predict(
         halves, on.cluster, micro_batches=[1], tensor_degrees=[tp], stack=on.stack
     )  # fmt: skip
@@ -268,7 +268,7 @@ def test_experts_are_joined_by_those_who_hold_the_same(zero: int, expert: int) -
 def divided(on: Workload, cut: Cut) -> Any:
     """One rank's layers."""
     own = model_facts(on.model).divided(cut)
-    return (own.first, *own.blocks, own.last)
+    return (own.embedding, *own.blocks, own.head)
 
 
 @pytest.mark.parametrize("groups", [1, 2])

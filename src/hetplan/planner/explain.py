@@ -23,7 +23,7 @@ from hetplan.replays.chains import Replay
 from hetplan.replays.pose import costs_of
 from hetplan.replays.replay import replay
 from hetplan.replays.simulator.tasks import COMPUTES, Kind, Timeline, path_to_end
-from hetplan.replays.stages import alike
+from hetplan.replays.stages import units_of_like_stages
 from hetplan.solvers.run import relative_gap
 from hetplan.text import (
     Table,
@@ -274,9 +274,11 @@ def folded(plan: Plan, run: Replay) -> list[list[int]]:
     """Units that do the same: a stage of like pipelines, or the devices of a program that compute
     equally long."""
     if not run.by_device:
-        return alike(plan, run)
+        return units_of_like_stages(plan, run)
     busy, types = run.timeline.busy, [device.type for device in plan.devices]
-    pairs = (((types[own[0]], float(busy[u])), u) for u, own in enumerate(run.devices))
+    pairs = (
+        ((types[devices[0]], float(busy[unit])), unit) for unit, devices in enumerate(run.devices)
+    )
     return list(grouped(pairs).values())
 
 

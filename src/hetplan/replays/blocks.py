@@ -17,44 +17,48 @@ from hetplan.replays.offers import Offer
 
 
 class BlockSeconds(NamedTuple):
-    """Computation on one rank. forward, backward: of an average block. core_forward: of its
-    attention core. products_forward, products_backward: of its matrix products. embedding, head:
-    forward and backward together."""
+    """Seconds of computation on one rank, for one micro-batch."""
 
-    forward: float
-    backward: float
-    core_forward: float
-    products_forward: float
-    products_backward: float
-    embedding: float
-    head: float
+    forward: float  # of an average block
+    backward: float  # of an average block
+    core_forward: float  # of its attention core
+    products_forward: float  # of its matrix products
+    products_backward: float  # of its matrix products
+    embedding: float  # forward and backward together
+    head: float  # forward and backward together
 
 
 class Pass(NamedTuple):
-    """How one rank takes a micro-batch. tensor: degree. micro_batch: samples. sequence_parallel:
-    whether tensor ranks divide what lies between products. cut: the rank's part of the model."""
+    """A rank's passes of a micro-batch."""
 
-    tensor: int
-    micro_batch: int
-    sequence_parallel: bool
-    cut: Cut
+    tensor: int  # tensor-parallel degree
+    micro_batch: int  # samples
+    sequence_parallel: bool  # whether tensor ranks divide tokens between matrix products
+    cut: Cut  # the rank's part of the model
 
 
 def block_times(facts: ModelFacts, offer: Offer, assumed: Assumptions, of: Pass) -> BlockSeconds:
     """Seconds of an average block, and of embedding and head.
 
-    Operators take what `hetplan.profiling.rates.times` says. A measured profile replaces the totals
-    of an uncut model where it has a table; parts of a block keep their shares of it.
+    `hetplan.profiling.rates.times` gives the seconds of operators. A measured profile replaces the
+    totals of an uncut model where it has a table; parts of a block keep their shares of the total.
     """
-    own, parts = facts.divided(of.cut), np.zeros(5)
-    for block, share in own.different_blocks:
-        parts += share * layer_parts(block, own, offer, assumed, of)
-    embedding, head = (
-        float(layer_parts(layer, own, offer, assumed, of)[:2].sum())
-        for layer in (own.first, own.last)
-    )
+    on_rank = facts.divided(of.cut)
+    parts = np.zeros(5)
+    for block, share in on_rank.different_blocks:
+        parts += share * layer_parts(block, on_rank, offer, assumed, of)
+    embedding = layer_parts(on_rank.embedding, on_rank, offer, assumed, of)
+    head = layer_parts(on_rank.head, on_rank, offer, assumed, of)
     forward, backward, core, products, products_back = parts.tolist()
-    predicted = BlockSeconds(forward, backward, core, products, products_back, embedding, head)
+    predicted = BlockSeconds(
+        forward=forward,
+        backward=backward,
+        core_forward=core,
+        products_forward=products,
+        products_backward=products_back,
+        embedding=float(embedding[:2].sum()),  # forward and backward
+        head=float(head[:2].sum()),
+    )
     if assumed.profile is None:
         return predicted
     return measured(predicted, facts, offer, assumed.profile, of)

@@ -64,20 +64,24 @@ class Noise:
 
 @dataclass(frozen=True)
 class Replay:
-    """timeline: of units, the stages of the first replica, then those of the second, … owners [U]:
-    which. devices [U].
-    Of an SPMD program the units are the devices of its only stage.
+    """The replay of a plan, for U units and D devices.
 
-    peak_bytes [D]: what the allocator counts, 0 on unused devices. limit_bytes [D]: what they may
-    hold. held [D]: the peak by component; empty for SPMD programs.
+    The units are the stages of the first replica, then the stages of the second one, and so on. The
+    units of an SPMD program are the devices of its only stage.
     """
 
     timeline: Timeline
+    """Events of the units in one iteration."""
     owners: tuple[Owner, ...]
+    """[U] (replica, stage) of each unit."""
     devices: tuple[tuple[int, ...], ...]
+    """[U] the devices of each unit."""
     peak_bytes: tuple[float, ...]
+    """[D] peak of the bytes that the allocator counts; 0 on unused devices."""
     limit_bytes: tuple[float, ...]
+    """[D] bytes that each device may hold."""
     held: tuple[Held[float], ...] = ()
+    """[D] the peak by component; empty for SPMD programs."""
 
     @property
     def seconds(self) -> float:

@@ -73,7 +73,7 @@ def one_rank(plan: Plan, workload: Workload, degrees: Degrees) -> Workload:
         sequence_parallel=stack.sequence_parallel or sequence_parallel,
         hidden_reduces=stack.hidden_reduces or hidden,
     )
-    model = replace(workload.model, layers=(own.first, *own.blocks, own.last))
+    model = replace(workload.model, layers=(own.embedding, *own.blocks, own.head))
     if cut != Cut() or (sequence_parallel and profile.provenance.kind == "predicted"):
         sizes = sorted({batch.samples for batch in plan.replicas[0].micro_batches})
         profile = predict(

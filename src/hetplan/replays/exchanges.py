@@ -76,13 +76,12 @@ def tensor_seconds(
     tensor: Numbers,
     sequence_parallel: Numbers,
 ) -> Floats:
-    """Seconds of the tensor ranks' collectives in one pass of a block.
+    """Seconds of the tensor ranks' collectives in one pass of a block: all-reduces, or with
+    sequence parallelism an all-gather and a reduce-scatter in place of each (Korthikanti et al.
+    2022, Section 4.2.2).
 
-    `joins` all-reduces; with sequence parallelism as many all-gathers and reduce-scatters
-    (Korthikanti et al. 2022, Section 4.2.2).
-
-    size: bytes of a block's output for all tokens. joins: of tensor ranks in one pass (2: behind
-    attention and behind the feed-forward part). tensor: ranks next to each other.
+    size: bytes of a block's output for all tokens. collectives: number of all-reduces in one pass
+    (2: behind attention and behind the feed-forward part). tensor: ranks next to each other.
     sequence_parallel: whether tensor ranks divide tokens between their products.
     """
     reduced = joins * group_seconds("all-reduce", size, 1, tensor)
@@ -130,6 +129,7 @@ class BlockExchanges(Generic[Degree]):
     all_to_all: bool | Flags  # whether context ranks exchange tokens for heads; else by the ring
     # Whether weights are all-gathered before each pass and gradients are reduce-scattered after it.
     fully_sharded: bool | Flags
+    """Whether weights are gathered for each pass, and gradients are scattered behind it."""
 
     @cached_property
     def experts(self) -> Floats:
@@ -145,7 +145,7 @@ class BlockExchanges(Generic[Degree]):
     @cached_property
     def ring(self) -> Floats:
         """Seconds of sending keys and values round the context ranks, in one forward pass."""
-        ranks, keys = self.ranks, self.facts.head_bytes(self.facts.shape.kv_heads)
+        ranks, keys = self.ranks, self.facts.attention_bytes(self.facts.shape.kv_heads)
         size = keys * self.rows / ranks.tensor
         return ring_seconds(self.group_seconds, size, ranks.context, ranks.tensor)
 
@@ -153,7 +153,8 @@ class BlockExchanges(Generic[Degree]):
     def heads(self) -> Floats:
         """Seconds of exchanging tokens for heads, in one pass; their gradients take as long."""
         ranks, shape = self.ranks, self.facts.shape
-        queries, keys = self.facts.head_bytes(shape.heads), self.facts.head_bytes(shape.kv_heads)
+        queries = self.facts.attention_bytes(shape.heads)
+        keys = self.facts.attention_bytes(shape.kv_heads)
         size = (queries + keys) * self.rows / ranks.tensor
         return heads_seconds(self.group_seconds, size, ranks.context, ranks.tensor)
 

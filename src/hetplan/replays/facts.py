@@ -1,12 +1,15 @@
-"""A transformer as closed forms see it: one kind of block between an embedding and a head.
+"""Figures of a transformer for cost formulas that see one kind of block between an embedding and
+a head.
 
-Read from the layer chain, so that built-in models and configuration files serve alike. Blocks that
-differ (experts in every second one) are averaged in time, parameters and activations.
+`ModelFacts` reads them from the layer chain, so that built-in models and configuration files serve
+alike. Blocks that differ, such as those with and without experts, become an average block: its
+seconds, parameters and activations are the means over all blocks.
 """
 
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from hetplan.errors import UnsupportedError
 from hetplan.profiling.models.model import Model
@@ -16,31 +19,43 @@ from hetplan.profiling.rates.times import CORE_SAVED
 from hetplan.profiling.workload import Workload
 from hetplan.replays.memory import saved_bytes_of
 
+EXPERT_PRODUCTS = ("experts-up", "experts-down")  # operators whose weights are the experts'
+
+
+class SavedBytes(NamedTuple):
+    """Bytes per sample that a block keeps for its backward pass."""
+
+    divided: float  # of tensors that tensor ranks divide
+    whole: float  # of tensors that every tensor rank has
+    core: float  # of attention's core, part of `divided`; selective recomputation frees them
+
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Figures of one model at one sequence length and precision.
-
-    shape: of its blocks. blocks: the chain's blocks (N of them); first, last: embedding and head;
-    the rest of the chain has neither.
-    """
+    """Figures of one model at one sequence length and precision."""
 
     model: Model
     shape: Transformer
+    """Sizes of its blocks."""
+    embedding: Layer
+    """The first layer of the chain."""
     blocks: tuple[Layer, ...]
-    first: Layer
-    last: Layer
+    """All layers between."""
+    head: Layer
+    """The last layer of the chain."""
 
     def divided(self, cut: Cut) -> "ModelFacts":
-        """The facts of one rank's part of a cut; shapes of text models alone can be cut."""
-        if cut not in self.parts:
-            first, *blocks, last = transformer_layers(replace(self.shape, cut=cut), self.sequence)
-            self.parts[cut] = replace(self, blocks=tuple(blocks), first=first, last=last)
-        return self.parts[cut]
+        """The facts of one rank's part under a cut. Only text models can be cut."""
+        if cut not in self._parts:
+            layers = transformer_layers(replace(self.shape, cut=cut), self.sequence)
+            embedding, *blocks, head = layers
+            part = replace(self, embedding=embedding, blocks=tuple(blocks), head=head)
+            self._parts[cut] = part
+        return self._parts[cut]
 
     @cached_property
-    def parts(self) -> "dict[Cut, ModelFacts]":
-        """Answers of `divided`."""
+    def _parts(self) -> "dict[Cut, ModelFacts]":
+        """Earlier answers of `divided`."""
         return {Cut(): self}
 
     @property
@@ -50,7 +65,7 @@ class ModelFacts:
 
     @property
     def layers(self) -> int:
-        """N: transformer layers."""
+        """Number of blocks."""
         return len(self.blocks)
 
     @property
@@ -60,10 +75,10 @@ class ModelFacts:
 
     @cached_property
     def different_blocks(self) -> list[tuple[Layer, float]]:
-        """Blocks that differ in their operators, each with its share of all blocks."""
-        kinds = {block.operators: block for block in self.blocks}
+        """(block, share of all blocks with its operators): one block for each list of operators."""
+        blocks = {block.operators: block for block in self.blocks}
         count = Counter(block.operators for block in self.blocks)
-        return [(block, count[kind] / self.layers) for kind, block in kinds.items()]
+        return [(block, count[block.operators] / self.layers) for block in blocks.values()]
 
     @cached_property
     def block_params(self) -> float:
@@ -71,76 +86,77 @@ class ModelFacts:
         return sum(block.params for block in self.blocks) / self.layers
 
     @cached_property
-    def trained(self) -> float:
-        """The share of the blocks' parameters that has gradients and optimizer states; of adapters
-        a small one, which stands for embedding and head, too."""
+    def trained_share(self) -> float:
+        """The share of the blocks' parameters that has gradients and optimizer states. It is small
+        where adapters are trained, and counts for embedding and head, too."""
         frozen = sum(block.frozen for block in self.blocks) / self.layers
         return 1 - frozen / self.block_params
 
     @cached_property
-    def joins(self) -> float:
-        """Collectives of tensor ranks in one pass of an average block."""
+    def tensor_collectives(self) -> float:
+        """Number of collectives of tensor ranks in one pass of an average block."""
         return sum(len(block.reduces) for block in self.blocks) / (2 * self.layers)
 
     @cached_property
     def expert_params(self) -> float:
-        """The part of `block_params` that belongs to experts, and is divided by expert
-        parallelism."""
+        """Parameters of experts in an average block, which expert parallelism divides."""
         return sum(map(expert_params_of, self.blocks)) / self.layers
 
     @cached_property
     def dispatched_bytes(self) -> float:
-        """Bytes per sample of one token dispatch of an average block (0 without experts)."""
-        if self.shape.experts is None:
+        """Bytes per sample of one token dispatch of an average block; 0 without experts."""
+        experts = self.shape.experts
+        if experts is None:
             return 0.0
         share = sum(block.kind == "moe-block" for block in self.blocks) / self.layers
-        token = (self.shape.experts.latent or self.shape.hidden) * ELEMENT_BYTES[self.precision]
-        return share * self.shape.experts.rows(self.sequence) * token
+        token_bytes = (experts.latent or self.shape.hidden) * ELEMENT_BYTES[self.precision]
+        return share * experts.rows(self.sequence) * token_bytes
 
     @cached_property
-    def saved(self) -> tuple[float, float, float]:
-        """Bytes per sample kept by an average block: (divided by tensor parallelism, not divided,
-        core).
-
-        The core's tensors (part of the first figure) are what selective recomputation frees.
-        """
-        split = whole = core = 0.0
+    def saved(self) -> SavedBytes:
+        """Bytes that an average block keeps."""
+        divided = whole = core = 0.0
         for block in self.blocks:
             for tensor in block.saved:
                 size = tensor.size(self.precision) / self.layers
-                split, whole = (split + size, whole) if tensor.split else (split, whole + size)
-                core += size if tensor.name in CORE_SAVED else 0.0
-        return split, whole, core
+                if tensor.split:
+                    divided += size
+                else:
+                    whole += size
+                if tensor.name in CORE_SAVED:
+                    core += size
+        return SavedBytes(divided, whole, core)
 
-    def kept(self, name: str) -> float:
-        """Bytes per sample that an average block keeps of one tensor."""
-        each = (saved_bytes_of(block, name, self.precision) for block in self.blocks)
-        return sum(each) / self.layers
+    def tensor_bytes(self, name: str) -> float:
+        """Bytes per sample that an average block keeps of one tensor. name: of a `Saved` tensor."""
+        each_block = (saved_bytes_of(block, name, self.precision) for block in self.blocks)
+        return sum(each_block) / self.layers
 
-    def head_bytes(self, heads: int) -> float:
-        """Bytes per sample of keys and values, or queries and outputs, of so many heads."""
+    def attention_bytes(self, heads: int) -> float:
+        """Bytes per sample of keys and values of so many heads; queries and outputs have equally
+        many."""
         width = self.shape.head_dim + self.shape.value_dim
         return float(self.sequence * heads * width * ELEMENT_BYTES[self.precision])
 
     @property
     def boundary_bytes(self) -> float:
-        """Bytes per sample between two blocks: what a stage sends on, and what full recomputation
-        keeps."""
+        """Bytes per sample of a block's output. A stage sends them to the next one, and full
+        recomputation keeps them."""
         return float(self.blocks[0].output * ELEMENT_BYTES[self.precision])
 
 
 def expert_params_of(layer: Layer) -> float:
     """Parameters of all experts of a layer."""
-    return sum(
-        op.count * op.k * op.n
-        for op in layer.operators
-        if isinstance(op, Matmul) and op.name in ("experts-up", "experts-down")
-    )
+    params: float = 0
+    for op in layer.operators:
+        if isinstance(op, Matmul) and op.name in EXPERT_PRODUCTS:
+            params += op.count * op.k * op.n
+    return params
 
 
 def model_facts(model: Model) -> ModelFacts:
-    """The facts of a transformer; raises UnsupportedError for any other chain (it has no heads to
-    split)."""
+    """The facts of a transformer. Raises UnsupportedError for any other chain of layers, which has
+    no heads to divide."""
     chain, shape = model.layers, model.spec.shape or model.spec.encoder
     blocks = tuple(layer for layer in chain if layer.kind in BLOCKS)
     if shape is None or chain[1:-1] != blocks:
@@ -150,9 +166,9 @@ def model_facts(model: Model) -> ModelFacts:
             got=", ".join(dict.fromkeys(layer.kind for layer in chain)),
             expected="a language model; `hetplan plan` has strategies for other chains",
         )
-    return ModelFacts(model, shape, blocks, chain[0], chain[-1])
+    return ModelFacts(model, shape, embedding=chain[0], blocks=blocks, head=chain[-1])
 
 
 def facts_of(workload: Workload) -> ModelFacts:
-    """The facts of the workload's model: gathered once, kept with the workload."""
+    """The facts of the workload's model, which the workload keeps."""
     return workload.answers.once(ModelFacts, lambda: model_facts(workload.model))

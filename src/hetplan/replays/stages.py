@@ -1,6 +1,11 @@
-"""A replayed plan as a table of its stages."""
+"""A replayed plan as a table with one row per stage.
+
+Replicas that differ only in the numbers of their devices share their rows. Of a program that all
+devices run together, each device has a row.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from hetplan.plans.plan import Plan, Replica, Stage
@@ -16,83 +21,112 @@ from hetplan.text import (
     share_text,
 )
 
-LISTED = 40  # rows of the table
+MOST_ROWS = 40  # of the table
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """A row of the table: the units of a replay (see `Replay`) that are one stage of like replicas,
+    or one device of a program."""
+
+    plan: Plan
+    run: Replay
+    units: list[int]
+
+    @property
+    def replica(self) -> Replica:
+        """The replica of the first unit."""
+        i, _ = self.run.owners[self.units[0]]
+        return self.plan.replicas[i]
+
+    @property
+    def stage_number(self) -> int:
+        """Index of the stage in its replica."""
+        _, j = self.run.owners[self.units[0]]
+        return j
+
+    @property
+    def stage(self) -> Stage:
+        """The stage of the first unit."""
+        return self.replica.stages[self.stage_number]
+
+    @property
+    def devices(self) -> list[int]:
+        """The devices of all units."""
+        return list(chain.from_iterable(self.run.devices[unit] for unit in self.units))
+
+    def share(self) -> float:
+        """A device's share of the samples or columns that a program divides."""
+        assert self.plan.program is not None
+        return self.plan.program.ratios[0][self.units[0]]
+
+    def computing_seconds(self) -> float:
+        """Seconds of computation in the slowest replica."""
+        return max(float(self.run.timeline.busy[unit]) for unit in self.units)
+
+    def idle_share(self) -> float:
+        """The least share of the iteration that a replica is idle."""
+        return min(float(self.run.timeline.idle[unit]) for unit in self.units) / self.run.seconds
+
+    def memory_text(self) -> str:
+        """Bytes of the device nearest to its limit, and the limit."""
+        peak, limit = self.run.peak_bytes, self.run.limit_bytes
+        fullest = max(self.devices, key=lambda device: peak[device] / max(limit[device], 1.0))
+        return share_text(peak[fullest], limit[fullest])
 
 
 def stage_table(plan: Plan, run: Replay, title: str, notes: Sequence[str] = ()) -> Table:
-    """A table with one row per stage of each group of like replicas; of a program that all devices
-    run together, one row per device. Times are of the slowest replica, memory is of the device
-    nearest to its limit."""
+    """The table of a plan and its replay. It has the columns `pipelines` and `batches` only where
+    replicas differ in stages or micro-batches."""
     places = [(device.node, device.type) for device in plan.devices]
-    # each row is a list of units of the replay, see `Replay.owners`
-    rows = [[unit] for unit in range(len(run.owners))] if run.by_device else alike(plan, run)
+    if run.by_device:
+        units_of_rows = [[unit] for unit in range(len(run.owners))]
+    else:
+        units_of_rows = units_of_like_stages(plan, run)
+    rows = [StageRow(plan, run, units) for units in units_of_rows]
+    first_replicas = {run.owners[row.units[0]][0] for row in rows}
+    micro_batches = {batches_text(replica) for replica in plan.replicas}
 
-    def replica(units: list[int]) -> Replica:
-        i, _ = run.owners[units[0]]
-        return plan.replicas[i]
-
-    def stage(units: list[int]) -> Stage:
-        i, j = run.owners[units[0]]
-        return plan.replicas[i].stages[j]
-
-    def devices(units: list[int]) -> list[int]:
-        return list(chain.from_iterable(run.devices[unit] for unit in units))
-
-    def share(units: list[int]) -> float:
-        """A device's part of the samples or columns that a program divides."""
-        assert plan.program is not None
-        return plan.program.ratios[0][units[0]]
-
-    def computes(units: list[int]) -> float:
-        return max(float(run.timeline.busy[unit]) for unit in units)
-
-    def idle(units: list[int]) -> float:
-        return min(float(run.timeline.idle[unit]) for unit in units) / run.seconds
-
-    def memory(units: list[int]) -> str:
-        peak, limit = run.peak_bytes, run.limit_bytes
-        fullest = max(devices(units), key=lambda d: peak[d] / max(limit[d], 1.0))
-        return share_text(peak[fullest], limit[fullest])
-
-    columns: list[Column[list[int]]] = []
-    if len({run.owners[units[0]][0] for units in rows}) > 1:
-        columns.append(Column("pipelines", lambda units: f"x{len(units)}", right=True))
+    columns: list[Column[StageRow]] = []
+    if len(first_replicas) > 1:
+        columns.append(Column("pipelines", lambda row: f"x{len(row.units)}", right=True))
     columns += [
-        Column("stage", lambda units: run.owners[units[0]][1], right=True),
-        Column("layers", lambda units: layers_text(stage(units)), right=True),
-        Column("devices", lambda units: devices_text(places, devices(units))),
+        Column("stage", lambda row: row.stage_number, right=True),
+        Column("layers", lambda row: layers_text(row.stage), right=True),
+        Column("devices", lambda row: devices_text(places, row.devices)),
     ]
     if plan.program:
-        columns.append(Column("share", share, percent_text, right=True))
+        columns.append(Column("share", StageRow.share, percent_text, right=True))
     else:
-        columns.append(Column("tensor", lambda units: len(stage(units).tensor_shares), right=True))
-    if len({batches_text(each) for each in plan.replicas}) > 1:
-        columns.append(Column("batches", lambda units: batches_text(replica(units)), right=True))
+        columns.append(Column("tensor", lambda row: len(row.stage.tensor_shares), right=True))
+    if len(micro_batches) > 1:
+        columns.append(Column("batches", lambda row: batches_text(row.replica), right=True))
     columns += [
-        Column("computes", computes, seconds_text, right=True),
-        Column("idle", idle, percent_text, right=True),
-        Column("memory", memory, right=True),
+        Column("computes", StageRow.computing_seconds, seconds_text, right=True),
+        Column("idle", StageRow.idle_share, percent_text, right=True),
+        Column("memory", StageRow.memory_text, right=True),
     ]
-    if len(rows) > LISTED:
-        notes = [*notes, f"{len(rows) - LISTED} more rows; --json lists all"]
-    return Table.of(title, rows[:LISTED], columns, notes)
+    if len(rows) > MOST_ROWS:
+        notes = [*notes, f"{len(rows) - MOST_ROWS} more rows; --json lists all"]
+    return Table.of(title, rows[:MOST_ROWS], columns, notes)
 
 
-def alike(plan: Plan, run: Replay) -> list[list[int]]:
-    """The rows of `stage_table`, each the units of one stage in all replicas that differ in the
-    numbers of their devices alone."""
-
-    def likeness(replica: Replica) -> str:
-        types = [
-            [[plan.devices[d].type for d in group] for group in stage.devices]
-            for stage in replica.stages
-        ]
-        return str((types, [stage.layers for stage in replica.stages], replica.micro_batches))
-
-    like_replicas = grouped((likeness(replica), i) for i, replica in enumerate(plan.replicas))
-    unit = {owner: u for u, owner in enumerate(run.owners)}
+def units_of_like_stages(plan: Plan, run: Replay) -> list[list[int]]:
+    """For each stage of each set of like replicas, its units in all of these replicas. Like
+    replicas differ only in the numbers of their devices."""
+    like_replicas = grouped((likeness(plan, r), i) for i, r in enumerate(plan.replicas))
+    unit_of = {owner: unit for unit, owner in enumerate(run.owners)}
     rows = []
     for members in like_replicas.values():
         for j in range(len(plan.replicas[members[0]].stages)):
-            rows.append([unit[i, j] for i in members])
+            rows.append([unit_of[i, j] for i in members])
     return rows
+
+
+def likeness(plan: Plan, replica: Replica) -> str:
+    """A text that like replicas share: device types, layers and micro-batches."""
+    types = [
+        [[plan.devices[device].type for device in group] for group in stage.devices]
+        for stage in replica.stages
+    ]
+    return str((types, [stage.layers for stage in replica.stages], replica.micro_batches))

@@ -27,7 +27,7 @@ from hetplan.programs.operators.attention import turned
 from hetplan.programs.operators.lookups import embed
 from hetplan.programs.operators.operator import Place
 from hetplan.runtime.engine.chain import ALONE, Cut, Part, cut
-from hetplan.runtime.engine.position import Dropout, key_of, mixed, signed
+from hetplan.runtime.engine.position import Dropout, as_int64, key_of, splitmix64
 from hetplan.runtime.tracing.layers import Called
 
 DROPOUT = 0.1
@@ -323,7 +323,8 @@ class Reference(nn.Module):
         its row says so.
         """
         rows = torch.arange(first, last)
-        drawn = (mixed(rows * 2 + signed(key_of(self.seed, step, "batch"))) >> 1) & ((1 << 62) - 1)
+        key = as_int64(key_of(self.seed, step, "batch"))
+        drawn = (splitmix64(rows * 2 + key) >> 1) & ((1 << 62) - 1)
         places = torch.arange(self.sequence + 1)
         texts = (drawn[:, None] + places * (1 + drawn[:, None] // 7 % 3)) % self.vocabulary
         targets = texts[:, 1:].clone()

@@ -200,26 +200,27 @@ class Stock(Placed):
         self,
         values: Mapping[int, Tensor] | None = None,
         *,
-        mine: bool = False,
+        deduplicated: bool = False,
         scalars: bool = False,
     ) -> Iterator[Box]:
-        """As of `engine.distributed`; FSDP2's shares are of equally many rows, but for the last
-        ones."""
+        """Boxes as of `engine.distributed`. The shards of FSDP2 have equally many rows, but for the
+        last ones."""
         count = len(self.plan.replicas) // self.groups
         group, replica = divmod(self.place.replica, count)
+        saves = group == 0 and (replica == 0 or self.plan.zero > 0)
         for name, parameter in self.updated():
-            held = parameter.data if values is None else values.get(id(parameter))
-            if held is None or (mine and (group or (replica and not self.plan.zero))):
+            tensor = parameter.data if values is None else values.get(id(parameter))
+            if tensor is None or (deduplicated and not saves):
                 continue
-            whole, dim = (*self.shapes[name], 1), self.chain.parameters[name].dim
-            rows, rest = whole[dim], [*whole[:dim], *whole[dim + 1 :]]
-            first = min(-(-rows // count) * replica, rows) if self.plan.zero else 0
-            size, here = local(parameter).numel(), local(held).detach()
-            if here.dim():
-                here = here.movedim(dim, 0)
-            yield Box(name, (first * prod(rest),), (size,), (rows * prod(rest),), here)
+            shape, dim = self.shapes[name] or (1,), self.chain.parameters[name].dim
+            rows, row_elements = shape[dim], prod(shape[:dim]) * prod(shape[dim + 1 :])
+            first_row = min(-(-rows // count) * replica, rows) if self.plan.zero else 0
+            size, shard = local(parameter).numel(), local(tensor).detach()
+            if shard.dim():
+                shard = shard.movedim(dim, 0)
+            yield Box(name, (first_row * row_elements,), (size,), (rows * row_elements,), shard)
 
 
 def local(value: Any) -> Any:
-    """What is here of a distributed tensor; any other tensor as it is."""
+    """This rank's shard of a distributed tensor; any other tensor as it is."""
     return value.to_local() if hasattr(value, "to_local") else value

@@ -1,7 +1,8 @@
 """The independent evaluator of problem `astra`: it judges a decision from the data alone.
 
-Sets   s in 0..P-1 stages, each of a type with n_s layers; i in 0..M-1 device types.
-Data   see data.py.
+Sets   s in 0..P-1 stages, each of a device type and with n_s layers; i in 0..M-1 device types.
+Data   N layers, K micro-batches, D data-parallel and T tensor-parallel degree; per type
+       max_devices, max_layers, c layer_seconds, h p2p_seconds; see data.py.
 
 Constraints, each checked by the function of its number ((1) to (4) as in data.py):
 (1) sum_s n_s = N
@@ -11,10 +12,11 @@ Constraints, each checked by the function of its number ((1) to (4) as in data.p
 (5) there are P stages
 (6) every stage's type is one of the instance's
 
-Objective  T = sum_s (n_s c + h) + (K-1) max_s (n_s c + h),  c and h of the stage's type.
+Objective, in seconds  sum_s (n_s c + h) + (K-1) max_s (n_s c + h),  c and h of the stage's type.
 Source Astra, Section 3.4, eq. 22-23; (3) is hetplan's.
 
-`describe` gives a decision as a table for people: one line per segment of equal stages.
+`describe` shows a decision as a table with one row for each segment: the stages of one type with
+equally many layers.
 """
 
 import math
@@ -24,9 +26,12 @@ from hetplan.formulations.astra.data import AstraData, AstraDecision, AstraStage
 from hetplan.solvers.registry import Evaluation
 from hetplan.text import Table, grouped, ranges_text, seconds_text
 
+# Relative. A stage is as fast as the slowest one where they differ by less, which is rounding.
+ROUNDING = 1e-12
+
 
 def evaluate(data: AstraData, decision: AstraDecision) -> Evaluation:
-    """The objective T of `decision` in seconds, with its parts, or every violation."""
+    """The objective of `decision` in seconds with its parts, or every violation."""
     violations = (
         *layers_are_all_placed(data, decision),
         *types_have_devices(data, decision),
@@ -38,29 +43,29 @@ def evaluate(data: AstraData, decision: AstraDecision) -> Evaluation:
     if violations:
         return Evaluation(None, violations)
     kinds = types_by_name(data)
-    times = [stage_seconds(kinds[stage.type], stage.layers) for stage in decision.stages]
-    filling, slowest = math.fsum(times), max(times)
+    seconds = [stage_seconds(kinds[stage.type], stage.layers) for stage in decision.stages]
+    filling, slowest = math.fsum(seconds), max(seconds)
     steady = (data.micro_batches - 1) * slowest
     parts = {"sum over stages": filling, "slowest stage": slowest, "steady phase": steady}
     return Evaluation(filling + steady, parts=parts)
 
 
 def layers_are_all_placed(data: AstraData, decision: AstraDecision) -> Iterator[str]:  # (1)
-    """A violation where the stages do not hold N layers together."""
+    """A violation where the stages together hold another number of layers than N."""
     total = sum(stage.layers for stage in decision.stages)
     if total != data.layers:
         yield f"the stages hold {total} layers, expected {data.layers}"
 
 
 def types_have_devices(data: AstraData, decision: AstraDecision) -> Iterator[str]:  # (2)
-    """A violation for each type whose stages need more devices than there are."""
-    group = data.data_parallel * data.tensor_parallel
+    """A violation for each type whose stages need more devices than the type has."""
+    per_stage = stage_devices(data)
     for kind, stages in stages_by_type(data, decision):
-        needed = len(stages) * group
+        needed = len(stages) * per_stage
         if needed > kind.max_devices:
             yield (
                 f"{kind.name} has {kind.max_devices} devices, "
-                f"{len(stages)} stages of {group} need {needed}"
+                f"{len(stages)} stages of {per_stage} need {needed}"
             )
 
 
@@ -68,13 +73,16 @@ def stages_have_memory(data: AstraData, decision: AstraDecision) -> Iterator[str
     """A violation for each stage with more layers than its type can hold in memory."""
     kinds = types_by_name(data)
     for s, stage in enumerate(decision.stages):
-        most = kinds[stage.type].max_layers if stage.type in kinds else None
+        if stage.type not in kinds:  # a violation of (6)
+            continue
+        most = kinds[stage.type].max_layers
         if most is not None and stage.layers > most:
             yield f"stages[{s}] holds {stage.layers} layers, {stage.type} takes at most {most}"
 
 
 def types_have_equal_stages(data: AstraData, decision: AstraDecision) -> Iterator[str]:  # (4)
-    """A violation for each type with unequal stages, where equal ones are asked for."""
+    """A violation for each type whose stages hold different numbers of layers, where the instance
+    demands equal numbers."""
     if not data.equal_layers_per_type:
         return
     for kind, stages in stages_by_type(data, decision):
@@ -85,7 +93,7 @@ def types_have_equal_stages(data: AstraData, decision: AstraDecision) -> Iterato
 
 
 def pipeline_has_its_depth(data: AstraData, decision: AstraDecision) -> Iterator[str]:  # (5)
-    """A violation where there are not P stages."""
+    """A violation where the number of stages is not P."""
     if len(decision.stages) != data.stages:
         yield f"{len(decision.stages)} stages, expected {data.stages}"
 
@@ -106,8 +114,8 @@ def types_by_name(data: AstraData) -> dict[str, DeviceType]:
 def stages_by_type(
     data: AstraData, decision: AstraDecision
 ) -> Iterator[tuple[DeviceType, list[AstraStage]]]:
-    """Each device type that stages run on, and those stages; stages on types that the instance does
-    not have are left to (6)."""
+    """(type, its stages) for each device type that has stages. Leaves out types that the instance
+    does not have, which violate (6)."""
     kinds = types_by_name(data)
     stages_on = grouped((stage.type, stage) for stage in decision.stages)
     for name, stages in stages_on.items():
@@ -115,19 +123,20 @@ def stages_by_type(
             yield kinds[name], stages
 
 
+def stage_devices(data: AstraData) -> int:
+    """D T: devices of a stage."""
+    return data.data_parallel * data.tensor_parallel
+
+
 def stage_seconds(kind: DeviceType, layers: int) -> float:
-    """n c + h: seconds of one micro-batch on a stage of `layers` layers, its transfer included."""
+    """n c + h: seconds of one micro-batch on a stage of `layers` layers, with its transfer."""
     return layers * kind.layer_seconds + kind.p2p_seconds
 
 
-# A stage that is faster than the slowest by rounding only is called slowest, too.
-ROUNDING = 1e-12
-
-
 def describe(data: AstraData, decision: AstraDecision) -> list[Table]:
-    """A table of a feasible decision's segments, in pipeline order of their first stage."""
+    """A table of a feasible decision's segments, in the order of their first stages."""
     kinds = types_by_name(data)
-    group = data.data_parallel * data.tensor_parallel
+    per_stage = stage_devices(data)
     segments = grouped(((stage.type, stage.layers), s) for s, stage in enumerate(decision.stages))
     slowest = max(stage_seconds(kinds[name], layers) for name, layers in segments)
     rows = []
@@ -137,19 +146,11 @@ def describe(data: AstraData, decision: AstraDecision) -> list[Table]:
             of_the_slowest = "slowest"
         else:
             of_the_slowest = f"{100 * seconds / slowest:.1f} %"
-        devices = len(stages) * group
-        rows.append(
-            (
-                ranges_text(stages),
-                name,
-                str(layers),
-                str(devices),
-                seconds_text(seconds),
-                of_the_slowest,
-            )
-        )
+        devices = str(len(stages) * per_stage)
+        numbers = ranges_text(stages)
+        rows.append((numbers, name, str(layers), devices, seconds_text(seconds), of_the_slowest))
     title = (
-        f"{data.layers} layers on {data.stages} stages of {group} devices "
+        f"{data.layers} layers on {data.stages} stages of {per_stage} devices "
         f"(data {data.data_parallel} x tensor {data.tensor_parallel}), "
         f"{data.micro_batches} micro-batches"
     )

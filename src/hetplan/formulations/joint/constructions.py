@@ -23,9 +23,11 @@ def constructions(space: Space) -> Iterator[Design]:
 
     Numbers of replicas divide the number of some type's tensor groups.
     """
-    seconds = {kind: space.sums(kind, 1, 1, "none")[-1] for kind in space.kind}
+    seconds = {kind: space.prefix_seconds(kind, 1, 1, "none")[-1] for kind in space.kind}
     devices = range(len(space.kind))
-    for sign, width in product((-1, 0, 1), space.degrees):  # slowest, in order, fastest first
+    for sign, width in product(
+        (-1, 0, 1), space.tensor_degrees
+    ):  # slowest, in order, fastest first
         order = sorted(devices, key=lambda e: (sign * seconds[space.kind[e]], space.node[e]))
         groups = list(tensor_groups(space, order, width))
         groups_of_types = Counter(space.kind[group[0][0]] for group in groups).values()
@@ -42,7 +44,7 @@ def tensor_groups(space: Space, order: list[int], width: int) -> Iterator[Group]
     for _, on_node in groupby(order, key=lambda device: space.node[device]):
         left = list(on_node)
         while left:
-            size = max(t for t in space.degrees if t <= min(width, len(left)))
+            size = max(t for t in space.tensor_degrees if t <= min(width, len(left)))
             yield (tuple(left[:size]),)
             left = left[size:]
 

@@ -147,7 +147,7 @@ class Moves:
                 if len(joined) != len(gone):
                     return None
                 joined = tuple(row + more for row, more in zip(joined, gone, strict=True))
-            if not self.space.legal(joined):
+            if not self.space.can_be_stage(joined):
                 return None
             merged = list(groups)
             merged[b] = joined
@@ -175,7 +175,7 @@ class Moves:
                 parts = [group, ((idle.pop(),),)]
             else:
                 return None
-            if not all(map(self.space.legal, parts)):
+            if not all(map(self.space.can_be_stage, parts)):
                 return None
             return [*groups[:a], *parts, *groups[a + 1 :]]
 
@@ -183,7 +183,7 @@ class Moves:
 
     def pair(self, design: Design) -> Design | None:
         """Rows become tensor ranks, or the reverse, of one stage or of all like it."""
-        (i, a), width = self._replica_and_stage(design), self.rng.choice(self.space.degrees)
+        (i, a), width = self._replica_and_stage(design), self.rng.choice(self.space.tensor_degrees)
         all_alike = self._chance()
 
         def regroup(groups: Sequence[Group]) -> list[Group] | None:
@@ -194,7 +194,7 @@ class Moves:
                     begins = range(0, len(devices), width)
                     group = tuple(devices[begin : begin + width] for begin in begins)
                 changed.append(group)
-            return changed if all(map(self.space.legal, changed)) else None
+            return changed if all(map(self.space.can_be_stage, changed)) else None
 
         return self._regrouped(design, i, regroup)
 
@@ -216,7 +216,7 @@ class Moves:
                 groups = tuple(a + b for a, b in pairs)
             else:
                 groups = tuple(group for pair in pairs for group in pair if group)
-            if not all(map(self.space.legal, groups)):
+            if not all(map(self.space.can_be_stage, groups)):
                 return None
             cuts, samples = one.cuts if as_rows else (), one.samples + other.samples
             pipelines.append(self._cut(design, Pipeline(groups, cuts, one.micro_batch, samples)))

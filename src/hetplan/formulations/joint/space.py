@@ -1,5 +1,5 @@
-"""The space of designs of one instance: which devices there are, how long layers take on them, and
-which designs keep the rules of the problem."""
+"""The space of designs of one instance: its devices, the seconds of layers on them, and the rules
+that a design must keep. The local search and the exact method ask it about designs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,49 +20,45 @@ from hetplan.plans.plan import MicroBatches, Plan, Recomputation, Replica, Sched
 from hetplan.replays.chains import ChainReplayer
 
 StageShape = tuple[str, int, int]  # of a stage: device type, row groups, tensor ranks
-KEPT_STAGES = 20_000  # stages that are remembered, and even cuts
+CACHE_SIZE = 20_000  # stages that the cache of a space keeps, and even cuts
 
 
 class Space:
-    """An instance, as a search sees it."""
+    """An instance with D devices and L layers, as a search sees it."""
 
     def __init__(self, data: JointData) -> None:
-        self.data, self.replayer = data, ChainReplayer.of(data)
+        self.data = data
+        self.replayer = ChainReplayer.of(data)
         self.kind = [kind for kind, _ in data.devices]  # [D] device type
-        self.node = [node for _, node in data.devices]  # [D]
-        self.layers, self.batch = len(data.layers), data.global_batch
-        self.degrees, self.modes = sorted(data.tensor_degrees), data.modes
-        self.renaming = Renaming(data)
+        self.node = [node for _, node in data.devices]  # [D] index of the node
+        self.layers = len(data.layers)  # L
+        self.batch = data.global_batch  # samples
+        self.tensor_degrees = sorted(data.tensor_degrees)
+        self.modes = data.modes  # of recomputation
+        self.renaming = Renaming(data)  # gives designs their canonical form
         self._common_fields = data.common_fields
-        self.sums = cache(self._sums)
-        self.stage = lru_cache(KEPT_STAGES)(stage_of)
-        self._kept_even_cuts = lru_cache(KEPT_STAGES)(self._even_cuts)
+        self.prefix_seconds = cache(self._prefix_seconds)
+        self.stage = lru_cache(CACHE_SIZE)(stage_of)
+        self._cached_even_cuts = lru_cache(CACHE_SIZE)(self._even_cuts)
 
-    def _sums(self, kind: str, tensor: int, rows: int, mode: Recomputation) -> list[float]:
-        """[L + 1] forward and backward seconds of the layers up to each one.
+    def _prefix_seconds(
+        self, kind: str, tensor: int, samples: int, mode: Recomputation
+    ) -> list[float]:
+        """[L + 1] forward and backward seconds of the first 0..L layers on a device type.
 
-        rows: samples of a row group's micro-batch.
+        tensor: tensor-parallel degree. samples: of a micro-batch, in one row group.
         """
-        forward, backward, *_ = self.replayer.costs(mode).layer_seconds(kind, tensor, rows)
+        forward, backward, *_ = self.replayer.costs(mode).layer_seconds(kind, tensor, samples)
         return list(accumulate((forward + backward).tolist(), initial=0.0))
 
     def plan(self, design: Design) -> Plan:
-        """The plan file. Raises pydantic's ValidationError where the design breaks its rules."""
+        """The design as a plan file. Raises pydantic's ValidationError where it breaks a rule of
+        plan files."""
         return Plan.model_validate(dict(self.sketch(design)))
 
     def sketch(self, design: Design) -> Plan:
-        """`plan` of a design that keeps the rules; they are not checked."""
-        replicas = []
-        for pipeline in design.pipelines:
-            runs, count = [*pairwise((0, *pipeline.cuts, self.layers))], len(pipeline.groups)
-            stages = [self.stage(group, *runs[s::count]) for s, group in enumerate(pipeline.groups)]
-            full, rest = divmod(pipeline.samples, pipeline.micro_batch)
-            batches = [
-                MicroBatches.model_construct(count=number, samples=size)
-                for number, size in ((full, pipeline.micro_batch), (1, rest))
-                if number and size
-            ]
-            replicas.append(Replica.model_construct(stages=stages, micro_batches=batches))
+        """The design as a plan file whose rules are not checked, which is quicker than `plan`."""
+        replicas = [self._replica(pipeline) for pipeline in design.pipelines]
         return Plan.model_construct(
             **self._common_fields,
             replicas=replicas,
@@ -72,61 +68,88 @@ class Space:
             degrees=design.degrees,
         )
 
+    def _replica(self, pipeline: Pipeline) -> Replica:
+        """A replica of a plan file, whose rules are not checked."""
+        chunks_of_stages = self._chunks_of_stages(pipeline)
+        stages = [
+            self.stage(group, *chunks)
+            for group, chunks in zip(pipeline.groups, chunks_of_stages, strict=True)
+        ]
+        full, rest = divmod(pipeline.samples, pipeline.micro_batch)
+        batches = []
+        if full:
+            batches.append(MicroBatches.model_construct(count=full, samples=pipeline.micro_batch))
+        if rest:
+            batches.append(MicroBatches.model_construct(count=1, samples=rest))
+        return Replica.model_construct(stages=stages, micro_batches=batches)
+
+    def _chunks_of_stages(self, pipeline: Pipeline) -> list[list[tuple[int, int]]]:
+        """[S][C] layers [first, end) of each chunk of each stage. The virtual stages go round: the
+        chunks of stage s are the virtual stages s, s + S, s + 2 S, …"""
+        virtual_stages = [*pairwise((0, *pipeline.cuts, self.layers))]
+        stages = len(pipeline.groups)
+        return [virtual_stages[s::stages] for s in range(stages)]
+
     def shapes(self, groups: Sequence[Group]) -> list[StageShape]:
-        """Device type, row groups and tensor ranks of every stage."""
+        """Device type, number of row groups and number of tensor ranks of every stage."""
         return [(self.kind[group[0][0]], len(group), len(group[0])) for group in groups]
 
-    def legal(self, group: Group) -> bool:
-        """Whether these devices may make a stage: of one type, its rows equally wide, of a tensor
-        degree that the data have, and each in one node."""
+    def can_be_stage(self, group: Group) -> bool:
+        """Whether devices can be a stage: all are of one type, the row groups have equally many
+        tensor ranks, the instance has this tensor degree, and each row group is in one node."""
         kinds = {self.kind[device] for row in group for device in row}
-        widths = {len(row) for row in group}
-        rows_in_nodes = all(len({self.node[device] for device in row}) == 1 for row in group)
-        return rows_in_nodes and len(kinds) == len(widths) == 1 and widths <= {*self.degrees}
+        degrees = {len(row) for row in group}
+        if len(kinds) != 1 or len(degrees) != 1:
+            return False
+        if not degrees <= {*self.tensor_degrees}:
+            return False
+        return all(len({self.node[device] for device in row}) == 1 for row in group)
 
     def lower_bound(self, design: Design) -> float:
-        """Seconds that no replay of the design is below, by computing alone.
+        """A lower bound of the design's replayed seconds: computation alone.
 
-        A stage waits for the first micro-batch to pass the stages before it, does all its passes,
-        and the last gradient passes the stages before it again. (`ahead` has both ways together.)
+        A stage waits until the first micro-batch has passed the stages before it, does all its
+        passes, and then the last gradient passes the stages before it.
         """
         longest = 0.0
         for pipeline in design.pipelines:
-            ends, count = (0, *pipeline.cuts, self.layers), len(pipeline.groups)
+            chunks_of_stages = self._chunks_of_stages(pipeline)
             micro_batch = min(pipeline.micro_batch, pipeline.samples)
             full_micro_batches = pipeline.samples // micro_batch
-            ahead = 0.0
-            for s, (kind, rows, tensor) in enumerate(self.shapes(pipeline.groups)):
-                fullest_row = -(-micro_batch // rows)
-                sums = self.sums(kind, tensor, fullest_row, design.recomputation)
-                chunks = range(s, len(ends) - 1, count)
-                seconds = sum(sums[ends[v + 1]] - sums[ends[v]] for v in chunks)
-                longest = max(longest, ahead + full_micro_batches * seconds)
-                ahead += sums[ends[s + 1]] - sums[ends[s]]
+            before = 0.0  # seconds of both passes of a micro-batch in the stages before
+            shapes = self.shapes(pipeline.groups)
+            for (kind, rows, tensor), chunks in zip(shapes, chunks_of_stages, strict=True):
+                samples = -(-micro_batch // rows)  # of the row group with the most
+                until = self.prefix_seconds(kind, tensor, samples, design.recomputation)
+                chunk_seconds = [until[end] - until[first] for first, end in chunks]
+                longest = max(longest, before + full_micro_batches * sum(chunk_seconds))
+                before += chunk_seconds[0]
         return longest
 
     def with_even_cuts(
         self, pipeline: Pipeline, chunks: int, mode: Recomputation
     ) -> Pipeline | None:
-        """The replica with cuts that make its slowest virtual stage as fast as can be; None where
-        there are too few layers."""
+        """The replica with the cuts that make its slowest virtual stage fastest; None where it has
+        more virtual stages than there are layers. mode: of recomputation."""
         shapes = tuple(self.shapes(pipeline.groups))
         if len(shapes) * chunks > self.layers:
             return None
-        cuts = self._kept_even_cuts(shapes, pipeline.micro_batch, chunks, mode)
+        cuts = self._cached_even_cuts(shapes, pipeline.micro_batch, chunks, mode)
         return replace(pipeline, cuts=cuts)
 
     def _even_cuts(
         self, shapes: tuple[StageShape, ...], micro_batch: int, chunks: int, mode: Recomputation
     ) -> tuple[int, ...]:
-        """Even cuts for stages of these shapes."""
-        sums = [
-            self.sums(kind, tensor, -(-micro_batch // rows), mode) for kind, rows, tensor in shapes
-        ]
-        return even_cuts(sums * chunks)
+        """The cuts of `with_even_cuts` for stages of these shapes."""
+        prefix_seconds = []
+        for kind, rows, tensor in shapes:
+            samples = -(-micro_batch // rows)  # of the row group with the most
+            prefix_seconds.append(self.prefix_seconds(kind, tensor, samples, mode))
+        return even_cuts(prefix_seconds * chunks)
 
     def with_schedule(self, design: Design, schedule: Schedule, chunks: int) -> Design | None:
-        """The design under another schedule; with new cuts where the number of chunks changes."""
+        """The design under another schedule, with even cuts where its number of chunks changes;
+        None where there are too few layers for them."""
         pipelines: list[Pipeline | None] = list(design.pipelines)
         if chunks != design.chunks:
             pipelines = [
@@ -136,21 +159,22 @@ class Space:
         return with_pipelines(replace(design, schedule=schedule, chunks=chunks), pipelines)
 
     def repaired(self, design: Design) -> Design | None:
-        """The nearest design that keeps the rules of a plan file, in canonical form; None where
-        micro-batches of no size do.
+        """The nearest design that keeps the rules of a plan file, in canonical form; None where no
+        size of micro-batches keeps them.
 
-        Interleaving needs whole rounds of micro-batches, as many as there are stages; from ZeRO 2
-        on, all replicas have equally many.
+        With an interleaved schedule, a replica's number of micro-batches is a multiple of its
+        number of stages. Under ZeRO 2 and 3 all replicas have the same number of micro-batches.
         """
         several_stages = any(len(pipeline.groups) > 1 for pipeline in design.pipelines)
         design = replace(design, zero=effective_zero(design, several_stages))
         if design.schedule == "interleaved-1f1b" and not several_stages:
             design = as_plain_1f1b(design)
-        steps_of_all = design.pipelines[0].steps if design.zero > 1 else None
+        common_steps = design.pipelines[0].steps if design.zero > 1 else None
+        interleaved = design.schedule == "interleaved-1f1b"
         pipelines = []
         for pipeline in design.pipelines:
-            rounds = len(pipeline.groups) if design.schedule == "interleaved-1f1b" else 1
-            micro_batch = suitable_micro_batch(pipeline, rounds, steps_of_all)
+            divisor = len(pipeline.groups) if interleaved else 1
+            micro_batch = suitable_micro_batch(pipeline, divisor, common_steps)
             if micro_batch is None:
                 return None
             pipelines.append(replace(pipeline, micro_batch=micro_batch))
@@ -158,29 +182,36 @@ class Space:
 
 
 def effective_zero(design: Design, several_stages: bool) -> int:
-    """The lowest ZeRO level that does what the design's level does.
+    """The lowest ZeRO level with the same effect as the design's level.
 
-    Between stages the levels 2 and 3 do as level 1 does. With further degrees level 3 is one of its
-    own.
+    With several stages the levels 2 and 3 have the effect of level 1. With further degrees level 2
+    has the effect of level 1, and level 3 differs from both.
     """
     if design.degrees is not None:
-        return 1 if design.zero == 2 else design.zero
-    return 1 if design.zero > 1 and several_stages else design.zero
+        equals_level_1 = design.zero == 2
+    else:
+        equals_level_1 = design.zero > 1 and several_stages
+    return 1 if equals_level_1 else design.zero
 
 
 def as_plain_1f1b(design: Design) -> Design:
-    """An interleaved design of single stages under 1F1B, without chunks: it runs the same."""
+    """An interleaved design whose replicas have one stage each, under 1F1B without chunks. Its
+    replay is the same."""
     pipelines = tuple(replace(pipeline, cuts=()) for pipeline in design.pipelines)
     return replace(design, pipelines=pipelines, schedule="1f1b", chunks=1)
 
 
-def suitable_micro_batch(pipeline: Pipeline, rounds: int, steps: int | None) -> int | None:
-    """The samples of a micro-batch nearest to the replica's with which the number of micro-batches
-    is a multiple of `rounds`, and `steps` unless that is None; None where no size does."""
+def suitable_micro_batch(pipeline: Pipeline, divisor: int, steps: int | None) -> int | None:
+    """The samples of a suitable micro-batch, as near to the replica's as can be; None where no size
+    is suitable.
+
+    The number of micro-batches must be a multiple of `divisor`. steps: the required number; None
+    where any is allowed.
+    """
 
     def suits(size: int) -> bool:
         number = -(-pipeline.samples // size)
-        return number % rounds == 0 and (steps is None or number == steps)
+        return number % divisor == 0 and steps in (None, number)
 
     if pipeline.micro_batch <= pipeline.samples and suits(pipeline.micro_batch):
         return pipeline.micro_batch

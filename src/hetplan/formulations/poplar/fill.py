@@ -1,18 +1,19 @@
-"""Loads whose sum is hit exactly, at the least loss.
+"""Loads of devices that sum to an exact total and have the greatest worth (Poplar, eq. 4, in
+samples).
 
-Given pools of equal devices and the loads that each device may take, load every device with its
-greatest admissible load and then take `deficit` samples away again where that loses least (eq. 4 of
-the paper, in samples):
+A pool k has equal devices, whose loads are admissible numbers of samples, D_k at most. Every device
+first gets its greatest load. Then the devices give up `deficit` samples together, so that the
+total is exact: device j of pool k gives up d_kj samples, and loses worth.
 
     min sum_k sum_j loss_k(d_kj)    s.t. sum_k sum_j d_kj = deficit,  0 <= d_kj <= D_k
 
-loss_k(d) is inf where the load "most - d" is not admissible, so that the same routine decides
-whether a total can be reached at all: curves that are not monotone leave holes in the admissible
-loads.
+loss_k(d) is inf where the load D_k - d is not admissible. Admissible loads have holes where a
+device's curve of seconds is not monotone, so that some totals cannot be reached; their loss is inf.
 
-n equal devices: any 2c numbers of 0..D split into two halves of c whose sums differ by at most D
-(sort them and deal them out alternately). Doubling a table therefore looks at D splits of a sum,
-not at all: O(deficit x D) per pool.
+A table has the least loss of each deficit of several equal devices. The table of 2c devices follows
+from the table of c devices: any 2c numbers in 0..D split into two halves of c numbers whose sums
+differ by at most D (sort the numbers and deal them out alternately). It is enough to look at D + 1
+splits of each sum, so that a pool takes O(deficit x D) operations per doubling.
 """
 
 from collections import Counter
@@ -27,18 +28,19 @@ from hetplan.formulations.poplar.problem import Floats
 
 @dataclass(frozen=True)
 class Pool:
-    """Equal devices, and what each loses by taking less than the most."""
+    """Equal devices, and the worth that each loses by giving up samples."""
 
     copies: int  # number of devices
-    loss: Floats  # [D + 1] of taking d samples less than the most; inf where not admissible
+    loss: Floats  # [D + 1] of giving up d samples of load D; inf where load D - d is inadmissible
 
     @classmethod
     def of(cls, copies: int, worth: Floats, admissible: NDArray[np.bool_]) -> "Pool":
-        """A pool by the worth of loads. worth, admissible [loads]: of the loads 0, 1, …; load 0 is
-        admissible."""
-        end = int(np.flatnonzero(admissible)[-1]) + 1
-        loss = np.where(admissible[:end], worth[end - 1] - worth[:end], np.inf)
-        return cls(copies, loss[::-1].copy())
+        """The pool of devices whose loads 0, 1, … have these worths. worth, admissible: one entry
+        for each load; load 0 is admissible."""
+        most = int(np.flatnonzero(admissible)[-1])
+        loss_of_load = worth[most] - worth[: most + 1]
+        loss_of_load = np.where(admissible[: most + 1], loss_of_load, np.inf)
+        return cls(copies, loss_of_load[::-1].copy())  # load D - d at index d
 
     @property
     def most(self) -> int:
@@ -59,10 +61,11 @@ def min_plus(first: Floats, second: Floats, size: int) -> Floats:
 
 
 def double(table: Floats, width: int, size: int) -> Floats:
-    """`min_plus` of `table` with itself over halves that differ by at most `width`."""
+    """The (min, +) convolution of `table` with itself, only over splits of a sum into halves that
+    differ by at most `width`."""
     out = np.full(size + 1, np.inf)
     for difference in range(min(width, size, len(table) - 1) + 1):
-        # The smaller halves are 0, 1, …; the sums are difference, difference + 2, …
+        # The smaller halves are 0, 1, …, and their sums are difference, difference + 2, …
         count = min(len(table) - difference, (size - difference) // 2 + 1)
         smaller, larger = table[:count], table[difference : difference + count]
         sums = out[difference : difference + 2 * count : 2]
@@ -71,20 +74,23 @@ def double(table: Floats, width: int, size: int) -> Floats:
 
 
 class DeficitTable:
-    """Least loss of each total deficit 0..size of one pool, and how to attain it.
+    """The least loss of each deficit 0..size of one pool, and the devices' samples that attain it.
 
-    `levels` are tables of growing numbers of devices, the last one of all: an even number is twice
-    a smaller one (`double`), an odd one has one device more (`min_plus`).
+    `levels` has (devices, table) for growing numbers of devices, from one device to all. The table
+    of an even number follows from that of half of the devices (`double`), the table of an odd
+    number from that of one device less (`min_plus`).
     """
 
     def __init__(self, pool: Pool, size: int) -> None:
         self.loss = pool.loss[: size + 1]
-        numbers = [(pool.copies, min(size, pool.copies * pool.most))]  # devices, greatest deficit
-        while numbers[-1][0] > 1:
-            numbers.append(next_smaller(*numbers[-1], pool.most))
-        _, deficit = numbers.pop()
+        # (devices, greatest deficit) of each table, the table of all devices first.
+        sizes = [(pool.copies, min(size, pool.copies * pool.most))]
+        while sizes[-1][0] > 1:
+            copies, deficit = sizes[-1]
+            sizes.append(next_smaller(copies, deficit, pool.most))
+        _, deficit = sizes.pop()
         self.levels: list[tuple[int, Floats]] = [(1, self.loss[: deficit + 1])]
-        for copies, deficit in reversed(numbers):
+        for copies, deficit in reversed(sizes):
             _, smaller = self.levels[-1]
             if copies % 2:
                 table = min_plus(smaller, self.loss, deficit)
@@ -94,83 +100,94 @@ class DeficitTable:
 
     @property
     def table(self) -> Floats:
-        """[size + 1] least loss of each total deficit, shorter where all devices lose less."""
-        return self.levels[-1][1]
+        """[size + 1] least loss of each deficit of all devices; shorter where the devices together
+        have fewer samples to give up."""
+        _, table = self.levels[-1]
+        return table
 
     def split(self, deficit: int) -> Counter[int]:
-        """{d: devices that lose d samples each}, for a deficit whose entry is finite."""
-        lost: Counter[int] = Counter()
-        wanted = Counter({deficit: 1})  # deficit -> groups of devices that lose it together
+        """{d: number of devices that give up d samples each} at the least loss. The loss of
+        `deficit` in the table is finite."""
+        devices: Counter[int] = Counter()
+        # Deficit -> groups of devices that give it up together. The groups shrink from all devices
+        # to one, level by level.
+        groups = Counter({deficit: 1})
         for level in range(len(self.levels) - 1, 0, -1):
             copies, _ = self.levels[level]
             _, smaller = self.levels[level - 1]
             smaller_groups: Counter[int] = Counter()
-            for total, times in wanted.items():
+            for total, count in groups.items():
                 if copies % 2:  # one device, and a group of the smaller number
-                    one = best_split(smaller, self.loss, total)
-                    lost[one] += times
+                    part = best_split(smaller, self.loss, total)
+                    devices[part] += count
                 else:  # two groups of the smaller number
-                    one = best_split(smaller, smaller, total)
-                    smaller_groups[one] += times
-                smaller_groups[total - one] += times
-            wanted = smaller_groups
-        lost.update(wanted)
-        return lost
+                    part = best_split(smaller, smaller, total)
+                    smaller_groups[part] += count
+                smaller_groups[total - part] += count
+            groups = smaller_groups
+        devices.update(groups)
+        return devices
 
 
 def next_smaller(copies: int, deficit: int, most: int) -> tuple[int, int]:
-    """(devices, greatest deficit) of the table from which that of `copies` devices is made. Halves
-    differ by at most `most`, the greatest load of one device."""
+    """(devices, greatest deficit) of the table from which the table of `copies` devices follows.
+
+    deficit: the greatest deficit of `copies` devices. most: the greatest load of one device, by
+    which two halves differ at most.
+    """
     if copies % 2:
         return copies - 1, min(deficit, (copies - 1) * most)
-    return copies // 2, min((deficit + most) // 2, deficit, copies // 2 * most)
+    half = copies // 2
+    larger_half = (deficit + most) // 2
+    return half, min(larger_half, deficit, half * most)
 
 
 def best_split(first: Floats, second: Floats, total: int) -> int:
-    """The d that minimises first[total - d] + second[d]."""
+    """The d that minimises first[total - d] + second[d], the smallest of equal ones."""
     low, high = max(0, total - len(first) + 1), min(total, len(second) - 1)
-    rest = first[total - high : total - low + 1][::-1]  # first[total - d] for d = low..high
-    return low + int(np.argmin(rest + second[low : high + 1]))
+    d = np.arange(low, high + 1)  # those with entries in both tables
+    return low + int(np.argmin(first[total - d] + second[d]))
 
 
 def least_losses(pools: Sequence[Pool], size: int) -> Floats:
-    """[size + 1] least loss of each total deficit over all pools; inf where it cannot be hit."""
+    """[size + 1] least loss of each deficit of all pools together; inf where the pools cannot have
+    it."""
     return tables_of_first_pools([DeficitTable(pool, size) for pool in pools], size)[-1]
 
 
 def tables_of_first_pools(pools: Sequence[DeficitTable], size: int) -> list[Floats]:
-    """[pools] least losses of each total deficit of the first pool, of the first two, …; the last
-    one for 0..size."""
+    """[pools] tables of the least loss of each deficit, of the first pool, of the first two pools
+    together, and so on. The last table has the deficits 0..size."""
     tables = [pools[0].table]
     for pool in pools[1:]:
         largest = min(size, len(tables[-1]) + len(pool.table) - 2)
         tables.append(min_plus(tables[-1], pool.table, largest))
-    missing = size + 1 - len(tables[-1])  # deficits that all devices together cannot have
+    missing = size + 1 - len(tables[-1])  # deficits larger than all loads together
     if missing > 0:
         tables[-1] = np.append(tables[-1], np.full(missing, np.inf))
     return tables
 
 
 def capacity(pools: Sequence[Pool]) -> int:
-    """The samples that all devices take at most."""
+    """The sum of all devices' greatest loads, in samples."""
     return sum(pool.copies * pool.most for pool in pools)
 
 
 def fill(pools: Sequence[Pool], total: int) -> list[Counter[int]] | None:
-    """[pools] how many devices take d less than the most, {d: devices}, at the least loss with
-    which all take exactly `total`; None when they cannot."""
+    """For each pool {d: number of devices that give up d samples of their greatest load}, so that
+    all loads sum to `total` at the least loss; None where no loads do."""
     deficit = capacity(pools) - total
     if deficit < 0:
         return None
-    of_pool = [DeficitTable(pool, deficit) for pool in pools]
-    tables = tables_of_first_pools(of_pool, deficit)
+    pool_tables = [DeficitTable(pool, deficit) for pool in pools]
+    tables = tables_of_first_pools(pool_tables, deficit)
     if not np.isfinite(tables[-1][deficit]):
         return None
-    losses: list[Counter[int]] = []  # of the last pool first
-    rest = deficit
+    reductions: list[Counter[int]] = []  # of the last pool first
+    rest = deficit  # of the pools that are left
     for k in range(len(pools) - 1, 0, -1):
-        part = best_split(tables[k - 1], of_pool[k].table, rest)
-        losses.append(of_pool[k].split(part))
+        part = best_split(tables[k - 1], pool_tables[k].table, rest)
+        reductions.append(pool_tables[k].split(part))
         rest -= part
-    losses.append(of_pool[0].split(rest))
-    return losses[::-1]
+    reductions.append(pool_tables[0].split(rest))
+    return reductions[::-1]

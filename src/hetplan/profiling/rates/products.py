@@ -70,21 +70,17 @@ PHYSICS = Physics()
 
 @dataclass(frozen=True)
 class Machine:
-    """A device as the model of products sees it: FLOP/s of its datasheet and reached, bytes/s,
-    tiles at once.
+    """A device as the model of products sees it."""
 
-    Multiprocessors that the catalogue does not know count as those of a V100.
-    """
-
-    peak: float
-    reached: float
-    bandwidth: float
-    multiprocessors: int
-    element_bytes: int
+    peak: float  # FLOP/s of its datasheet
+    reached: float  # FLOP/s of large products
+    bandwidth: float  # bytes/s of its datasheet
+    multiprocessors: int  # tiles that it computes at once; a V100's where the catalogue has none
+    element_bytes: int  # of a number in this precision
 
     @classmethod
     def of(cls, spec: DeviceSpec, precision: Precision, physics: Physics = PHYSICS) -> "Machine":
-        """From a catalogue entry; raises InputError where it lacks `precision`."""
+        """The machine of a catalogue entry. Raises InputError where it lacks `precision`."""
         peak = spec.peak_flops(precision)
         reached = peak * (physics.share_32 if precision == "fp32" else physics.share_16)
         if spec.tdp_w is not None:
@@ -106,18 +102,13 @@ class Machine:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Products cut into each kind of tile on a device.
+    """N products cut into each of T kinds of tile on a device."""
 
-    busy [N, T]: seconds of all waves at the reached rate, filled or not. waves [N, T]. lost [N, T]:
-    busy over the seconds of the product alone. alone, moved [N, 1]: seconds of the product alone at
-    the reached rate, and of its bytes at the datasheet's.
-    """
-
-    busy: Floats
-    waves: Floats
-    lost: Floats
-    alone: Floats
-    moved: Floats
+    busy: Floats  # [N, T] seconds of all waves at the reached rate, the last one counted as full
+    waves: Floats  # [N, T] number of waves
+    lost: Floats  # [N, T] `busy` over `alone`
+    alone: Floats  # [N, 1] seconds of the product's own operations at the reached rate
+    moved: Floats  # [N, 1] seconds of the product's bytes at the datasheet's bandwidth
 
     @classmethod
     def of(cls, machine: Machine, sizes: Floats, physics: Physics = PHYSICS) -> "Tiles":
@@ -161,16 +152,16 @@ def physical(
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """Complete binary trees as arrays, ready to ask."""
+    """The trees of `ProductTrees` as arrays."""
 
     start: float
-    feature: NDArray[np.int64]
-    threshold: Floats
-    leaf: Floats
+    feature: NDArray[np.int64]  # [T, 2^depth - 1]
+    threshold: Floats  # [T, 2^depth - 1] in thousandths, as the features
+    leaf: Floats  # [T, 2^depth] logarithms
 
     @classmethod
     def of(cls, table: ProductTrees) -> "Trees":
-        """From the file's whole numbers."""
+        """The arrays of a table, whose integers become numbers."""
         return cls(
             table.start,
             np.array(table.feature),
@@ -181,43 +172,43 @@ class Trees:
     def sums(self, features: Floats) -> Floats:
         """[N] sums over all trees for features [N, F]."""
         tree, row = np.arange(len(self.feature)), np.arange(len(features))[:, None]
-        node = np.zeros((len(features), len(tree)), dtype=np.int64)
-        inner = self.feature.shape[1]
-        while node[0, 0] < inner:
-            node = (
-                2 * node
-                + 1
-                + (features[row, self.feature[tree, node]] >= self.threshold[tree, node])
-            )
-        return np.asarray(self.start + self.leaf[tree, node - inner].sum(axis=1))
+        node = np.zeros((len(features), len(tree)), dtype=np.int64)  # [N, T] where each product is
+        inner_nodes = self.feature.shape[1]
+        while node[0, 0] < inner_nodes:  # all are on one level
+            goes_right = features[row, self.feature[tree, node]] >= self.threshold[tree, node]
+            node = 2 * node + 1 + goes_right
+        return np.asarray(self.start + self.leaf[tree, node - inner_nodes].sum(axis=1))
 
 
 @cache
 def measured_products(device: str, precision: Precision) -> tuple[ProductTrees, Trees] | None:
     """The shipped table and trees of a device type; None where it was not measured. bf16 counts as
     fp16: tensor cores compute both at one rate."""
-    asked = "fp16" if precision == "bf16" else precision
-    tables = (table for table in shipped().products if table.precision == asked)
-    return next(((table, Trees.of(table)) for table in tables if device in table.devices), None)
+    for table in tables_of(precision):
+        if device in table.devices:
+            return table, Trees.of(table)
+    return None
+
+
+def tables_of(precision: Precision) -> list[ProductTrees]:
+    """The shipped tables of a precision, for bf16 those of fp16."""
+    measured = "fp16" if precision == "bf16" else precision
+    return [table for table in shipped().products if table.precision == measured]
 
 
 @cache
 def mean_tiling(precision: Precision) -> Tiling:
-    """The geometric mean of the measured devices' in a precision."""
-    asked = "fp16" if precision == "bf16" else precision
-    return mean_of([t.tiling for t in shipped().products if t.precision == asked])
+    """The geometric mean of all measured devices' tilings in a precision."""
+    return mean_of([table.tiling for table in tables_of(precision)])
 
 
 def mean_of(tilings: Sequence[Tiling]) -> Tiling:
-    """The geometric mean of each figure."""
-    mean = np.exp(
-        np.log([[*t.slowness, *t.wave_seconds, t.memory, t.start_seconds] for t in tilings]).mean(
-            axis=0
-        )
-    ).tolist()
-    half = len(tilings[0].slowness)
+    """The tiling whose figures are the geometric means of the tilings' figures."""
+    figures = [[*t.slowness, *t.wave_seconds, t.memory, t.start_seconds] for t in tilings]
+    mean = np.exp(np.log(figures).mean(axis=0)).tolist()
+    tiles = len(tilings[0].slowness)
     return Tiling(
-        slowness=mean[:half], wave_seconds=mean[half:-2], memory=mean[-2], start_seconds=mean[-1]
+        slowness=mean[:tiles], wave_seconds=mean[tiles:-2], memory=mean[-2], start_seconds=mean[-1]
     )
 
 
@@ -275,8 +266,8 @@ def _estimates(
 
 
 def beyond(table: ProductTrees, sizes: Floats) -> list[bool]:
-    """[N] whether sizes [N, 4] are further than a factor of two from all that was measured; more
-    rows or columns are more of the same tiles, and never are."""
+    """[N] whether a size of each product [N, 4] is more than twice the largest measured one or less
+    than half of the smallest. Larger m and n never count: they are more of the same tiles."""
     largest = np.array([table.most[0], np.inf, table.most[2], np.inf])
     far = (sizes < np.array(table.least) / 2) | (sizes > 2 * largest)
     return [bool(row.any()) for row in far]
@@ -288,15 +279,17 @@ MoveKind = Literal["binary", "pointwise", "norm", "softmax"]
 
 @dataclass(frozen=True)
 class Moving:
-    """start_seconds: a kernel's own time on the device (the least that profilers show of an empty
-    one, 2 to 4 us; NVIDIA Nsight). row: length where none is given, the middle of what was
-    measured. low, high: of a device that was not measured, by the one of the nearest bandwidth
-    (`evidence/speed/fit_rates.py` prints each device by the others)."""
+    """Constants of operators without products."""
 
     start_seconds: float = 3e-6
+    """Seconds of a kernel beside its bytes: an empty one takes 2 to 4 us (NVIDIA Nsight)."""
     row: float = 1536.0
+    """Numbers in a row where no length is given: the middle of the measured lengths."""
     low: float = 0.72
+    """As `Errors.low`, for devices that were not measured and have the rate of the device with the
+    nearest bandwidth (`evidence/speed/fit_rates.py` prints each device by the others)."""
     high: float = 1.33
+    """As `Errors.high`, likewise."""
 
 
 MOVING = Moving()
@@ -304,25 +297,28 @@ MOVING = Moving()
 
 @cache
 def rate_of(device: str, bandwidth: float, kind: MoveKind) -> tuple[MoveRate, bool]:
-    """The measured rate of a device type, or of the one of the nearest memory bandwidth (False)."""
+    """(rate, True) of a device type that was measured, else (rate, False) of the measured device
+    with the nearest memory bandwidth."""
     rates = [rate for rate in shipped().moves if rate.kind == kind]
+    for rate in rates:
+        if device in rate.devices:
+            return rate, True
 
-    def apart(rate: MoveRate) -> float:
-        own = catalogue()[rate.devices[0]].memory_bytes_per_s
-        return -1.0 if device in rate.devices else abs(math.log(own / bandwidth))
+    def distance(rate: MoveRate) -> float:
+        measured_bandwidth = catalogue()[rate.devices[0]].memory_bytes_per_s
+        return abs(math.log(measured_bandwidth / bandwidth))
 
-    nearest = min(rates, key=apart)
-    return nearest, device in nearest.devices
+    return min(rates, key=distance), False
 
 
 class MoveCurve(StrictModel):
-    """Seconds by bytes moved: a start, and the bytes over the share of the bandwidth that so many
-    reach (log2_bytes, share [B]: straight lines between, constant beyond)."""
+    """Seconds of an operator by the bytes that it moves: a start, and the bytes over the bandwidth
+    that they reach. Shares are interpolated as in `MoveRate`."""
 
     start_seconds: NonNegative
-    bytes_per_second: Positive
-    log2_bytes: list[NonNegative]
-    share: list[Positive]
+    bytes_per_second: Positive  # the datasheet's memory bandwidth
+    log2_bytes: list[NonNegative]  # [B] knots
+    share: list[Positive]  # [B] of the bandwidth
 
     def move_seconds(self, moved: float) -> float:
         """Seconds in which these bytes move; never fewer for more bytes."""
@@ -361,7 +357,7 @@ def move_seconds(
     """Seconds of one operator that moves `moved` bytes, what it reads and what it writes.
 
     device: its catalogue name, by which measurements are looked up. row: numbers in a row of a norm
-    or softmax. Never less for more bytes, row for row.
+    or softmax. With equal rows, more bytes never take fewer seconds.
     """
     rate, measured = rate_of(device, spec.memory_bytes_per_s, kind)
     seconds = move_curve(kind, device, spec, row=row, moving=moving).move_seconds(moved)

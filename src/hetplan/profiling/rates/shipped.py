@@ -1,7 +1,10 @@
-"""The measured rates that come with hetplan (`measured.json.gz`): trees, shares and curves that
-`evidence/speed/fit_rates.py` derived from published measurements, with origin and licence of each.
+"""The measured rates that come with hetplan, in `measured.json.gz`.
 
-No measured table of others is shipped itself. Seconds, bytes, and shares of a datasheet's peaks.
+`evidence/speed/fit_rates.py` derives them from measurements that others published: regression trees
+for matrix products, shares of the memory bandwidth for other operators, and curves of seconds by
+bytes for collectives. The file has none of the published tables, and names the origin and the
+licence of every entry. Units are seconds, bytes, and shares of a device's datasheet figures.
+`products` and `collectives` compute with the rates.
 """
 
 from dataclasses import dataclass
@@ -14,116 +17,100 @@ from pydantic import Field
 from hetplan.profiling.models.operators import Precision
 from hetplan.schema import Document, Name, NonNegative, Positive, PositiveCount, StrictModel
 
-Whole = Annotated[list[list[int]], Field(min_length=1)]
+IntegerRows = Annotated[list[list[int]], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of an operator or a collective.
+    """Predicted seconds of an operator or a collective, with an interval for the measured ones.
 
-    low, high: eight in ten measurements lay between them where shapes like this one were left out
-    of what was learned; wider where nothing of the kind was measured. source: what it comes from.
+    Eight in ten measurements lie in the interval. Fits that did not see the measured shapes give
+    its width; where nothing like the operator was measured, it is wider.
     """
 
     seconds: float
-    low: float
-    high: float
-    source: str
+    low: float  # seconds, lower end of the interval
+    high: float  # seconds, upper end of the interval
+    source: str  # what the prediction comes from, in words
 
 
 class Origin(StrictModel):
-    """Where measurements come from: a repository at a commit, its licence, and what was run."""
+    """A published set of measurements."""
 
-    name: Name
-    source: Name
+    name: Name  # by which entries refer to it
+    source: Name  # repository and commit
     licence: Name
-    conditions: Name
+    conditions: Name  # what was run, on which software
 
 
 class Errors(StrictModel):
-    """Errors of seconds that were predicted with a model's (or a group's) shapes left out.
+    """Errors of predictions for measurements that a fit has not seen."""
 
-    mean: of |predicted / measured - 1|. low, high: between these shares of the prediction lay
-    eight in ten measurements. rows: how many were predicted.
-    """
-
-    mean: NonNegative
-    low: Positive
-    high: Positive
-    rows: PositiveCount
+    mean: NonNegative  # of |predicted / measured - 1|
+    low: Positive  # of measured / predicted, one in ten is below; at most 1
+    high: Positive  # of measured / predicted, one in ten is above; at least 1
+    rows: PositiveCount  # number of measurements
 
 
 class Tiling(StrictModel):
-    """The rates at which a device computes each kind of tile (`products.Tiles`).
+    """How fast a device computes each of the T kinds of tile in `products.Physics`."""
 
-    slowness [T]: seconds over those at the rate that large products reach. wave_seconds [T]: of a
-    wave, whatever its size. memory: share of the bandwidth. start_seconds: no product takes less.
-    """
-
-    slowness: list[Positive]
-    wave_seconds: list[Positive]
-    memory: Positive
-    start_seconds: Positive
+    slowness: list[Positive]  # [T] seconds, over those at the rate that large products reach
+    wave_seconds: list[Positive]  # [T] seconds of a wave beside its operations
+    memory: Positive  # share of the datasheet's memory bandwidth
+    start_seconds: Positive  # seconds of every product beside its tiles and bytes
 
 
 class ProductTrees(StrictModel):
-    """Products on one kind of device in one precision: how it computes tiles, and gradient-boosted
-    trees of what that leaves, each a complete binary tree.
+    """The model of matrix products on one kind of device in one precision.
 
-    devices: catalogue names that it serves. least, most [4]: measured counts, m, k and n. feature
-    [T, 2^depth - 1]: index of what is asked;
-    threshold [T, 2^depth - 1]: in thousandths, at least it goes right; leaf [T, 2^depth]: in
-    ten-thousandths of the logarithm of measured / physical seconds; start and the trees' leaves sum
-    to the answer.
+    `tiling` gives physical seconds. T gradient-boosted trees give the logarithm of
+    measured / physical seconds, as `start` plus the sum of one leaf of each tree. Every tree is a
+    complete binary tree, whose nodes are stored level by level.
     """
 
-    devices: list[Name]
+    devices: list[Name]  # catalogue names of the devices that the model serves
     precision: Precision
     origin: Name
     tiling: Tiling
-    least: list[Positive]
-    most: list[Positive]
+    least: list[Positive]  # [4] smallest measured count, m, k and n of a product
+    most: list[Positive]  # [4] largest measured count, m, k and n
     start: float
-    feature: Whole
-    threshold: Whole
-    leaf: Whole
+    feature: IntegerRows  # [T, 2^depth - 1] index of the feature that an inner node compares
+    threshold: IntegerRows  # [T, 2^depth - 1] features of at least this go right; thousandths
+    leaf: IntegerRows  # [T, 2^depth] ten-thousandths of the logarithm
     errors: Errors
 
 
 class MoveRate(StrictModel):
-    """Shares of the memory bandwidth that an operator without products reaches on one kind of
-    device.
+    """Shares of the memory bandwidth that one kind of memory-bound operator reaches on one kind of
+    device, by bytes and by the length of a row. Shares between the knots are interpolated linearly;
+    beyond the knots they are constant."""
 
-    share [B][R]: by bytes moved (log2_bytes [B]) and numbers in a row (log2_row [R]); straight
-    lines between, constant beyond.
-    """
-
-    devices: list[Name]
-    kind: Name
+    devices: list[Name]  # catalogue names of the devices that the rate serves
+    kind: Name  # of `products.MoveKind`
     origin: Name
-    log2_bytes: list[Positive]
-    log2_row: list[Positive]
-    share: list[list[Positive]]
+    log2_bytes: list[Positive]  # [B] knots: logarithm of the bytes read and written
+    log2_row: list[Positive]  # [R] knots: logarithm of the numbers in a row
+    share: list[list[Positive]]  # [B][R] of the datasheet's memory bandwidth
     errors: Errors
 
 
 class Curve(StrictModel):
-    """Seconds of one collective of `ranks` devices by the bytes of each.
+    """Seconds of one collective on one fabric, by bytes. The logarithm of the seconds between the
+    knots is interpolated linearly."""
 
-    fabric: what connects them. log2_bytes [B], seconds [B]: straight lines in logarithms between.
-    """
-
-    fabric: Name
-    operation: Name
+    fabric: Name  # what connects the devices, such as "a100-nvswitch"
+    operation: Name  # "all-reduce" or "send"
     ranks: PositiveCount
     origin: Name
-    log2_bytes: list[Positive]
-    seconds: list[Positive]
+    log2_bytes: list[Positive]  # [B] knots: logarithm of the bytes of each rank
+    seconds: list[Positive]  # [B]
     errors: Errors
 
 
 class ShippedRates(Document):
-    """`measured.json.gz`."""
+    """The contents of `measured.json.gz`."""
 
     format: Literal["hetplan-rates"] = "hetplan-rates"
     version: Literal[1] = 1
@@ -135,5 +122,5 @@ class ShippedRates(Document):
 
 @cache
 def shipped() -> ShippedRates:
-    """All that comes with hetplan."""
+    """The measured rates that come with hetplan, read once."""
     return ShippedRates.load(Path(__file__).with_name("measured.json.gz"))

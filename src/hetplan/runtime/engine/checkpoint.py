@@ -1,19 +1,21 @@
-"""Checkpoints under the unsplit model's names, readable under any other plan.
+"""Checkpoints under the unsplit model's names, which any other plan of the model can read.
 
-A rank writes `rank-N.pt`, which `torch.load` opens: boxes (name, offsets, sizes of the whole,
-values) of parameters and of the optimizer's states, all ranks' together every element once. A
-tensor's split dimension is moved to the front and the tensor flattened, so that a box is a range of
-its elements; those of SPMD programs are not flattened, and their boxes are slices of any dimension.
-Whatever cuts, widths, shares and ZeRO levels wrote them, a rank maps the files into memory and
-copies what they share with its own boxes. Names: `model.<layer>.<parameter>` and
-`optimizer.<layer>.<parameter>.<state>`.
+A folder has one subfolder `step-N` for each complete checkpoint. The ranks write a checkpoint into
+a temporary folder, which is renamed when all of them are done. A checkpoint has a record
+`hetplan.json` (`Record`) and one file `rank-N.pt` for each rank, which `torch.load` opens: a list
+of (name, offsets, sizes of the unsplit tensor, values), one entry for each box (`loop.Box`). The
+files of all ranks together have every element once.
 
-A folder holds `step-N` of complete checkpoints only (each with `hetplan.json`: step, seed,
-optimizer, shapes, kinds of states, checksums of all that); what is being written has another name,
-and is renamed when every rank is done.
+Names are `model.<layer>.<parameter>` and `optimizer.<layer>.<parameter>.<state>`. Plans of stages
+move a tensor's split dimension to the front and flatten the tensor, so that a box is a range of its
+elements. SPMD programs flatten nothing, and their boxes are slices of any dimension.
 
-Files may have been written by anybody, and nothing in them is executed: torch reads them with
-weights_only. What was changed since it was written is refused.
+A rank that reads a checkpoint maps all its files into memory, and copies the elements that its own
+boxes need. The plan that wrote the files may have had other stages, tensor ranks, replicas or ZeRO
+levels.
+
+Files may come from anybody, and nothing in them is executed: torch reads them with weights_only. A
+checkpoint whose files differ from their digests in the record is refused.
 """
 
 import os
@@ -24,7 +26,7 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from pickle import UnpicklingError
 from tempfile import TemporaryFile
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,46 +35,55 @@ from torch import Tensor
 
 from hetplan.errors import HetplanError, InputError, kind_and_text, require
 from hetplan.files import read_json, to_json, write_text
-from hetplan.runtime.engine.loop import Box, LossScale, Trained, overlap
+from hetplan.runtime.engine.loop import Box, LossScale, TrainedPart, overlap
 from hetplan.runtime.engine.transport import gather_objects, host_group
 from hetplan.schema import Count, StrictModel, parse
 from hetplan.text import grouped
 
-KEPT = 2  # checkpoints in a folder
-RECORD = "hetplan.json"
+T = TypeVar("T")
+
+MOST_CHECKPOINTS = 2  # complete ones that a folder keeps, the latest
+RECORD_FILE = "hetplan.json"
+
+StateKind = Literal["like", "scalar"]
+"""Shape of an optimizer state: "like" its parameter's, or a single number."""
 
 
 class Record(StrictModel):
-    """`hetplan.json` of a checkpoint. states: of the optimizer, "like" their parameters or single
-    numbers. scale: a `LossScale`. files: SHA-256 of those beside it, and of what else is in it."""
+    """`hetplan.json` of a checkpoint."""
 
-    step: Count
-    seed: int
-    optimizer: Annotated[str, Field(min_length=1)]
-    shapes: dict[str, list[Count]]
-    states: dict[str, Literal["like", "scalar"]]
-    scale: dict[str, float]
-    files: dict[str, str]
+    step: Count  # iterations done
+    seed: int  # of dropout and of synthetic data
+    optimizer: Annotated[str, Field(min_length=1)]  # its class, in lower case
+    shapes: dict[str, list[Count]]  # sizes of every unsplit parameter
+    states: dict[str, StateKind]  # of every optimizer state
+    scale: dict[str, float]  # fields of the `LossScale`
+    files: dict[str, str]  # SHA-256 of every file beside the record, and `digest` of the record
 
     def digest(self) -> str:
-        """Of all but the digests."""
+        """SHA-256 of all fields but `files`."""
         return sha256(to_json(self.model_dump(exclude={"files"})).encode()).hexdigest()
 
 
-def record_of(folder: Path) -> Record:
-    """The record of a complete checkpoint. Raises InputError where it is not what was written."""
-    where = str(folder / RECORD)
-    record = parse(Record, read_json(folder / RECORD), where=where)
+def read_record(folder: Path) -> Record:
+    """The record of a complete checkpoint, without its own digest among `files`. Raises InputError
+    where the record does not match this digest."""
+    where = str(folder / RECORD_FILE)
+    record = parse(Record, read_json(folder / RECORD_FILE), where=where)
     require(
-        record.files.pop(RECORD, None) == record.digest(),
+        record.files.pop(RECORD_FILE, None) == record.digest(),
         "checkpoint is not what was written",
         where=where,
     )
     return record
 
 
-def together(what: str, act: Callable[[], None]) -> None:
-    """Done on all ranks, or a HetplanError with what the first of them ran into."""
+def on_all_ranks(what: str, act: Callable[[], None]) -> None:
+    """Call `act` on every rank; all ranks call this together.
+
+    what: the participle of the error, such as "written". Where ranks fail, all ranks raise
+    HetplanError with the failure of the lowest one.
+    """
     failure = ""
     try:
         act()
@@ -84,44 +95,74 @@ def together(what: str, act: Callable[[], None]) -> None:
 
 
 def write_boxes(folder: Path, boxes: Iterable[Box]) -> None:
-    """Those that this rank answers for."""
-    stored = [(b.name, b.offsets, b.whole, b.values.reshape(b.sizes).cpu().clone()) for b in boxes]
+    """Write boxes to this rank's file."""
+    stored = []
+    for box in boxes:
+        values = box.values.reshape(box.sizes).cpu().clone()
+        stored.append((box.name, box.offsets, box.whole, values))
     with (folder / f"rank-{dist.get_rank()}.pt").open("wb") as stream:
         torch.save(stored, stream)
 
 
+def stored_boxes(folder: Path) -> Iterator[tuple[str, Box]]:
+    """(name, box) for every box in the files of a checkpoint, whose values are mapped into
+    memory."""
+    for file in folder.glob("*.pt"):
+        for name, offsets, whole, values in torch.load(file, mmap=True, weights_only=True):
+            yield name, Box(name, tuple(offsets), tuple(values.shape), tuple(whole), values)
+
+
 def read_boxes(folder: Path, boxes: Iterable[Box]) -> None:
-    """Fill some from stored ones."""
-    files = (torch.load(file, mmap=True, weights_only=True) for file in folder.glob("*.pt"))
-    stored = grouped((name, part) for file in files for name, *part in file)
+    """Copy into the values of boxes what a checkpoint has of them. Raises ValueError where a stored
+    tensor has other sizes, and where elements are missing."""
+    stored = grouped(stored_boxes(folder))
     for box in boxes:
-        into, left = torch.empty(box.sizes, dtype=box.values.dtype), box.values.numel()
-        for offsets, whole, values in stored.get(box.name, ()):
-            if tuple(whole) != box.whole:
-                raise ValueError(f"{box.name} has sizes {list(whole)}, not {list(box.whole)}")
-            sides = zip(box.offsets, box.sizes, offsets, values.shape, strict=True)
-            pairs = [((a, a + size), (b, b + length)) for a, size, b, length in sides]
-            here = tuple(slice(*overlap(own, other, own[0])) for own, other in pairs)
-            there = tuple(slice(*overlap(own, other, other[0])) for own, other in pairs)
-            left -= into[here].numel()
-            into[here] = values[there]
-        if left:
-            raise ValueError(f"{left} elements of {box.name} are missing")
-        box.values.copy_(into.view_as(box.values))
+        read = torch.empty(box.sizes, dtype=box.values.dtype)
+        missing = box.values.numel()
+        for source in stored.get(box.name, ()):
+            if source.whole != box.whole:
+                raise ValueError(
+                    f"{box.name} has sizes {list(source.whole)}, not {list(box.whole)}"
+                )
+            shared = read[shared_slices(box, source)]
+            shared.copy_(source.values[shared_slices(source, box)])
+            missing -= shared.numel()
+        if missing:
+            raise ValueError(f"{missing} elements of {box.name} are missing")
+        box.values.copy_(read.view_as(box.values))
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """File name -> SHA-256 of a checkpoint's files but the record. All ranks together."""
-    files = sorted(file for file in folder.iterdir() if file.name != RECORD)
-    own = {}
+def shared_slices(box: Box, other: Box) -> tuple[slice, ...]:
+    """Slices of an array of `box.sizes`: the elements that are in both boxes."""
+    slices = []
+    dimensions = zip(box.offsets, box.sizes, other.offsets, other.sizes, strict=True)
+    for first, size, other_first, other_size in dimensions:
+        other_range = (other_first, other_first + other_size)
+        slices.append(slice(*overlap((first, first + size), other_range, origin=first)))
+    return tuple(slices)
+
+
+def file_digests(folder: Path) -> dict[str, str]:
+    """File name -> SHA-256, for all files of a checkpoint but the record. All ranks call this
+    together, and each reads some of the files."""
+    files = sorted(file for file in folder.iterdir() if file.name != RECORD_FILE)
+    digests: dict[str, str] = {}
     for file in files[dist.get_rank() :: dist.get_world_size()]:
         with file.open("rb") as stream:
-            own[file.name] = file_digest(stream, "sha256").hexdigest()
-    return {name: digest for part in gather_objects(own) for name, digest in part.items()}
+            digests[file.name] = file_digest(stream, "sha256").hexdigest()
+    return merged(digests)
 
 
-def save(model: Trained, optimizer: Any, folder: str) -> None:
-    """Write a checkpoint of the step that the model is at; all ranks together."""
+def merged(of_rank: dict[str, T]) -> dict[str, T]:
+    """The entries of all ranks' dictionaries. All ranks call this together."""
+    entries: dict[str, T] = {}
+    for part in gather_objects(of_rank):
+        entries |= part
+    return entries
+
+
+def save(model: TrainedPart, optimizer: Any, folder: str) -> None:
+    """Write a checkpoint of the model's current step. All ranks call this together."""
     target = Path(folder) / f"step-{model.step}"
     temporary = target.with_name(f".{target.name}.tmp")
     if dist.get_rank() == 0:
@@ -129,131 +170,153 @@ def save(model: Trained, optimizer: Any, folder: str) -> None:
         temporary.mkdir(parents=True)
     dist.barrier(group=host_group())
     kinds = state_kinds(optimizer)
-    boxes = boxes_of(model, optimizer, kinds, mine=True)
-    together("written", lambda: write_boxes(temporary, boxes))
-    files = digests(temporary)
+    boxes = checkpoint_boxes(model, optimizer, kinds, deduplicated=True)
+    on_all_ranks("written", lambda: write_boxes(temporary, boxes))
+    files = file_digests(temporary)
     if dist.get_rank() == 0:
-        record = Record.model_validate(
-            {
-                "step": model.step, "seed": model.seed, "states": kinds,
-                "shapes": {name: list(shape) for name, shape in model.shapes.items()},
-                "optimizer": type(optimizer).__name__.lower(), "scale": asdict(model.scale),
-                "files": files,
-            }
-        )  # fmt: skip
-        record.files[RECORD] = record.digest()
-        write_text(temporary / RECORD, to_json(record.model_dump()))
-        # the same step again; anything else there is somebody's own
-        if (target / RECORD).is_file():
+        record = Record(
+            step=model.step,
+            seed=model.seed,
+            optimizer=type(optimizer).__name__.lower(),
+            shapes={name: list(shape) for name, shape in model.shapes.items()},
+            states=kinds,
+            scale=asdict(model.scale),
+            files=files,
+        )
+        record.files[RECORD_FILE] = record.digest()
+        write_text(temporary / RECORD_FILE, to_json(record.model_dump()))
+        # Only an earlier checkpoint of this step is replaced, never a user's folder of its name.
+        if (target / RECORD_FILE).is_file():
             shutil.rmtree(target)
         os.replace(temporary, target)
-        for old in complete(folder)[:-KEPT]:
+        for old in complete_checkpoints(folder)[:-MOST_CHECKPOINTS]:
             shutil.rmtree(old)
     dist.barrier(group=host_group())
 
 
-def complete(folder: str) -> list[Path]:
-    """Complete checkpoints of a folder, the latest last."""
-    written = (path.parent for path in Path(folder).glob(f"step-*/{RECORD}"))
-    return sorted((p for p in written if p.name[5:].isdecimal()), key=lambda p: int(p.name[5:]))
+def complete_checkpoints(folder: str) -> list[Path]:
+    """The complete checkpoints of a folder, in the order of their steps."""
+    steps = []
+    for record in Path(folder).glob(f"step-*/{RECORD_FILE}"):
+        number = record.parent.name.removeprefix("step-")
+        if number.isdecimal():
+            steps.append((int(number), record.parent))
+    return [checkpoint for _, checkpoint in sorted(steps)]
 
 
-def check_same(folder: str, **options: object) -> None:
-    """Raise InputError where there is no checkpoint to go on from, where the latest one is damaged,
-    and where it was written with other options, such as the optimizer."""
-    record = record_of(latest(folder))
+def latest_checkpoint(folder: str) -> Path:
+    """The latest complete checkpoint of a folder. Raises InputError where there is none."""
+    checkpoints = complete_checkpoints(folder)
+    require(checkpoints, "no complete checkpoint", where=folder)
+    return checkpoints[-1]
+
+
+def check_resumable(folder: str, **options: object) -> None:
+    """Raise InputError where a run with these options cannot go on from the latest checkpoint:
+    there is none, its record is damaged, or it was written with another value of an option.
+
+    options: values of fields of the record, such as `optimizer` and `seed`.
+    """
+    checkpoint = latest_checkpoint(folder)
+    record = read_record(checkpoint)
     for name, value in options.items():
         require(
             getattr(record, name) == value,
             f"cannot go on from a checkpoint with another --{name}",
-            where=str(latest(folder)),
+            where=str(checkpoint),
             got=value,
             expected=f"{getattr(record, name)}, as it was written with",
         )
 
 
-def latest(folder: str) -> Path:
-    """The latest complete checkpoint of a folder; raises InputError where there is none."""
-    folders = complete(folder)
-    require(folders, "no complete checkpoint", where=folder)
-    return folders[-1]
-
-
 def check_writable(folder: str) -> None:
-    """Raise InputError where checkpoints could not be written, or would be in the way of something
-    else."""
+    """Raise InputError where checkpoints cannot be written to a folder, and where a subfolder that
+    is no checkpoint has the name of one."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
             pass
-        strangers = [p for p in Path(folder).glob("step-*") if not (p / RECORD).is_file()]
+        others = [p for p in Path(folder).glob("step-*") if not (p / RECORD_FILE).is_file()]
     except OSError as error:
         raise InputError(f"cannot write checkpoints: {error.strerror}", where=folder) from None
-    if strangers:
+    if others:
         raise InputError(
             "folder holds something else under a checkpoint's name",
             where=folder,
-            got=strangers[0].name,
+            got=others[0].name,
         )
 
 
-def load(model: Trained, optimizer: Any, folder: str) -> None:
-    """Go on from the latest checkpoint of a folder; raises InputError where there is none, or one
-    of another model."""
-    stored = latest(folder)
-    record = record_of(stored)
+def load(model: TrainedPart, optimizer: Any, folder: str) -> None:
+    """Read the latest checkpoint of a folder into the model and the optimizer. All ranks call this
+    together.
+
+    Raises InputError where there is no checkpoint, or one that is damaged or of another model.
+    """
+    checkpoint = latest_checkpoint(folder)
+    record = read_record(checkpoint)
     require(
         {name: tuple(shape) for name, shape in record.shapes.items()} == model.shapes,
         "checkpoint is of another model",
-        where=str(stored),
+        where=str(checkpoint),
     )
-    changed = {name for name, _ in digests(stored).items() ^ record.files.items()}
+    digests = file_digests(checkpoint)
+    names = sorted(digests.keys() | record.files.keys())
+    changed = [name for name in names if digests.get(name) != record.files.get(name)]
     require(
         not changed,
-        f"checkpoint is not what was written: {', '.join(sorted(changed))}",
-        where=str(stored),
+        f"checkpoint is not what was written: {', '.join(changed)}",
+        where=str(checkpoint),
     )
-    for _, parameter in model.updated():
-        for state, kind in record.states.items():
-            if parameter.requires_grad:
-                like = torch.zeros_like(parameter) if kind == "like" else torch.zeros(())
-                optimizer.state[parameter][state] = like.detach()
-    boxes = boxes_of(model, optimizer, record.states, mine=False)
-    together("read", lambda: read_boxes(stored, boxes))
+    add_zero_states(model, optimizer, record.states)
+    boxes = checkpoint_boxes(model, optimizer, record.states, deduplicated=False)
+    on_all_ranks("read", lambda: read_boxes(checkpoint, boxes))
     model.step, model.scale = record.step, LossScale(**record.scale)  # type: ignore[arg-type]
 
 
-def state_kinds(optimizer: Any) -> dict[str, str]:
-    """State of the optimizer -> "like" its parameter, or "scalar"; the same on all ranks."""
-    everyone = gather_objects(
-        {
-            name: "scalar" if value.dim() == 0 and parameter.dim() > 0 else "like"
-            for parameter, states in optimizer.state.items()
-            for name, value in states.items()
-            if isinstance(value, Tensor)
-        }
-    )
-    return {name: kind for kinds in everyone for name, kind in kinds.items()}
+def add_zero_states(model: TrainedPart, optimizer: Any, kinds: Mapping[str, StateKind]) -> None:
+    """Give each parameter that is trained all its optimizer states, which are 0: an optimizer of
+    torch makes them in its first step only, and a checkpoint is read into them."""
+    for _, parameter in model.updated():
+        if not parameter.requires_grad:
+            continue
+        for state, kind in kinds.items():
+            value = torch.zeros_like(parameter) if kind == "like" else torch.zeros(())
+            optimizer.state[parameter][state] = value.detach()
 
 
-def boxes_of(
-    model: Trained, optimizer: Any, kinds: Mapping[str, str], *, mine: bool
+def state_kinds(optimizer: Any) -> dict[str, StateKind]:
+    """Optimizer state -> its kind, the same on all ranks. All ranks call this together."""
+    kinds: dict[str, StateKind] = {}
+    for parameter, states in optimizer.state.items():
+        for name, value in states.items():
+            if isinstance(value, Tensor):
+                single = value.dim() == 0 and parameter.dim() > 0
+                kinds[name] = "scalar" if single else "like"
+    return merged(kinds)
+
+
+def checkpoint_boxes(
+    model: TrainedPart, optimizer: Any, kinds: Mapping[str, StateKind], *, deduplicated: bool
 ) -> Iterator[Box]:
-    """Parameters and states of the optimizer that are here: views to be written to.
+    """Boxes of this rank's parameters and optimizer states, under the names of a checkpoint. Their
+    values are views, which `read_boxes` writes to.
 
-    mine: only what this rank answers for. Scalars are then there once per parameter, of the rank
-    that has its first element.
+    deduplicated: only the boxes that this rank saves, as in `TrainedPart.boxes`. The rank that
+    saves a parameter's first element saves its single numbers.
     """
-    yield from (replace(box, name=f"model.{box.name}") for box in model.boxes(mine=mine))
+    for box in model.boxes(deduplicated=deduplicated):
+        yield replace(box, name=f"model.{box.name}")
     for state, kind in kinds.items():
-        values = {
-            id(p): optimizer.state[p][state]
-            for _, p in model.updated()
-            if state in optimizer.state.get(p, {})
-        }
-        for box in model.boxes(values, mine=mine, scalars=kind == "scalar"):
-            key = f"optimizer.{box.name}.{state}"
+        values: dict[int, Tensor] = {}
+        for _, parameter in model.updated():
+            states = optimizer.state.get(parameter, {})
+            if state in states:
+                values[id(parameter)] = states[state]
+        for box in model.boxes(values, deduplicated=deduplicated, scalars=kind == "scalar"):
+            name = f"optimizer.{box.name}.{state}"
+            has_first_element = not any(box.offsets)
             if kind == "like":
-                yield replace(box, name=key)
-            elif not (mine and any(box.offsets)):
-                yield Box(key, (0,), (1,), (1,), box.values.view(1))
+                yield replace(box, name=name)
+            elif has_first_element or not deduplicated:
+                yield Box(name, (0,), (1,), (1,), box.values.view(1))

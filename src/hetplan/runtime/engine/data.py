@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from hetplan.errors import InputError
-from hetplan.runtime.engine.position import key_of, mixed
+from hetplan.runtime.engine.position import key_of, splitmix64
 from hetplan.runtime.engine.transport import gather_objects, host_least
 from hetplan.schema import Range
 
@@ -175,4 +175,4 @@ def tensor_checksum(x: Tensor) -> int:
 @cache
 def place_factors(device: str) -> Tensor:
     """[CHUNK] odd numbers, as if drawn."""
-    return mixed(torch.arange(CHUNK, device=device)) | 1
+    return splitmix64(torch.arange(CHUNK, device=device)) | 1

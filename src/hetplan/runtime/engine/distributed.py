@@ -30,7 +30,7 @@ from hetplan.runtime.engine.buckets import LocalCuts, bucket_plans, local_cuts
 from hetplan.runtime.engine.chain import Chain, Rows, TensorGroup, describe
 from hetplan.runtime.engine.data import Reading, check_alike, drawing_data
 from hetplan.runtime.engine.layout import Layout
-from hetplan.runtime.engine.loop import Box, Trained
+from hetplan.runtime.engine.loop import Box, TrainedPart
 from hetplan.runtime.engine.pipeline import Mail, Pipeline, streams
 from hetplan.runtime.engine.position import Position
 from hetplan.runtime.engine.states import States
@@ -52,7 +52,7 @@ from hetplan.schema import Range
 COMPUTE = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Placed(Trained):
+class Placed(TrainedPart):
     """This rank's part of a model under a plan. seed: of dropout; step: iterations begun.
 
     device: "cpu", "cuda" (this rank's GPU: by LOCAL_RANK, or torch's current one), "cuda:1" or
@@ -180,22 +180,22 @@ class Placed(Trained):
             check_alike(step, self.readings, self.place.rank, rows)
 
     def gather(self) -> nn.Module:
-        """The module, on rank 0 with all that has been trained; of a model that is split, see
+        """The module, on rank 0 with its trained parameters; of a model that is split, see
         `tracing.split`. All ranks call this together."""
         self.chain.check_gathers()
-        mine: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
-        for box in self.boxes(mine=True):
-            mine[box.name].append((box.offsets[0], box.values.reshape(-1).cpu()))
+        # Parameter -> (offset, values) of each box of its flat tensor that this rank saves.
+        local_parts: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
+        for box in self.boxes(deduplicated=True):
+            local_parts[box.name].append((box.offsets[0], box.values.reshape(-1).cpu()))
         for name in self.shapes:
-            parts = [part for own in gather_objects(mine[name]) for part in own]
+            parts = [part for of_rank in gather_objects(local_parts[name]) for part in of_rank]
             if dist.get_rank() == 0:
-                whole = torch.cat([values for _, values in sorted(parts, key=itemgetter(0))])
-                parameter, dim = (
-                    self.module.get_parameter(name).data,
-                    self.chain.parameters[name].dim,
-                )
-                moved = parameter.movedim(dim, 0) if parameter.dim() else parameter
-                moved.copy_(whole.view(moved.shape))
+                parts.sort(key=itemgetter(0))
+                flat = torch.cat([values for _, values in parts])
+                parameter = self.module.get_parameter(name).data
+                if parameter.dim():
+                    parameter = parameter.movedim(self.chain.parameters[name].dim, 0)
+                parameter.copy_(flat.view(parameter.shape))
         return self.module
 
 
@@ -300,13 +300,18 @@ class Distributed(Placed):
         self,
         values: Mapping[int, Tensor] | None = None,
         *,
-        mine: bool = False,
+        deduplicated: bool = False,
         scalars: bool = False,
     ) -> Iterator[Box]:
-        """Of flat tensors, the dimension that tensor ranks split in front."""
+        """Boxes of flat tensors, in which the dimension that tensor ranks split comes first.
+
+        The ranks of a bucket's first shard group save it; without ZeRO the first of its owners.
+        """
         for bucket in self.states.buckets:
-            first = bucket.plan.shard_groups[0] if self.states.zero else bucket.plan.owners[:1]
-            if not mine or bucket.rank in first:
+            savers = bucket.plan.owners[:1]
+            if self.states.zero:
+                savers = bucket.plan.shard_groups[0]
+            if not deduplicated or bucket.rank in savers:
                 yield from bucket.boxes(values, scalars=scalars)
 
 

@@ -1,8 +1,10 @@
-"""What a user's loop does beside the passes, the same on every rank: iterations that accumulate,
-optimizers with groups of parameters, clipping by the norm of all gradients.
+"""A rank's part of a model in training, and what a user's loop does with it beside the passes: it
+accumulates gradients over iterations, makes an optimizer with groups of parameters, and clips
+gradients by the norm of all of them. The results are the same on every rank.
 
-Ranks hold parts of parameters, flat ones under ZeRO, and several may hold the same. So groups are
-decided on the unsplit parameters, and norms are added up over all ranks, each element once.
+A rank has parts of parameters, which ZeRO flattens, and several ranks may have the same part.
+Therefore `TrainedPart.optimizer` chooses groups by unsplit parameters, and
+`TrainedPart.gradient_norm` adds norms up over all ranks, each element once.
 """
 
 from abc import ABC, abstractmethod
@@ -16,97 +18,115 @@ from torch import Tensor, nn
 from hetplan.errors import UnsupportedError, require
 from hetplan.runtime.engine.transport import gather_objects, host_total
 
-# Of torch.optim: those whose update of an element depends on others.
+# Optimizers of torch.optim whose update of an element depends on other elements: of its parameter,
+# or of the whole model.
 WHOLE_PARAMETERS = ("Adafactor", "Muon")
 WHOLE_MODELS = ("LBFGS",)
 
 
 @dataclass(frozen=True)
 class LossScale:
-    """What losses are multiplied by in fp16, beside what makes a token's gradient about 1. Source:
-    torch.amp.GradScaler and its default numbers."""
+    """The dynamic loss scale of fp16 passes, on top of the scale that makes the gradient of a token
+    about 1. Source: torch.amp.GradScaler and its default numbers."""
 
     value: float = 1.0
+    """The factor of losses."""
     good: int = 0
-    """Iterations with finite gradients since it changed."""
+    """Iterations with finite gradients since `value` changed."""
     growth: float = 2.0
+    """Factor of `value` after `interval` iterations with finite gradients."""
     backoff: float = 0.5
+    """Factor of `value` after an iteration whose gradients are not finite."""
     interval: int = 2000
-    """Iterations with finite gradients in a row, after which it grows."""
+    """Iterations with finite gradients in a row, after which `value` grows."""
 
     def following(self, *, finite: bool) -> "LossScale":
-        """Behind an iteration."""
-        good = self.good + 1 if finite else 0
-        grows = good == self.interval
-        factor = self.growth if grows else 1.0 if finite else self.backoff
-        return replace(self, value=factor * self.value, good=0 if grows else good)
+        """The scale of the next iteration. finite: whether this iteration's gradients are."""
+        if not finite:
+            return replace(self, value=self.backoff * self.value, good=0)
+        if self.good + 1 == self.interval:
+            return replace(self, value=self.growth * self.value, good=0)
+        return replace(self, good=self.good + 1)
 
 
 @dataclass(frozen=True)
 class Box:
-    """Part of an unsplit tensor of sizes `whole`. values: a view of what is here, with the elements
-    of a box of `sizes` at `offsets`, in their order."""
+    """A part of an unsplit tensor: a range of indices in each dimension."""
 
     name: str
+    """Name of the tensor in the unsplit model."""
     offsets: tuple[int, ...]
+    """First index in each dimension."""
     sizes: tuple[int, ...]
+    """Number of indices in each dimension."""
     whole: tuple[int, ...]
+    """Sizes of the unsplit tensor."""
     values: Tensor
+    """A view of the elements on this rank, in the order of the box; its shape may differ."""
 
 
-def overlap(one: tuple[int, int], two: tuple[int, int], origin: int) -> tuple[int, int]:
-    """The elements that two ranges share, counted from `origin`; (0, 0) where they share none."""
-    first, last = max(one[0], two[0]), min(one[1], two[1])
-    return (first - origin, last - origin) if first < last else (0, 0)
+def overlap(first: tuple[int, int], second: tuple[int, int], origin: int) -> tuple[int, int]:
+    """The [begin, end) that two such ranges share, counted from `origin`; (0, 0) where they share
+    nothing."""
+    begin, end = max(first[0], second[0]), min(first[1], second[1])
+    return (begin - origin, end - origin) if begin < end else (0, 0)
 
 
-class Trained(ABC):
-    """A rank's part of a model. step: iterations begun; seed: of dropout and of synthetic data;
-    shapes: of the unsplit parameters; scale: of passes in fp16; autocast: type of an iteration's
-    passes inside torch.autocast."""
+class TrainedPart(ABC):
+    """A rank's part of a model in training."""
 
     step: int
+    """Iterations begun."""
     seed: int
+    """Seed of dropout and of synthetic data."""
     device: Any
     scale = LossScale()
+    """Loss scale of passes in fp16."""
     autocast: Any = None
+    """Type that torch.autocast gave the passes of the latest iteration; None outside of it."""
     shapes: Mapping[str, tuple[int, ...]]
+    """Sizes of the unsplit parameters by their names."""
 
     @abstractmethod
     def updated(self) -> list[tuple[str, nn.Parameter]]:
-        """(unsplit name, parameter) that this rank's optimizer updates; a name may come in several
-        pieces."""
+        """(unsplit name, parameter) for each parameter that this rank's optimizer updates; several
+        pieces of an unsplit parameter have the same name."""
 
     @abstractmethod
     def boxes(
         self,
         values: Mapping[int, Tensor] | None = None,
         *,
-        mine: bool = False,
+        deduplicated: bool = False,
         scalars: bool = False,
     ) -> Iterator[Box]:
-        """What this rank holds. values: by id of an updated parameter (gradients, say); default its
-        own.
+        """The boxes of this rank's part of the parameters.
 
-        mine: only what this rank answers for, so that all ranks' boxes are every element once.
-        scalars: the values are single ones, which go with whole boxes.
+        values: by id of an updated parameter, a tensor to take the boxes' values from, such as its
+        gradient; default the parameters. deduplicated: only the boxes that this rank saves, so that
+        the boxes of all ranks have every element once. scalars: `values` are single numbers; their
+        boxes are those of the parameters.
         """
 
     @abstractmethod
     def iteration(self, step: int, rows: Any) -> float:
-        """The passes of an iteration, into gradients that are None before."""
+        """Run the passes of an iteration and return the loss of the whole batch. `train_step` has
+        set all gradients to None before."""
 
     def train_step(self, rows: Any = None) -> float:
-        """Forward and backward passes of one global batch; gradients are added to those that are
-        where `optimizer` finds them.
+        """Run forward and backward passes of one global batch, and return its loss, the same on
+        every rank. Gradients are added to those of the parameters in `updated`, as torch's backward
+        passes do. All ranks call this together.
 
-        rows: (first, last) -> these global rows, as the model's `batch` returns them; default its
-        own of this step. Returns the loss of the whole batch, the same on every rank. All ranks
-        call this together. Inside torch.autocast layers run in bf16 as it says, backward passes as
-        their forward passes did. Raises UnsupportedError for fp16 there.
+        rows: (first, last) -> the data of these rows of the global batch, as the model's `batch`
+        returns them; default the model's `batch` of this step. Inside torch.autocast of bf16 layers
+        run as it says, backward passes with the types of their forward passes. Raises
+        UnsupportedError inside torch.autocast of fp16.
         """
-        kind = torch.device(self.device).type
-        self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        device_type = torch.device(self.device).type
+        self.autocast = None
+        if torch.is_autocast_enabled(device_type):
+            self.autocast = torch.get_autocast_dtype(device_type)
         require(
             self.autocast in (None, torch.bfloat16),
             "the passes would need a scaled loss",
@@ -116,15 +136,17 @@ class Trained(ABC):
         )
         step = self.step
         self.step += 1
-        before = [(parameter, parameter.grad) for _, parameter in self.updated()]
-        for parameter, _ in before:
+        earlier_gradients = [(parameter, parameter.grad) for _, parameter in self.updated()]
+        for parameter, _ in earlier_gradients:
             parameter.grad = None
-        with torch.autocast(kind, enabled=False):
+        with torch.autocast(device_type, enabled=False):
             loss = self.iteration(step, rows)
-        for parameter, gradient in before:
-            if gradient is not None and parameter.grad is not None:
-                gradient += parameter.grad
-            parameter.grad = parameter.grad if gradient is None else gradient
+        for parameter, earlier in earlier_gradients:
+            if earlier is None:
+                continue
+            if parameter.grad is not None:
+                earlier += parameter.grad
+            parameter.grad = earlier
         return loss
 
     def optimizer(
@@ -134,25 +156,30 @@ class Trained(ABC):
         groups: Callable[[str, tuple[int, ...]], Mapping[str, object]] | None = None,
         **options: Any,
     ) -> Any:
-        """An optimizer of torch over what this rank updates; elementwise ones (SGD, Adam, AdamW)
-        are exact under every plan. All ranks together.
+        """An optimizer of torch for the parameters that this rank updates. Elementwise optimizers
+        (SGD, Adam, AdamW) are exact under every plan. All ranks call this together.
 
-        groups: (name, shape) of an unsplit parameter -> its options beside the common ones;
-        parameters with equal options are a group, and every rank has the same groups in the same
-        order. Raises UnsupportedError for one of torch's others where it would see parts.
+        kind: its class, called with parameter groups and `options`. groups: (name, shape) of an
+        unsplit parameter -> its options beside the common ones; parameters with equal options form
+        a group, and every rank has the same groups in the same order. Raises UnsupportedError where
+        the optimizer needs whole parameters, or all of them, and the plan divides them.
         """
-        chosen = {n: dict(groups(n, s)) if groups else {} for n, s in self.shapes.items()}
-        each = list(chosen.values())
-        different = [own for k, own in enumerate(each) if own not in each[:k]]
-        parameters = [[p for n, p in self.updated() if chosen[n] == own] for own in different]
-        made = [{"params": p, **own} for p, own in zip(parameters, different, strict=True)]
-        optimizer = kind(made, **options)
-        name, held = type(optimizer).__name__, {n: tuple(p.shape) for n, p in self.updated()}
-        divided = (name in WHOLE_MODELS and held != self.shapes) or (
-            name in WHOLE_PARAMETERS and not held.items() <= self.shapes.items()
-        )
+        options_of: dict[str, dict[str, object]] = {name: {} for name in self.shapes}
+        if groups is not None:
+            options_of = {name: dict(groups(name, shape)) for name, shape in self.shapes.items()}
+        different: list[dict[str, object]] = []
+        for parameter_options in options_of.values():
+            if parameter_options not in different:
+                different.append(parameter_options)
+        parameter_groups = []
+        for group_options in different:
+            parameters = [p for name, p in self.updated() if options_of[name] == group_options]
+            parameter_groups.append({"params": parameters, **group_options})
+        optimizer = kind(parameter_groups, **options)
+        name = type(optimizer).__name__
+        ranks_with_divided = host_total(float(self._divides_what_it_needs(name)))
         require(
-            host_total(float(divided)) <= 0,
+            ranks_with_divided <= 0,
             "the plan divides what the optimizer needs whole",
             got=name,
             expected="an elementwise one, such as AdamW or SGD",
@@ -160,18 +187,28 @@ class Trained(ABC):
         )
         return optimizer
 
+    def _divides_what_it_needs(self, optimizer: str) -> bool:
+        """Whether this rank has parts only of what an optimizer of torch.optim needs whole."""
+        shapes = {name: tuple(parameter.shape) for name, parameter in self.updated()}
+        if optimizer in WHOLE_MODELS:
+            return shapes != self.shapes
+        if optimizer in WHOLE_PARAMETERS:
+            return not shapes.items() <= self.shapes.items()
+        return False
+
     def gradient_norm(self, norm_type: float = 2.0) -> Tensor:
-        """Of all gradients of the model, the same on every rank. All ranks together."""
+        """The norm of all gradients of the model, the same on every rank. All ranks call this
+        together."""
         gradients = {id(p): p.grad for _, p in self.updated() if p.grad is not None}
-        own = nn.utils.get_total_norm(
-            [box.values for box in self.boxes(gradients, mine=True)], norm_type
-        )
-        everyone = torch.tensor(gather_objects(float(own)), dtype=torch.float64)
-        return torch.linalg.vector_norm(everyone, norm_type)
+        saved_once = [box.values for box in self.boxes(gradients, deduplicated=True)]
+        rank_norm = float(nn.utils.get_total_norm(saved_once, norm_type))
+        norms = torch.tensor(gather_objects(rank_norm), dtype=torch.float64)
+        return torch.linalg.vector_norm(norms, norm_type)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """In place of `torch.nn.utils.clip_grad_norm_`, which would see this rank's gradients
-        alone: returns the norm before. All ranks together."""
-        total = self.gradient_norm(norm_type)
-        nn.utils.clip_grads_with_norm_([p for _, p in self.updated()], max_norm, total)
-        return total
+        """Clip the gradients by the norm of all gradients of the model, and return this norm.
+        `torch.nn.utils.clip_grad_norm_` would see this rank's gradients only. All ranks call this
+        together."""
+        norm = self.gradient_norm(norm_type)
+        nn.utils.clip_grads_with_norm_([p for _, p in self.updated()], max_norm, norm)
+        return norm

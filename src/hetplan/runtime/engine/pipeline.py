@@ -25,7 +25,7 @@ from hetplan.errors import InputError
 from hetplan.plans.places import Place
 from hetplan.runtime.engine.chain import Chain, Rows
 from hetplan.runtime.engine.layout import Layout
-from hetplan.runtime.engine.position import Position, at, drawing
+from hetplan.runtime.engine.position import Position, at, seeded_layer
 from hetplan.runtime.engine.states import States
 from hetplan.runtime.engine.transport import Message, Stream, Transport, done
 from hetplan.runtime.tracing.split import Shape
@@ -174,7 +174,7 @@ def passed(
 
     def act(*values: Any) -> Values:
         rounding = torch.autocast(device.type, half, enabled=half is not None, cache_enabled=False)
-        with at(position), drawing(k, device), rounding:
+        with at(position), seeded_layer(k, device), rounding:
             made = chain.call(k, values)
         return tuple(y.to(dtype) for y, dtype in zip(made, types, strict=True))
 

@@ -1,36 +1,42 @@
-"""Dropout that does not depend on who computes what: masks are a hash of the seed and the global
-position.
+"""Random numbers by global position, so that one process and every plan draw the same.
 
-Every element's draw is a function of (seed, step, site, global row, place within the row), so that
-one process and any plan drop the same ones, also when a pass is computed again.
+`Dropout` draws each element of its masks as a hash of (seed, step, site, global row, place within
+the row). Ranks that compute other rows, other heads, or a pass for the second time draw the same
+mask.
 
-torch's own generators, which other layers draw from, are seeded for every pass of a layer by seed,
-step, layer and first row: so that a pass that is computed again, the ranks of a tensor group, and a
-run that goes on from a checkpoint draw the same, under any plan with the same micro-batches.
+Layers of the user's own draw from torch's generators. `seeded_layer` seeds these for each pass of a
+layer by seed, step, layer and first row. A recomputed pass, the tensor ranks of a stage, and a run
+that goes on from a checkpoint therefore draw the same under all plans with the same micro-batches.
 """
 
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-WORD = 1 << 64
+TWO_64 = 1 << 64
+GOLDEN_RATIO = 0x9E3779B97F4A7C15  # SplitMix64's step between states
+SPLITMIX64_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+LOWBIAS32_FACTORS = (0x7FEB352D, 0x846CA68B - (1 << 32))  # the second as signed, for int32
+KEY_FACTORS = (0x2545F4914F6CDD1D, 0xD6E8FEB86659FD93)  # odd, of a key's seed and step
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where the layers that run now are: `first_row` is the global number of their first sample.
-    autocast: type of the passes by torch.autocast, where the user's loop is inside of it."""
+    """The place of the layers that run now."""
 
     seed: int = 0
     step: int = 0
     first_row: int = 0
+    """Global number of the first row of their micro-batch."""
     autocast: Any = None
+    """Type that torch.autocast gives the passes; None outside of it."""
 
 
 _now: Position | None = None
@@ -38,7 +44,7 @@ _now: Position | None = None
 
 @contextmanager
 def at(position: Position) -> Iterator[None]:
-    """Layers inside run at this position."""
+    """Give the layers that run inside this position."""
     global _now  # noqa: PLW0603 (one engine per process, and layers have no other way to know)
     before, _now = _now, position
     try:
@@ -48,9 +54,9 @@ def at(position: Position) -> Iterator[None]:
 
 
 @contextmanager
-def drawing(layer: int, device: torch.device) -> Iterator[None]:
-    """A layer's pass inside draws from torch's generators by position; behind it they are what they
-    were."""
+def seeded_layer(layer: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's generators by position for a layer's pass inside; restore their states after
+    it."""
     assert _now is not None, "passes have a position"
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(gpus):
@@ -61,67 +67,82 @@ def drawing(layer: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def signed(value: int) -> int:
-    """The 64 bits of `value` as a signed number, as torch holds them."""
-    value %= WORD
-    return value - WORD if value >= WORD // 2 else value
+def as_int64(value: int) -> int:
+    """The signed number that has the low 64 bits of `value`, as torch stores them."""
+    value %= TWO_64
+    return value - TWO_64 if value >= TWO_64 // 2 else value
 
 
-def mixed(value: Tensor) -> Tensor:
-    """SplitMix64's finaliser (Steele, Lea, Flood 2014) on int64, overflow wrapping."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        value = (value ^ ((value >> shift) & ((1 << (64 - shift)) - 1))) * signed(factor)
-    return value ^ ((value >> 31) & ((1 << 33) - 1))
+def splitmix64(value: Tensor) -> Tensor:
+    """SplitMix64's finaliser (Steele, Lea, Flood 2014) on int64. Products wrap around."""
+    first, second = map(as_int64, SPLITMIX64_FACTORS)
+    value = (value ^ shifted(value, 30)) * first
+    value = (value ^ shifted(value, 27)) * second
+    return value ^ shifted(value, 31)
+
+
+def shifted(value: Tensor, bits: int) -> Tensor:
+    """int64 shifted right as unsigned numbers: zeros come in at the top."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def words(
     key: int, sizes: Sequence[int], begins: Sequence[int], totals: Sequence[int], device: object
 ) -> Tensor:
-    """[sizes] int32, uniform over all 32 bits: those of the box that begins at `begins` in an array
-    of `totals` elements.
+    """Random int32 [sizes], uniform over all 32 bits, for a part of a global array.
 
-    A row's number and a place within the rows are hashed once each, in 64 bits. What every element
-    costs is the five operations that join both: a round of lowbias32 (Wellons 2018).
+    sizes, begins: of the part, its size and first index in each dimension. totals: sizes of the
+    global array; that of dimension 0, the rows, does not matter.
+
+    SplitMix64 hashes each row's number once, and each place within a row once. One round of
+    lowbias32 (Wellons 2018) joins both hashes, for five operations per element.
     """
-    index = torch.zeros((), dtype=torch.int64, device=device)
-    stride = 1
-    for dim in reversed(range(1, len(sizes))):
-        places = torch.arange(begins[dim], begins[dim] + sizes[dim], device=device) * stride
-        index = index + places.view(-1, *[1] * (len(sizes) - dim - 1))
-        stride *= totals[dim]
-    rows = torch.arange(begins[0], begins[0] + sizes[0], device=device)
-    of_row = mixed(rows * signed(0x9E3779B97F4A7C15) + signed(key)).to(torch.int32)
-    of_place = mixed(index * signed(0x9E3779B97F4A7C15) + signed(~key)).to(torch.int32)
-    word = (of_row.view(-1, *[1] * (len(sizes) - 1)) ^ of_place).mul_(0x7FEB352D)
+    row_numbers = torch.arange(begins[0], begins[0] + sizes[0], device=device)
+    places = torch.zeros((), dtype=torch.int64, device=device)  # index in a flattened global row
+    for dim in range(1, len(sizes)):
+        stride = prod(totals[dim + 1 :])
+        steps = torch.arange(begins[dim], begins[dim] + sizes[dim], device=device) * stride
+        places = places + along(dim, steps, len(sizes))
+    step = as_int64(GOLDEN_RATIO)
+    row_hash = splitmix64(row_numbers * step + as_int64(key)).to(torch.int32)
+    place_hash = splitmix64(places * step + as_int64(~key)).to(torch.int32)
+    word = along(0, row_hash, len(sizes)) ^ place_hash
+    word = word.mul_(LOWBIAS32_FACTORS[0])
     word ^= word >> 15
-    return word.mul_(0x846CA68B - (1 << 32))
+    return word.mul_(LOWBIAS32_FACTORS[1])
+
+
+def along(dim: int, values: Tensor, dimensions: int) -> Tensor:
+    """One-dimensional values as an array of so many dimensions, whose other sizes are 1."""
+    return values.view(*[1] * dim, -1, *[1] * (dimensions - dim - 1))
 
 
 def uniform(
     key: int, sizes: Sequence[int], begins: Sequence[int], totals: Sequence[int], device: object
 ) -> Tensor:
-    """[sizes] numbers in [0, 1), of the same box."""
+    """Random float64 [sizes] in [0, 1) from `words` with the same arguments."""
     return words(key, sizes, begins, totals, device).double() * 2.0**-32 + 0.5
 
 
 def key_of(seed: int, step: int, site: str) -> int:
-    """A 64-bit key."""
-    value = (
-        seed * 0x2545F4914F6CDD1D + step * 0xD6E8FEB86659FD93 + zlib.crc32(site.encode())
-    ) % WORD
-    return (value * 0xBF58476D1CE4E5B9 ^ (value >> 32)) % WORD
+    """A 64-bit key of random numbers, for a site in a step. site: a name that tells what draws."""
+    seed_factor, step_factor = KEY_FACTORS
+    value = (seed * seed_factor + step * step_factor + zlib.crc32(site.encode())) % TWO_64
+    return ((value * SPLITMIX64_FACTORS[0]) ^ (value >> 32)) % TWO_64
 
 
 class Dropout(nn.Module):
-    """Dropout by global position. site: a name that no other one of the model has."""
+    """Dropout whose masks follow from the global position."""
 
     def __init__(self, probability: float, site: str) -> None:
+        """site: a name that no other dropout of the model has."""
         super().__init__()
         self.probability, self.site = probability, site
 
     def forward(self, x: Tensor, begin: int = 0, total: int | None = None) -> Tensor:
-        """x [rows, …]; begin, total: where dimension 1 is a part [begin, …) of `total` (heads)."""
-        if _now is None or x.is_meta:  # no run: torch's own
+        """Drop elements of x [rows, …]. begin, total: the first index and the global size of
+        dimension 1 where x has a part of it, as tensor ranks have some of the heads."""
+        if _now is None or x.is_meta:  # outside of the engine's passes
             return F.dropout(x, self.probability, self.training)
         if not self.training or self.probability == 0.0:
             return x

@@ -25,7 +25,13 @@ from hetplan.errors import (
 )
 from hetplan.plans.plan import Plan
 from hetplan.plans.refusals import check_executed
-from hetplan.runtime.engine.checkpoint import check_same, check_writable, complete, load, save
+from hetplan.runtime.engine.checkpoint import (
+    check_resumable,
+    check_writable,
+    complete_checkpoints,
+    load,
+    save,
+)
 from hetplan.runtime.engine.transport import gather_objects, host_total
 from hetplan.runtime.events import PASSES, WAITS, Watch
 from hetplan.runtime.execution.choice import engine_of
@@ -54,8 +60,8 @@ def check_folder(job: Job) -> None:
         return
     check_writable(job.checkpoint)
     if job.resume:
-        check_same(job.checkpoint, optimizer=job.optimizer, seed=job.seed)
-    elif checkpoints := complete(job.checkpoint):
+        check_resumable(job.checkpoint, optimizer=job.optimizer, seed=job.seed)
+    elif checkpoints := complete_checkpoints(job.checkpoint):
         raise InputError(
             "folder holds checkpoints", where=job.checkpoint, got=checkpoints[-1].name,
             expected="an empty one, or --resume to go on from the latest",

@@ -1,4 +1,4 @@
-"""HAP's engine for plans with SPMD programs (`runtime.spmd`)."""
+"""The engine for HAP's plans with SPMD programs; `runtime.spmd` executes them."""
 
 from collections import defaultdict
 from typing import Any
@@ -13,16 +13,16 @@ from hetplan.profiling.workload import Workload
 from hetplan.replays.programs import SpmdCosts
 from hetplan.replays.simulator.tasks import LABELS, Kind, Timeline
 from hetplan.runtime.events import Watch
-from hetplan.runtime.execution.protocol import DeviceIntervals, Interval, ModelPart
+from hetplan.runtime.execution.protocol import DeviceIntervals, ModelPart
 from hetplan.runtime.job import Job
 from hetplan.runtime.launch.rehearsal import Virtual, own_pass
 
-COLLECTIVE_SECONDS = 0.002  # processor seconds of a collective of a single number
+COLLECTIVE_SECONDS = 0.002  # processor seconds of a rehearsed collective, of a single number
 
 
 class ProgramEngine:
-    """Executes SPMD programs. No program is narrow enough on every model to stand for it, so that a
-    rehearsal trains nothing."""
+    """Executes SPMD programs. A rehearsal trains nothing, since not every model has a narrow
+    program that could stand for its own."""
 
     trains_rehearsals = False
 
@@ -31,47 +31,51 @@ class ProgramEngine:
         check_own_program(plan)
 
     def owners(self, plan: Plan, workload: Workload) -> dict[int, DeviceIntervals]:
-        """Layer -> (device, interval of its shard) for each parameter of the layer.
+        """Layer -> (device, interval of the layer's parameters) for each shard of a parameter.
 
-        The parameters of a layer lie one behind the other in [0, 1). A shard along any dimension
-        counts as an interval of its parameter, as a tensor rank's part does."""
+        The parameters of a layer follow each other in its interval [0, 1), by their numbers of
+        elements. A slice along any dimension of a parameter counts as an interval of it.
+        """
         costs = SpmdCosts.of(plan, workload)
         program, shards = costs.decided.program, costs.decided.shards
-        parts: dict[int, DeviceIntervals] = defaultdict(list)
+        intervals: dict[int, DeviceIntervals] = defaultdict(list)
         for l, layer in enumerate(workload.profile.layers):
-            nodes = [node for node in program.parameters if node.layer == layer.name]
-            whole, begin = sum(node.elements for node in nodes), 0.0
-            for node in nodes:
-                shard = shards[program.copies.get(node.name, node.name)]
-                share = node.elements / whole
+            parameters = [node for node in program.parameters if node.layer == layer.name]
+            layer_elements = sum(parameter.elements for parameter in parameters)
+            begin = 0.0
+            for parameter in parameters:
+                shard = shards[program.copies.get(parameter.name, parameter.name)]
+                width = parameter.elements / layer_elements
                 for rank, device in enumerate(costs.devices):
                     first, last = shard.interval(rank)
                     if last > first:
-                        parts[l].append((device, placed(begin, share, (first, last))))
-                begin += share
-        return parts
+                        interval = (begin + width * first, begin + width * last)
+                        intervals[l].append((device, interval))
+                begin += width
+        return intervals
 
     def real_seconds(self, plan: Plan, timeline: Timeline, place: Place) -> float:
-        """Processor seconds that an iteration of a rank needs in a rehearsal, for collectives of a
-        single number."""
+        """Processor seconds that a rank needs in a rehearsed iteration: its collectives are of a
+        single number each."""
         collectives = np.count_nonzero(timeline.tasks.kind == Kind.COLLECTIVE)
         return COLLECTIVE_SECONDS * int(collectives)
 
     def moment(self, event: dict[str, Any], unit: int) -> str | None:
-        """A rank rehearses its own passes, and collectives, which all devices join."""
+        """The role of an event for a rank: "collective", in which all ranks take part, or the
+        direction of a pass of its own unit; None for all other events."""
         if event["kind"] == LABELS[Kind.COLLECTIVE]:
             return "collective"
         return own_pass(event, unit)
 
     def check_job(self, job: Job) -> None:
-        """Raises InputError for a program that is not the plan's, UnsupportedError for what
-        programs do not offer."""
+        """Raise InputError where the model's program is not the plan's, and UnsupportedError where
+        SPMD programs lack an option of the job."""
         from hetplan.runtime.spmd.models import check_program
 
         check_program(job)
 
     def part(self, job: Job, watch: Watch, device: str, shared: Any) -> ModelPart:
-        """The rank's shards; in a rehearsal its collectives."""
+        """The rank's shards of the job's program; in a rehearsal only its collectives."""
         if isinstance(watch, Virtual):
             from hetplan.runtime.spmd.rehearsed import RehearsedProgram
 
@@ -84,14 +88,8 @@ class ProgramEngine:
         )
 
     def distribute(self, module: Any, plan: Plan, **options: Any) -> Any:
-        """The rank's shards of a single-device program, or of a module with data of its own; see
-        `spmd.distributed`."""
+        """The rank's shards of a single-device program or of a torch module; see
+        `spmd.distributed.DistributedProgram`."""
         from hetplan.runtime.spmd.distributed import DistributedProgram
 
         return DistributedProgram(module, plan, **options)
-
-
-def placed(begin: float, share: float, interval: Interval) -> Interval:
-    """The interval of a layer that an interval of a parameter is. begin, share: the parameter's."""
-    first, last = interval
-    return begin + share * first, begin + share * last

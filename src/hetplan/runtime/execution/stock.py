@@ -7,7 +7,7 @@ from hetplan.runtime.execution.stages import StageEngine
 
 
 class StockEngine(StageEngine):
-    """As hetplan's own engine, for fewer plans."""
+    """Executes plans of stages on torch's own engines, which cover fewer of them."""
 
     def check_chain(self, plan: Plan, chain: Any) -> None:
         """Raise UnsupportedError for a plan that torch's engines cannot say."""

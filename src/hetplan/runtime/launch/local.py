@@ -100,7 +100,8 @@ def launch_elastic(
 
 def latest(job: Job) -> int | None:
     """The step of the last complete checkpoint, None before the first."""
-    from hetplan.runtime.engine.checkpoint import complete
+    from hetplan.runtime.engine.checkpoint import complete_checkpoints
 
     assert job.checkpoint is not None
-    return max((int(path.name[5:]) for path in complete(job.checkpoint)), default=None)
+    checkpoints = complete_checkpoints(job.checkpoint)
+    return int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else None

@@ -23,7 +23,7 @@ from hetplan.programs.decided import Shard
 from hetplan.programs.program import SingleProgram
 from hetplan.programs.proofs import read_program
 from hetplan.runtime.engine.data import Reading, check_alike, drawing_data
-from hetplan.runtime.engine.loop import Box, Trained
+from hetplan.runtime.engine.loop import Box, TrainedPart
 from hetplan.runtime.engine.transport import Staging, Transport, host_group, host_total
 from hetplan.runtime.events import Watch
 from hetplan.runtime.spmd.machine import Machine, copied, piece
@@ -41,7 +41,7 @@ from hetplan.runtime.spmd.models import (
 Data = Callable[[int, int], Mapping[str, Array]]
 
 
-class DistributedProgram(Trained):
+class DistributedProgram(TrainedPart):
     """A rank's part of a program under an SPMD plan. step: iterations begun."""
 
     def __init__(
@@ -153,16 +153,20 @@ class DistributedProgram(Trained):
         self,
         values: Mapping[int, Tensor] | None = None,
         *,
-        mine: bool = False,
+        deduplicated: bool = False,
         scalars: bool = False,
     ) -> Iterator[Box]:
-        """Slices, and whole parameters, for which ranks answer in turns."""
+        """Slices, and whole parameters, which ranks save in turns."""
         rank, world = dist.get_rank(), dist.get_world_size()
         for number, (name, parameter) in enumerate(self.parameters.items()):
             shard, offsets = self.shards[name], [0] * len(self.shapes[name])
+            saves = number % world == rank
             if shard.dimension is not None:
                 offsets[shard.dimension] = shard.bounds[rank][0]
-            answers = shard.dimension is not None or number % world == rank
-            held = parameter if values is None else values.get(id(parameter))
-            if held is not None and parameter.numel() > 0 and (answers or not mine):
-                yield Box(name, tuple(offsets), tuple(parameter.shape), shard.shape, held.detach())
+                saves = True
+            if parameter.numel() == 0 or (deduplicated and not saves):
+                continue
+            tensor = parameter if values is None else values.get(id(parameter))
+            if tensor is not None:
+                sizes = tuple(parameter.shape)
+                yield Box(name, tuple(offsets), sizes, shard.shape, tensor.detach())

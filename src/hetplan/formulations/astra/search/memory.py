@@ -67,7 +67,7 @@ def block_bytes(priced: Priced) -> tuple[Floats, Floats]:
         inputs = framework.whole_inputs * inputs_bytes(block, facts.precision)
         common = gathered_for_experts(block, facts.precision, priced.tp, priced.etp)
         gathered = gathered + share * np.maximum(inputs, common)
-    split = split + priced.exchanged * facts.kept(ATTENTION_OUTPUT)
+    split = split + priced.exchanged * facts.tensor_bytes(ATTENTION_OUTPUT)
     entire = on_a_rank(split, whole, gathered, priced.tp, divided_tokens(priced))
     return entire, core / priced.tp
 
@@ -96,7 +96,7 @@ def passes_of(priced: Priced, layers: Ints, last: Floats | float) -> Passes[Floa
     group = np.where(priced.method == 1, np.maximum(priced.recomputed, 1), 1)
     frugal = np.where(priced.selective, entire - core, entire)
     whole_group = np.minimum(group, layers) * entire - boundary  # beside the input, which is kept
-    logits, logit_bytes = logits_of(facts.last, facts.precision)
+    logits, logit_bytes = logits_of(facts.head, facts.precision)
     loss = by_degree(priced.tp, lambda tensor: framework.loss_bytes(logits, logit_bytes, tensor))
     return Passes(
         saved=np.ceil(again / group) * boundary + (layers - again) * frugal,
@@ -140,7 +140,8 @@ def states_of(
     """Model states of a stage. Frozen parameters have neither gradients nor optimizer states; in
     FP8 they are held in 8 bits."""
     facts, assumed = priced.facts, priced.assumed
-    framework, width, trained = assumed.framework, ELEMENT_BYTES[facts.precision], facts.trained
+    framework, width = assumed.framework, ELEMENT_BYTES[facts.precision]
+    trained = facts.trained_share
     embedding, head = priced.end_params
     dense = layers * priced.stage_params + first * embedding + last * head
     experts = layers * priced.expert_stage_params
@@ -175,7 +176,8 @@ def held_by(
     first, last: whether the stage holds embedding or head.
     """
     assumed, passes = priced.assumed, passes_of(priced, layers, last)
-    embedding, head = (end_bytes(priced, end) for end in (priced.facts.first, priced.facts.last))
+    embedding = end_bytes(priced, priced.facts.embedding)
+    head = end_bytes(priced, priced.facts.head)
     blocks = in_flight(priced, place) * passes.saved
     kept = priced.own * (blocks + first * first_in_flight(priced) * embedding + last * head)
     states = states_of(priced, layers, first, last)

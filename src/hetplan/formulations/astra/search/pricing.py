@@ -137,7 +137,9 @@ class Priced:
     def tensor_seconds(self) -> Floats:
         """Tensor ranks' collectives of one block, one pass."""
         size = np.asarray(self.facts.boundary_bytes * self.own, dtype=np.float64)
-        return tensor_seconds(self.group_seconds, size, self.facts.joins, self.tp, self.sp)
+        return tensor_seconds(
+            self.group_seconds, size, self.facts.tensor_collectives, self.tp, self.sp
+        )
 
     @cached_property
     def forward(self) -> Floats:
@@ -194,8 +196,8 @@ class Priced:
     def end_params(self) -> tuple[Floats, Floats]:
         """Parameters per rank of embedding and head (a tied head keeps a copy when it is on another
         stage)."""
-        head = self.facts.last.params + np.where(self.pp > 1, self.facts.last.tied_params, 0)
-        return self.facts.first.params / self.tp, head / self.tp
+        head = self.facts.head.params + np.where(self.pp > 1, self.facts.head.tied_params, 0)
+        return self.facts.embedding.params / self.tp, head / self.tp
 
     def exposed_reduction(
         self, dense: Floats, experts: Floats, forward: Floats, backward: Floats
@@ -211,7 +213,8 @@ class Priced:
         weight, gradient = EXCHANGED_BYTES[self.facts.precision]
         columns = self.table.columns
         seconds = across = np.zeros_like(dense)
-        dense, experts = dense * self.facts.trained, experts * self.facts.trained
+        trained = self.facts.trained_share
+        dense, experts = dense * trained, experts * trained
         after = np.where(columns["overlap_grad_reduce"] == 1, backward, 0.0)
         before = np.where(columns["overlap_param_gather"] == 1, forward, 0.0)
         for shared in self.exchanges.shared(dense, experts):
@@ -242,7 +245,8 @@ class Priced:
         divided = self.sharded | self.fsdp
         sharing = np.where(divided, self.ranks.sharing, 1)
         expert_sharing = np.where(divided, self.ranks.expert_sharing, 1)
-        return np.asarray(self.facts.trained * own_shards(dense, experts, sharing, expert_sharing))
+        sharded = own_shards(dense, experts, sharing, expert_sharing)
+        return np.asarray(self.facts.trained_share * sharded)
 
     def optimizer_seconds(self, params: Floats, offloaded: Floats, covered: Floats) -> Floats:
         """Adam on the device, and for the `offloaded` share on the host.
