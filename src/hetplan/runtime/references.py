@@ -23,7 +23,7 @@ from hetplan.errors import require
 from hetplan.plans.refusals import check_shape
 from hetplan.profiling.models.transformer import Transformer
 from hetplan.profiling.models.zoo import gpt2
-from hetplan.programs.operators.attention import turned
+from hetplan.programs.operators.attention import rotated
 from hetplan.programs.operators.lookups import embed
 from hetplan.programs.operators.operator import Place
 from hetplan.runtime.engine.chain import ALONE, Cut, Part, cut
@@ -154,7 +154,7 @@ class Attention(nn.Module):
         t = self.shape
         groups = t.heads // t.kv_heads
         if t.rotary:
-            q, k = turned(q), turned(k)
+            q, k = rotated(q), rotated(k)
         if groups > 1:
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         causal = t.head != "bert" and t.vocabulary > 0

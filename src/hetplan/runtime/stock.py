@@ -28,7 +28,7 @@ from hetplan.runtime.engine.buckets import local_cuts
 from hetplan.runtime.engine.chain import Chain, Rows
 from hetplan.runtime.engine.distributed import Placed
 from hetplan.runtime.engine.loop import Box
-from hetplan.runtime.engine.pipeline import passed
+from hetplan.runtime.engine.pipeline import layer_pass
 from hetplan.runtime.engine.position import Position
 from hetplan.runtime.engine.transport import host_total, one_group
 
@@ -94,7 +94,7 @@ class Part(nn.Module):
         read = chain.read(stock.rows, own, self.first, self.last, stock.device)
         position = replace(stock.position, first_row=own[0])
         for k, inputs in zip(range(self.first, self.last), read, strict=True):
-            x = passed(
+            x = layer_pass(
                 chain,
                 k,
                 (*x, *inputs),

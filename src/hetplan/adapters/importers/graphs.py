@@ -1,6 +1,7 @@
-"""Graphs of operators, as PipeDream, Piper and the dnn-partitioning project write them.
+"""Imports graphs of operators, as PipeDream, Piper and the dnn-partitioning project write them.
 
-An operator's output crosses every cut between it and the last operator that needs it, once.
+The operators are put into an order of execution, a chain that a plan can cut anywhere. An
+operator's output crosses every cut between it and the last operator that reads it, once.
 
 - PipeDream (SOSP 2019), `graph.txt`, milliseconds and bytes of one mini-batch. Lines `nodeI --
   description -- forward_compute_time=…, backward_compute_time=…, activation_size=…,
@@ -21,7 +22,7 @@ An operator's output crosses every cut between it and the last operator that nee
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import networkx as nx
 from pydantic import BeforeValidator, Field
@@ -52,15 +53,15 @@ from hetplan.schema import (
 
 MILLI = 1e-3
 EDGE = re.compile(r"\s*node(\d{1,8}) -- node(\d{1,8})\s*$")
-NODE = re.compile(r"\s*node(\d{1,8}) -- (?:(.*) -- )?(\w+=.*)$")
+NODE = re.compile(r"\s*node(\d{1,8}) -- (?:(.*) -- )?(\w+=.*)$")  # number, description, figures
 FIGURE = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\s]+)")
 
 
 def ordered(
     names: Mapping[int, str], edges: Iterable[tuple[int, int]], where: str
 ) -> "nx.DiGraph[int]":
-    """The graph, its nodes in an order of work, lowest number first. Raises InputError for a
-    circle."""
+    """The graph with its nodes in an order of execution; of several that are ready, the one with
+    the lowest number comes first. Raises InputError for a circle."""
     graph: nx.DiGraph[int] = nx.DiGraph(edges)
     graph.add_nodes_from(names)
     try:
@@ -71,29 +72,34 @@ def ordered(
             where=where,
             got=names[min(source for source, _ in nx.find_cycle(graph))],
         ) from None
-    in_turn: nx.DiGraph[int] = nx.DiGraph()
-    in_turn.add_nodes_from(order)
-    in_turn.add_edges_from(graph.edges)
-    return in_turn
+    in_execution_order: nx.DiGraph[int] = nx.DiGraph()
+    in_execution_order.add_nodes_from(order)
+    in_execution_order.add_edges_from(graph.edges)
+    return in_execution_order
 
 
-def in_order(
+def bytes_behind(
     operators: dict[int, Operator], edges: list[tuple[int, int]], where: str
 ) -> dict[int, float]:
-    """Numbers of the operators in an order of work, each with the bytes that pass the cut behind
-    it. Raises InputError for a circle."""
-    graph = ordered({n: one.name for n, one in operators.items()}, edges, where)
+    """Number of each operator -> bytes that cross the cut behind it, in an order of execution.
+    Raises InputError for a circle."""
+    names = {number: operator.name for number, operator in operators.items()}
+    graph = ordered(names, edges, where)
     order = list(graph)
-    place = {number: i for i, number in enumerate(order)}
-    crossing, leaving = 0.0, [0.0] * len(order)
+    position = {number: i for i, number in enumerate(order)}
+    crossing = 0.0  # bytes of the outputs that a later operator reads
+    last_read = [0.0] * len(
+        order
+    )  # bytes of the outputs that the i-th operator is the last to read
     behind = {}
     for i, number in enumerate(order):
-        crossing -= leaving[i]
-        last = max((place[after] for after in graph.successors(number)), default=i)
-        if last > i:
-            crossing += operators[number].output
-            leaving[last] += operators[number].output
-        behind[number] = max(crossing, 0.0)
+        output = operators[number].output
+        crossing -= last_read[i]
+        last_reader = max((position[reader] for reader in graph.successors(number)), default=i)
+        if last_reader > i:
+            crossing += output
+            last_read[last_reader] += output
+        behind[number] = max(crossing, 0.0)  # rounding may leave less than 0
     return behind
 
 
@@ -107,9 +113,10 @@ def graph_profile(
     source: str,
     notes: Iterable[str],
 ) -> Imported:
-    """A profile with one table of operators in an order of work."""
+    """A profile with one table, of the operators in an order of execution."""
+    crossing = bytes_behind(operators, edges, path)
     return chain_profile(
-        [(operators[number], size) for number, size in in_order(operators, edges, path).items()],
+        [(operators[number], size) for number, size in crossing.items()],
         settings,
         model=Path(path).stem,
         device=device,
@@ -120,19 +127,19 @@ def graph_profile(
 
 
 class Edge(Foreign):
-    """An edge of a JSON graph, and the bytes that it carries."""
+    """An edge of a JSON graph."""
 
-    source: Count = Field(alias="sourceId")
-    target: Count = Field(alias="destId")
-    size: Bytes = Field(validation_alias="communicationCost")
+    source: Count = Field(alias="sourceId")  # number of a node
+    target: Count = Field(alias="destId")  # number of a node
+    size: Bytes = Field(validation_alias="communicationCost")  # bytes that the edge carries
 
 
-def check_ends(edges: Sequence[Edge], known: Collection[int], where: str) -> None:
-    """Raise InputError where an edge names a node that is not there."""
+def check_ends(edges: Sequence[Edge], nodes: Collection[int], where: str) -> None:
+    """Raise InputError where an edge names a node that the file does not have."""
     for i, edge in enumerate(edges):
         for key, end in (("sourceId", edge.source), ("destId", edge.target)):
             require(
-                end in known,
+                end in nodes,
                 "an edge names a node that is not there",
                 where=f"{where}: edges[{i}].{key}",
                 got=end,
@@ -140,8 +147,10 @@ def check_ends(edges: Sequence[Edge], known: Collection[int], where: str) -> Non
 
 
 def output_bytes(nodes: Iterable[int], carried: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Bytes of every node's output: the most that an edge carries from it. carried: the source and
-    the bytes of each edge."""
+    """Bytes of every node's output: the largest that an edge carries away from the node.
+
+    carried: (source, bytes) of each edge.
+    """
     sizes = dict.fromkeys(nodes, 0.0)
     for source, size in carried:
         sizes[source] = max(sizes[source], size)
@@ -149,10 +158,14 @@ def output_bytes(nodes: Iterable[int], carried: Iterable[tuple[int, float]]) -> 
 
 
 def read_pipedream(path: str, settings: Settings) -> Imported:
-    """A profile with one table; --micro-batch says how many samples a mini-batch had (default
-    1)."""
+    """A profile with one table, from a PipeDream graph.
+
+    settings.micro_batch: number of samples in a measured mini-batch; None: 1.
+    """
+    operators, edges = pipedream_graph(path)
     return graph_profile(
-        *pipedream_graph(path),
+        operators,
+        edges,
         settings,
         path=path,
         device="pipedream-gpu",
@@ -161,12 +174,12 @@ def read_pipedream(path: str, settings: Settings) -> Imported:
     )
 
 
-# Where the file does not tell how many samples were measured at once.
+# The note for a file that does not give the number of samples in a measured pass.
 ONE_SAMPLE = "one {} counts as one sample; --micro-batch N divides it"
 
 
 def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int]]]:
-    """Operators and edges; raises InputError naming the line."""
+    """Operators by number, and edges, of a PipeDream graph. Raises InputError naming the line."""
     operators: dict[int, Operator] = {}
     edges = []
     for number, line in lines_of(path):
@@ -178,12 +191,12 @@ def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int
             node = parse(PipeDreamNode, dict(FIGURE.findall(match[3])), where=where)
             require(key not in operators, "node stands twice", where=where, got=f"node{key}")
             operators[key] = Operator(
-                match[2].replace(" -- ", " "),
-                node.forward * MILLI,
-                node.backward * MILLI,
-                node.params,
-                node.activation,
-                node.activation,
+                name=match[2].replace(" -- ", " "),
+                forward=node.forward * MILLI,
+                backward=node.backward * MILLI,
+                params=node.params,
+                output=node.activation,
+                kept=node.activation,
             )
         else:
             raise InputError(
@@ -195,23 +208,26 @@ def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int
         where=path,
         expected="lines nodeI -- description -- forward_compute_time=…",
     )
-    for end in (end for edge in edges for end in edge):
-        require(
-            end in operators,
-            "an edge names a node that is not there",
-            where=path,
-            got=f"node{end}",
-        )
+    for ends in edges:
+        for end in ends:
+            require(
+                end in operators,
+                "an edge names a node that is not there",
+                where=path,
+                got=f"node{end}",
+            )
     return operators, edges
 
 
 def summed(text: str) -> float:
-    """A number, or several in brackets; a validator, raises ValueError."""
-    return sum(map(float, text.strip("[]").replace(";", ",").split(",")))
+    """The sum of a list of numbers in brackets, or a number itself; a validator that raises
+    ValueError."""
+    numbers = text.strip("[]").replace(";", ",").split(",")
+    return sum(map(float, numbers))
 
 
 class PipeDreamNode(Foreign):
-    """The figures behind a node's description; milliseconds and bytes."""
+    """The figures behind a node's description: milliseconds and bytes of a mini-batch."""
 
     forward: Annotated[Seconds, BeforeValidator(summed)] = Field(alias="forward_compute_time")
     backward: Annotated[Seconds, BeforeValidator(summed)] = Field(alias="backward_compute_time")
@@ -220,15 +236,15 @@ class PipeDreamNode(Foreign):
 
 
 class PiperVariant(Foreign):
-    """One way to run a node, of a sample on one device."""
+    """The cost of a node on one device at some tensor degree, per sample."""
 
-    seconds: Seconds = Field(alias="timePerSample")
+    seconds: Seconds = Field(alias="timePerSample")  # forward and backward
     params: Bytes = Field(alias="parameterSize")
-    kept: Bytes = Field(alias="memoryUsageA")
+    kept: Bytes = Field(alias="memoryUsageA")  # per sample in flight
 
 
 def without_recomputation(variants: Any) -> Any:
-    """The variant of a list that recomputes nothing; a validator, raises ValueError."""
+    """The first variant in a list that recomputes nothing; a validator that raises ValueError."""
     for variant in variants if isinstance(variants, list) else ():
         if isinstance(variant, dict) and variant.get("id") == "vanilla":
             return variant
@@ -236,32 +252,33 @@ def without_recomputation(variants: Any) -> Any:
 
 
 class PiperNode(Foreign):
-    """An operator; variants: by tensor degree, without recomputation."""
+    """An operator of a Piper graph."""
 
     number: Count = Field(alias="id")
     name: ForeignName
+    # tensor degree -> the variant without recomputation
     variants: dict[DegreeKey, Annotated[PiperVariant, BeforeValidator(without_recomputation)]] = (
         Field(alias="TMPCs")
     )
 
 
 class PiperGraph(Foreign):
-    """The file."""
+    """The content of a Piper file."""
 
     nodes: Filled[list[PiperNode]]
     edges: list[Edge]
 
 
 def read_piper(path: str, settings: Settings) -> Imported:
-    """A profile with one table per tensor degree that all nodes have, micro-batches of one
-    sample."""
+    """A profile from a Piper graph, with one table of micro-batches of one sample for each tensor
+    degree that all nodes have."""
     graph = read_foreign(PiperGraph, path)
     nodes = {node.number: node for node in graph.nodes}
     check_ends(graph.edges, nodes, path)
     degrees = sorted(set.intersection(*(set(node.variants) for node in graph.nodes)))
     require(degrees, "no tensor degree that all nodes have", where=f"{path}: nodes")
-    carried, least = ((edge.source, edge.size) for edge in graph.edges), degrees[0]
-    output = output_bytes(nodes, carried)
+    output = output_bytes(nodes, ((edge.source, edge.size) for edge in graph.edges))
+    least = degrees[0]  # the profile's layers are undivided: a device has a least-th of them
     operators = {
         number: Operator(
             name=node.name,
@@ -273,13 +290,13 @@ def read_piper(path: str, settings: Settings) -> Imported:
         )
         for number, node in nodes.items()
     }
-    crossing = in_order(operators, [(edge.source, edge.target) for edge in graph.edges], path)
+    crossing = bytes_behind(operators, [(edge.source, edge.target) for edge in graph.edges], path)
     return profile(
         settings,
         model=Path(path).stem,
         source=f"Piper graph {Path(path).name}",
         where=path,
-        layers=chain_layers([(operators[n], bytes_behind) for n, bytes_behind in crossing.items()]),
+        layers=chain_layers([(operators[number], size) for number, size in crossing.items()]),
         tables=[
             table_of_sums(
                 settings.device or "piper-gpu",
@@ -299,99 +316,120 @@ def read_piper(path: str, settings: Settings) -> Imported:
 
 
 class PlacedNode(Foreign):
-    """A forward or a backward node; those of one colour, where they have one, belong together.
-    size: bytes of parameters and output."""
+    """A forward or a backward node of a dnn-partitioning graph."""
 
     number: Count = Field(alias="id")
     name: ForeignName
     milliseconds: Seconds = Field(alias="fpgaLatency")
-    size: Bytes
+    size: Bytes  # of parameters and output
     backward: bool | Annotated[int, Field(ge=0, le=1)] = Field(alias="isBackwardNode")
+    # a forward node and its backward node have one colour; None: it is not given
     colour: Count | None = Field(None, alias="colorClass")
 
 
 class PlacedEdge(Edge):
-    """An edge, and what the transfer of its source's output costs in ms."""
+    """An edge of a dnn-partitioning graph."""
 
     size: Bytes = 0.0
-    cost: Seconds = 0.0
+    cost: Seconds = 0.0  # milliseconds of a transfer of the source's output
 
 
 class PlacedGraph(Foreign):
-    """The file."""
+    """The content of a dnn-partitioning file."""
 
     nodes: Filled[list[PlacedNode]]
     edges: list[PlacedEdge]
 
 
-PLAIN_RATE = 12.5e6  # bytes per ms, 100 Gbit/s, where no edge tells a rate
+PLAIN_RATE = 12.5e6  # bytes per ms, 100 Gbit/s: the rate where no edge has both bytes and a cost
 
 
-def transfers(
-    nodes: Collection[int], edges: Sequence[PlacedEdge]
-) -> tuple[dict[int, float], dict[int, float], float]:
-    """Bytes of every node's output; the bytes whose transfer takes what the file says, at the third
-    value: the file's usual rate, bytes per ms. Without costs both are the same."""
+class Transfers(NamedTuple):
+    """The outputs of a dnn-partitioning graph's nodes. Where the file lacks all sizes, or all
+    costs, `sizes` and `sent` are the same."""
+
+    sizes: dict[int, float]  # node -> bytes of its output
+    sent: dict[int, float]  # node -> bytes whose transfer at `rate` takes as long as the file says
+    rate: float  # bytes per ms: the median of the edges' rates
+
+
+def transfers(nodes: Collection[int], edges: Sequence[PlacedEdge]) -> Transfers:
+    """The sizes of the nodes' outputs, and the bytes that stand for the costs of their
+    transfers."""
     rates = sorted(edge.size / edge.cost for edge in edges if edge.cost and edge.size)
     rate = rates[len(rates) // 2] if rates else PLAIN_RATE
     sizes = output_bytes(nodes, ((edge.source, edge.size) for edge in edges))
     sent = output_bytes(nodes, ((edge.source, edge.cost * rate) for edge in edges))
-    return sizes if any(sizes.values()) else sent, sent if any(sent.values()) else sizes, rate
+    if not any(sizes.values()):
+        return Transfers(sent, sent, rate)
+    if not any(sent.values()):
+        return Transfers(sizes, sizes, rate)
+    return Transfers(sizes, sent, rate)
 
 
 def forward_node_of(
     nodes: Mapping[int, PlacedNode], edges: Iterable[Edge], where: str
 ) -> dict[int, int]:
-    """Node -> the forward node with which it makes one layer.
+    """Node -> the forward node of the layer that the node belongs to.
 
-    The forward node of a backward node is the first of its colour; where there is none, the last
-    forward node that it follows, else that of the backward node that it follows.
+    A forward node is its own. A backward node belongs to the first forward node of its colour.
+    Where there is none, it belongs to the last of the forward nodes that it follows directly; else
+    to the last of those that the backward nodes before it belong to; else to the last forward node.
     """
     graph = ordered(
         {number: node.name for number, node in nodes.items()},
         ((edge.source, edge.target) for edge in edges),
         where,
     )
-    first = dict[int | None, int]()
+    first_of_colour: dict[int | None, int] = {}
     for number, node in nodes.items():
         if not node.backward and node.colour is not None:
-            first.setdefault(node.colour, number)
-    order = {number: i for i, number in enumerate(graph)}
-    forward = [number for number in order if not nodes[number].backward]
+            first_of_colour.setdefault(node.colour, number)
+    position = {number: i for i, number in enumerate(graph)}
+    forward = [number for number in position if not nodes[number].backward]
     require(forward, "no forward node", where=f"{where}: nodes")
-    layer = dict[int, int]()
+    forward_node: dict[int, int] = {}
     for number in graph:
-        node, before = nodes[number], list(graph.predecessors(number))
-        own = [n for n in before if not nodes[n].backward]
-        near = max(own or [layer[n] for n in before] or forward, key=order.__getitem__)
-        layer[number] = first.get(node.colour, near) if node.backward else number
-    return layer
+        node = nodes[number]
+        if not node.backward:
+            forward_node[number] = number
+        elif node.colour in first_of_colour:
+            forward_node[number] = first_of_colour[node.colour]
+        else:
+            before = list(graph.predecessors(number))
+            forward_before = [n for n in before if not nodes[n].backward]
+            through_backward = [forward_node[n] for n in before]
+            candidates = forward_before or through_backward or forward
+            forward_node[number] = max(candidates, key=position.__getitem__)
+    return forward_node
 
 
 def read_dnn_partitioning(path: str, settings: Settings) -> Imported:
-    """A profile with one table, of the accelerator; forward and backward node of a colour are one
-    layer."""
+    """A profile from a dnn-partitioning graph, with one table, of the accelerator. A forward node
+    and the backward nodes that belong to it are one layer."""
     graph = read_foreign(PlacedGraph, path)
     nodes = {node.number: node for node in graph.nodes}
     twice = next((node.number for node in graph.nodes if nodes[node.number] is not node), None)
     require(twice is None, "node stands twice", where=f"{path}: nodes", got=twice)
     check_ends(graph.edges, nodes, path)
     forward = {number: node for number, node in nodes.items() if not node.backward}
-    backward = dict.fromkeys(forward, 0.0)
-    for number, layer in forward_node_of(nodes, graph.edges, path).items():
-        backward[layer] += nodes[number].milliseconds * MILLI if nodes[number].backward else 0.0
+    backward = dict.fromkeys(forward, 0.0)  # forward node -> seconds of its backward nodes
+    for number, forward_node in forward_node_of(nodes, graph.edges, path).items():
+        if nodes[number].backward:
+            backward[forward_node] += nodes[number].milliseconds * MILLI
     colours = [node.colour for node in forward.values() if node.colour is not None]
+    shared_colours = len(set(colours)) < len(colours)
     edges = [edge for edge in graph.edges if edge.source in forward and edge.target in forward]
-    kept, sent, rate = transfers(forward, edges)
+    sizes, sent, rate = transfers(forward, edges)
     gbit = f"{rate * 8 / 1e6:.4g} Gbit/s"
     operators = {
         number: Operator(
             name=node.name,
             forward=node.milliseconds * MILLI,
             backward=backward[number],
-            params=max(node.size - kept[number], 0.0),
+            params=max(node.size - sizes[number], 0.0),
             output=sent[number],
-            kept=kept[number],
+            kept=sizes[number],
         )
         for number, node in forward.items()
     }
@@ -405,7 +443,7 @@ def read_dnn_partitioning(path: str, settings: Settings) -> Imported:
         notes=(
             "" if len(forward) < len(nodes) else "a graph for inference: backward seconds are 0",
             f"on links of {gbit} transfers take what the file says; the cluster file has the links",
-            "" if len({*colours}) == len(colours) else "nodes of one colour may be cut apart",
+            "nodes of one colour may be cut apart" if shared_colours else "",
             "" if settings.micro_batch else ONE_SAMPLE.format("pass"),
         ),
     )

@@ -1,60 +1,65 @@
-"""What the bound of a single pipeline tells apart: zones of tensor groups, and burdens.
+"""Zones of tensor groups and burdens, for the lower bound of single pipelines in `rows`.
 
-Zone    a class of cells with the groups that lie inside one cell of it (*pure* groups), or, for
-        each device type, all groups that straddle cells and whose slowest type it is. A zone is as
-        good as its best group, so that bounds hold.
-Burden  a weight for each device type, larger for slower types. A group absorbs the weight of its
-        slowest type. All devices are used, so the groups together absorb at least a tp-th of the
-        weight of all devices, and the pipelines have to share that out.
+Zone    a set of tensor groups to which the bound assigns one time and one set of bandwidths, those
+        of the best group in it. Groups that lie inside one cell are *pure*; the pure groups of a
+        class of cells are one zone. Groups that straddle cells are one zone for each device type,
+        by the slowest type among their devices.
+Burden  a weight of 0 or more for each device type, larger for slower types. A group absorbs the
+        weight of its slowest type. All devices are used, so the groups together absorb at least
+        1/tp of the weight of all devices (tp: tensor degree), and the pipelines share that sum.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hetplan.formulations.amp.problem import AmpProblem, Cells, Configuration, Floats, Ints
 
-# A cell with room for more groups than this never forces a crossing in the bound (a relaxation).
+# In a cell with room for more groups than this, the bound does not count the groups (a relaxation).
 MAX_ROOM = 16
-# Cell classes up to this many are zones of their own; more are merged by device type.
+# Up to this many classes of cells have a zone each; more are merged by device type (a relaxation).
 MAX_ZONES = 6
 
 
 @dataclass(frozen=True)
 class Zone:
-    """What a group of one zone costs at least; bandwidths in bytes/s, 0 where there is no pair."""
+    """One zone. Bandwidths are in bytes/s, the best of any group of the zone; 0: no such pair of
+    devices exists."""
 
-    cells: Ints  # that hold pure groups; none where groups straddle cells
-    type: int  # of the group's slowest device
-    inside: float  # best bandwidth between the devices of a group
-    room: int  # groups that one cell can hold, 0 for no limit
-    sync_in: float  # best bandwidth of a data group inside one cell, 0 where it does not fit
-    sync_out: float  # best bandwidth of a data group across cells
-    stay: float  # best link inside a cell
+    cells: Ints  # the cells of pure groups; empty where the groups straddle cells
+    type: int  # device type of a group's slowest device
+    inside: float  # bandwidth between the devices of a group
+    room: int  # number of groups that the largest cell can hold; 0: no limit
+    sync_in: float  # bandwidth of a data group inside one cell; 0 where the cells are too small
+    sync_out: float  # bandwidth of a data group across cells
+    stay: float  # bandwidth between two groups, one stage and the next, that stay in one cell
 
     @property
     def straddles(self) -> bool:
-        """Whether groups straddle cells."""
+        """Whether the zone's groups straddle cells."""
         return len(self.cells) == 0
 
 
 @dataclass(frozen=True)
 class Zones:
-    """The zones as arrays, pure ones first; Z zones, bandwidths in bytes/s."""
+    """Arrays of the Z zones of a configuration, zones of pure groups first; L layers, K cells,
+    H burdens, bandwidths in bytes/s."""
 
-    prefix: Floats  # [Z, L + 1] seconds of layers [0, l)
-    capacity: Floats  # [Z] bytes of a device
-    room: Ints  # [Z] as in `Zone`
-    sync_in: Floats  # [Z] as in `Zone`
-    sync_out: Floats  # [Z] as in `Zone`
-    stay: Floats  # [Z] as in `Zone`
-    leave: Floats  # [Z, Z] best link to another cell, 0 where there is none
-    weight: Ints  # [H, Z] what a group absorbs of each burden
+    prefix: Floats  # [Z, L + 1] seconds of layers [0, l) on a group, at least
+    capacity: Floats  # [Z] bytes of a device of the zone's type
+    room: Ints  # [Z] `Zone.room`
+    sync_in: Floats  # [Z] `Zone.sync_in`
+    sync_out: Floats  # [Z] `Zone.sync_out`
+    stay: Floats  # [Z] `Zone.stay`
+    leave: Floats  # [Z, Z] best bandwidth to a group in another cell; 0: there is no other cell
+    weight: Ints  # [H, Z] weight that a group absorbs of each burden
     straddles: Ints  # [Z] 1 where groups straddle cells, 0 where they are pure
-    base: Ints  # [Z + 1] first row state of a zone; it has one for each number of groups left
-    of_cell: Ints  # [K] zone of the cell's pure groups, -1 where a group does not fit
-    of_type: Ints  # [types] zone of the straddling groups whose slowest type it is, -1 for none
+    # [Z + 1] number of a zone's first row state (`rows.complete`). A zone has a state for each
+    # number of groups, 0 to room - 1, for which the cell of the last group still has room.
+    base: Ints
+    of_cell: Ints  # [K] zone of the cell's pure groups; -1: the cell holds no group
+    of_type: Ints  # [types] zone of straddling groups with this slowest type; -1: there is none
 
 
 def find_zones(
@@ -66,65 +71,26 @@ def find_zones(
 ) -> Zones:
     """The zones of one configuration.
 
-    prefix_of: prefix sums of a group's layer times, of [L] seconds on its slowest type and the
-    bandwidth inside it. burdens: [H, types] weights.
+    prefix_of: ([L] seconds of the layers on the slowest type of a group, bytes/s between the
+    group's devices) -> [L + 1] prefix sums of the group's layer times, all-reduces included.
+    burdens: [H, types] weights.
     """
-    tp = config.tensor
-    between = cells.bandwidth.copy()
-    np.fill_diagonal(between, 0.0)  # no second cell, no link
-    inside = np.diag(cells.bandwidth)
-    inside = np.where(np.isfinite(inside), inside, 0.0)
-    best_between = float(between.max())
-    best_inside = float(inside.max()) or best_between
-    anywhere = max(best_between, best_inside)
-
-    zones = []
-    holding = cells.size >= tp
-    label = cells.kind if cells.kind[-1] < MAX_ZONES else cells.type
-    for number in np.unique(label[holding]):
-        members = np.flatnonzero(holding & (label == number))
-        devices = int(cells.size[members].max())
-        within = float(inside[members].max())
-        zones.append(
-            Zone(
-                cells=members,
-                type=int(cells.type[members[0]]),
-                inside=within,
-                room=devices // tp if devices // tp <= MAX_ROOM else 0,
-                sync_in=within if devices >= config.data * tp else 0.0,
-                sync_out=float(between[members].max()),
-                stay=within,
-            )
-        )
-    straddling_types = len(problem.types) if tp > 1 and cells.count > 1 else 0
-    for slowest in range(straddling_types):
-        zones.append(
-            Zone(
-                cells=np.zeros(0, dtype=np.int64),
-                type=slowest,
-                inside=best_between,
-                room=0,
-                sync_in=best_inside if cells.size.max() >= config.data else 0.0,
-                sync_out=best_between,
-                stay=anywhere,
-            )
-        )
-
-    of_cell, of_type = np.full(cells.count, -1), np.full(len(problem.types), -1)
-    leave = np.full((len(zones), len(zones)), best_between)
+    bandwidth = _CellBandwidth.of(cells)
+    zones = [
+        *_pure_zones(cells, config, bandwidth),
+        *_straddling_zones(problem, cells, config, bandwidth),
+    ]
+    of_cell = np.full(cells.count, -1)
+    of_type = np.full(len(problem.types), -1)
     for z, zone in enumerate(zones):
         of_cell[zone.cells] = z
         if zone.straddles:
             of_type[zone.type] = z
-        for y, other in enumerate(zones):
-            if zone.straddles and other.straddles:
-                leave[z, y] = anywhere
-            elif not zone.straddles and not other.straddles:
-                leave[z, y] = between[np.ix_(zone.cells, other.cells)].max()
     types = [zone.type for zone in zones]
     room = np.array([zone.room for zone in zones], dtype=np.int64)
-    seconds = problem.seconds[tp, config.micro_batch]
+    seconds = problem.seconds[config.tensor, config.micro_batch]
     prefix = [prefix_of(seconds[zone.type], zone.inside) for zone in zones]
+    states = np.maximum(room, 1)  # a zone without a limit needs one state
     return Zones(
         prefix=np.array(prefix).reshape(len(zones), problem.layers + 1),
         capacity=problem.capacity[types],
@@ -132,27 +98,117 @@ def find_zones(
         sync_in=np.array([zone.sync_in for zone in zones]),
         sync_out=np.array([zone.sync_out for zone in zones]),
         stay=np.array([zone.stay for zone in zones]),
-        leave=leave,
+        leave=_leave(zones, bandwidth),
         weight=np.ascontiguousarray(burdens[:, types]),
         straddles=np.array([zone.straddles for zone in zones], dtype=np.int64),
-        base=np.r_[0, np.cumsum(np.maximum(room, 1))].astype(np.int64),
+        base=np.r_[0, np.cumsum(states)].astype(np.int64),
         of_cell=of_cell,
         of_type=of_type,
     )
 
 
-def find_burdens(seconds: Floats) -> Ints:
-    """[H, types] weights: 1 for the slow types where the speed falls most, in up to two ways.
+@dataclass(frozen=True)
+class _CellBandwidth:
+    """Bandwidths of pairs of devices by their cells, in bytes/s."""
 
-    seconds: [types, L]. With two ways also two sums of both, which tell how they are to be shared
-    out together. A single type has the burden 0.
+    between: Floats  # [K, K] between devices of two cells; 0 on the diagonal
+    inside: Floats  # [K] between devices of one cell; 0 where it has one device
+    best_between: float  # the largest of `between`
+    best_inside: float  # the largest of `inside`; that of `between` where no cell has two devices
+
+    @classmethod
+    def of(cls, cells: Cells) -> "_CellBandwidth":
+        """The bandwidths of the cells."""
+        between = cells.bandwidth.copy()
+        np.fill_diagonal(between, 0.0)
+        inside = np.diag(cells.bandwidth)
+        inside = np.where(np.isfinite(inside), inside, 0.0)
+        best_between = float(between.max())
+        best_inside = float(inside.max()) or best_between
+        return cls(between, inside, best_between, best_inside)
+
+    @property
+    def best(self) -> float:
+        """The largest bandwidth of any two devices."""
+        return max(self.best_between, self.best_inside)
+
+
+def _pure_zones(cells: Cells, config: Configuration, bandwidth: _CellBandwidth) -> list[Zone]:
+    """Zones of groups that lie inside one cell: one for each class of cells or device type."""
+    tp = config.tensor
+    holds_group = cells.size >= tp
+    classes = int(cells.kind[-1]) + 1
+    label = cells.kind if classes <= MAX_ZONES else cells.type
+    zones = []
+    for number in np.unique(label[holds_group]):
+        members = np.flatnonzero(holds_group & (label == number))
+        devices = int(cells.size[members].max())
+        room = devices // tp
+        inside = float(bandwidth.inside[members].max())
+        zone = Zone(
+            cells=members,
+            type=int(cells.type[members[0]]),
+            inside=inside,
+            room=room if room <= MAX_ROOM else 0,
+            sync_in=inside if devices >= config.data * tp else 0.0,
+            sync_out=float(bandwidth.between[members].max()),
+            stay=inside,
+        )
+        zones.append(zone)
+    return zones
+
+
+def _straddling_zones(
+    problem: AmpProblem, cells: Cells, config: Configuration, bandwidth: _CellBandwidth
+) -> list[Zone]:
+    """Zones of groups that straddle cells: one for each device type."""
+    if config.tensor == 1 or cells.count == 1:
+        return []
+    data_group_fits = cells.size.max() >= config.data
+    return [
+        Zone(
+            cells=np.zeros(0, dtype=np.int64),
+            type=slowest,
+            inside=bandwidth.best_between,
+            room=0,
+            sync_in=bandwidth.best_inside if data_group_fits else 0.0,
+            sync_out=bandwidth.best_between,
+            stay=bandwidth.best,
+        )
+        for slowest in range(len(problem.types))
+    ]
+
+
+def _leave(zones: Sequence[Zone], bandwidth: _CellBandwidth) -> Floats:
+    """[Z, Z] best bandwidth from a group of a zone to one of a zone in another cell.
+
+    Equal ranks of two straddling groups may lie in one cell, too.
+    """
+    leave = np.full((len(zones), len(zones)), bandwidth.best_between)
+    for z, zone in enumerate(zones):
+        for y, other in enumerate(zones):
+            if zone.straddles and other.straddles:
+                leave[z, y] = bandwidth.best
+            elif not zone.straddles and not other.straddles:
+                leave[z, y] = bandwidth.between[np.ix_(zone.cells, other.cells)].max()
+    return leave
+
+
+def find_burdens(seconds: Floats) -> Ints:
+    """[H, types] weights of the burdens.
+
+    seconds: [types, L]. Types are sorted by the sum of their layer times and split where the sum
+    rises by the largest factor: a burden weighs the slower types 1 and the faster ones 0. The two
+    largest rises give two burdens, and two weighted sums of them, which bound how the pipelines
+    share both out together. Types of equal speed have the one burden 0.
     """
     total = seconds.sum(axis=1)
     fastest_first = np.argsort(total, kind="stable")
-    paces = total[fastest_first]
-    falls = paces[1:] / np.maximum(paces[:-1], 1e-300)
-    deepest_first = sorted(range(len(falls)), key=lambda i: (falls[i], i), reverse=True)
-    splits = sorted(i + 1 for i in deepest_first[:2] if falls[i] > 1)
+    sorted_total = total[fastest_first]
+    factors = sorted_total[1:] / np.maximum(sorted_total[:-1], 1e-300)
+    steepest_first = sorted(range(len(factors)), key=lambda i: (factors[i], i), reverse=True)
+    # a split is the number of faster types
+    splits = sorted(i + 1 for i in steepest_first[:2] if factors[i] > 1)
     if not splits:
         return np.zeros((1, len(total)), dtype=np.int64)
     rank = np.argsort(fastest_first)

@@ -1,14 +1,14 @@
-"""Attention and rotary positions.
+"""Attention and rotary position embeddings.
 
-`attention` reads q, k and v [samples, heads, tokens, d], or all three in one tensor [samples,
-groups, tokens, (r + 2) d], where each group of r = `queries` query heads shares a key-value head
-(Ainslie et al. 2023).
+The operator `attention` reads queries, keys and values: as three tensors [samples, heads, tokens,
+d], or as one tensor [samples, groups, tokens, (r + 2) d]. In one tensor, each group of r query
+heads (attribute `queries`) shares a key-value head (Ainslie et al. 2023).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hetplan.programs.operators.operator import (
     ELEMENT_FLOPS,
@@ -19,7 +19,7 @@ from hetplan.programs.operators.operator import (
     Shapes,
     Work,
     first_two,
-    output_moved,
+    output_sized_work,
     unchanged,
 )
 
@@ -28,79 +28,102 @@ if TYPE_CHECKING:
 
 
 def attention_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """The width of the values; of one tensor, r widths of a head."""
+    """[samples, heads, tokens, width of a value]; of one tensor [samples, groups, tokens, r d]."""
+    samples, heads, tokens, width = whole[0]
     if len(whole) > 1:
-        return (*whole[0][:3], whole[2][3])
+        return samples, heads, tokens, whole[2][3]
     r = attributes.get("queries", 1)
-    return (*whole[0][:3], whole[0][3] // (r + 2) * r)
+    return samples, heads, tokens, width // (r + 2) * r
 
 
-def scores_of(whole: Shapes, output: Shape, attributes: Attributes) -> tuple[float, int, int]:
-    """(Entries of the scores of all heads, width of a query, width of a value)."""
-    (b, n, q, e), k = output, whole[-1][2]
+class ScoreSizes(NamedTuple):
+    """Sizes of the products with the attention scores, which have an entry for each query and
+    key."""
+
+    entries: float  # of the scores of all samples and heads
+    query_width: int  # entries of a head's query, and of its key
+    value_width: int  # entries of a head's value
+
+
+def score_sizes(whole: Shapes, output: Shape, attributes: Attributes) -> ScoreSizes:
+    """The sizes of the scores of an attention operator."""
+    samples, heads, query_tokens, output_width = output
+    key_tokens = whole[-1][2]
     if len(whole) > 1:
-        return float(b * n * q * k), whole[0][3], e
-    r = attributes.get("queries", 1)
-    return float(b * n * r * q * k), e // r, e // r
+        entries = float(samples * heads * query_tokens * key_tokens)
+        return ScoreSizes(entries, query_width=whole[0][3], value_width=output_width)
+    groups, r = heads, attributes.get("queries", 1)
+    entries = float(samples * groups * r * query_tokens * key_tokens)
+    return ScoreSizes(entries, query_width=output_width // r, value_width=output_width // r)
 
 
 def attention_products(whole: Shapes, output: Shape, attributes: Attributes) -> Work:
-    """Two products in the forward pass; five in the backward pass, which computes the scores
-    again."""
-    scores, d, e = scores_of(whole, output, attributes)
-    forward = 2 * scores * (d + e)
-    # dP = dO v^T serves dq and dk alike, and so do the scores
-    of_queries = scores * e + 2 * scores * d
-    of_keys, of_values = of_queries, 2 * scores * e
-    each = [of_queries, of_keys, of_values]
-    return forward, [sum(each)] if len(whole) == 1 else each
+    """FLOP of the products: two in the forward pass; four in the backward pass, which give the
+    gradients of the scores, queries, keys and values."""
+    entries, d, e = score_sizes(whole, output, attributes)
+    forward = 2 * entries * (d + e)
+    # The gradients of queries and of keys both need the gradient of the scores, a product of
+    # 2 entries e FLOP: each counts half of it.
+    of_queries = entries * e + 2 * entries * d
+    of_keys = of_queries
+    of_values = 2 * entries * e
+    if len(whole) == 1:
+        return forward, [of_queries + of_keys + of_values]
+    return forward, [of_queries, of_keys, of_values]
 
 
 def attention_work(whole: Shapes, output: Shape, attributes: Attributes) -> Work:
-    """The products, and the softmax between them."""
-    scores, _, _ = scores_of(whole, output, attributes)
-    softmax = ELEMENT_FLOPS * scores
-    forward, backward = attention_products(whole, output, attributes)
-    # the gradients of queries and of keys both pass the softmax
-    passed = [6 * softmax] if len(whole) == 1 else [3 * softmax, 3 * softmax, 0.0]
-    return forward + 4 * softmax, [a + b for a, b in zip(backward, passed, strict=True)]
+    """FLOP of the products and of the softmax between them.
+
+    The softmax moves four elements per entry of the scores in the forward pass, and six in the
+    backward pass, of which the gradients of queries and of keys count half each.
+    """
+    entries, _, _ = score_sizes(whole, output, attributes)
+    moved = ELEMENT_FLOPS * entries  # one element for each entry of the scores
+    forward, of_inputs = attention_products(whole, output, attributes)
+    softmax = [6 * moved] if len(whole) == 1 else [3 * moved, 3 * moved, 0.0]
+    backward = [product + more for product, more in zip(of_inputs, softmax, strict=True)]
+    return forward + 4 * moved, backward
 
 
 def attention(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v; `causal` hides later tokens, `rotary` turns q and k first."""
+    """softmax(q k^T / sqrt(d)) v. The attribute `causal` hides later tokens; `rotary` applies
+    rotary position embeddings to q and k first."""
     from torch.nn.functional import scaled_dot_product_attention
 
     r = attributes.get("queries", 1)
-    q, k, v = inputs if len(inputs) == 3 else by_query(inputs[0], r)
+    q, k, v = inputs if len(inputs) == 3 else split_heads(inputs[0], r)
     if attributes.get("rotary", False):
-        q, k = turned(q), turned(k)
-    mixed = scaled_dot_product_attention(q, k, v, is_causal=attributes.get("causal", False))
-    return mixed.unflatten(1, (-1, r)).transpose(2, 3).flatten(3)
+        q, k = rotated(q), rotated(k)
+    heads = scaled_dot_product_attention(q, k, v, is_causal=attributes.get("causal", False))
+    return heads.unflatten(1, (-1, r)).transpose(2, 3).flatten(3)
 
 
-def by_query(x: Tensor, r: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v [b, groups r, tokens, d] of one tensor [b, groups, tokens, (r + 2) d]."""
+def split_heads(x: Tensor, r: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [b, groups r, tokens, d] from one tensor [b, groups, tokens,
+    (r + 2) d]; keys and values are repeated for each of a group's r queries."""
     d = x.shape[3] // (r + 2)
     q, k, v = x.split([r * d, d, d], dim=3)
     queries = q.unflatten(3, (r, d)).transpose(2, 3).flatten(1, 2)
     return queries, k.repeat_interleave(r, dim=1), v.repeat_interleave(r, dim=1)
 
 
-def turned(x: Tensor, base: float = 10_000.0) -> Tensor:
-    """Pairs of entries of x [b, n, tokens, d] turned by angles that grow with the token. Entry i
-    pairs with entry i + d // 2; of an odd d the last entry stays.
+def rotated(x: Tensor, base: float = 10_000.0) -> Tensor:
+    """Rotary position embeddings: pairs of entries of x [b, n, tokens, d], rotated by angles that
+    are proportional to the token's position.
 
-    Source: Su et al. 2021.
+    Entry i is paired with entry i + d // 2; the last entry of an odd d stays. Pair i rotates by
+    base^(-i / (d // 2)) per token. Source: Su et al. 2021.
     """
     import torch
 
     half = x.shape[3] // 2
-    steps = torch.arange(half, dtype=torch.float64, device=x.device)
-    places = torch.arange(x.shape[2], dtype=torch.float64, device=x.device)
-    angle = places[:, None] * base ** (-steps / max(half, 1))
+    pairs = torch.arange(half, dtype=torch.float64, device=x.device)
+    positions = torch.arange(x.shape[2], dtype=torch.float64, device=x.device)
+    angle = positions[:, None] * base ** (-pairs / max(half, 1))  # [tokens, half]
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    one, other, last = x.split((half, half, x.shape[3] % 2), dim=-1)
-    return torch.cat([one * cos - other * sin, other * cos + one * sin, last], dim=-1)
+    first, second, last = x.split((half, half, x.shape[3] % 2), dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, last], dim=-1)
 
 
 ATTENTION: dict[str, Operator] = {
@@ -108,6 +131,6 @@ ATTENTION: dict[str, Operator] = {
         attention_shape, first_two, attention, attention_work, attention_products
     ),
     "rotary": Operator(
-        unchanged, first_two, lambda x, a, p: turned(x[0]), output_moved, linear=True
+        unchanged, first_two, lambda x, a, p: rotated(x[0]), output_sized_work, linear=True
     ),
 }

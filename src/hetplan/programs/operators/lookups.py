@@ -17,7 +17,7 @@ from hetplan.programs.operators.operator import (
     Shapes,
     Work,
     first_two,
-    output_moved,
+    output_sized_work,
     size,
     zeros,
 )
@@ -133,7 +133,7 @@ def cross_entropy(inputs: Sequence[Tensor], attributes: Attributes, place: Place
 
 
 LOOKUPS: dict[str, Operator] = {
-    "embed": Operator(embed_shape, embed_ways, embed, output_moved),
+    "embed": Operator(embed_shape, embed_ways, embed, output_sized_work),
     "max-pool": Operator(pooled, first_two, max_pool),
     "mean-pool": Operator(
         mean_pool_shape, first_two, lambda x, a, p: x[0].mean(dim=(2, 3)), linear=True

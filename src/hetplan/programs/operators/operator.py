@@ -1,17 +1,20 @@
-"""One kind of operator: shape, ways, work, kernel; and the rules that many kinds share.
+"""One kind of operator: its shape, its sharding rules (`forms.Way`), its work and its kernel; and
+the shapes, sharding rules and work that several kinds share.
 
-Work is in FLOP. Elementwise operators wait for memory, not for arithmetic: an element moved counts
-as `ELEMENT_FLOPS`, the FLOP that a device could compute meanwhile.
+Work is in FLOP. Elementwise operators wait for memory, not for arithmetic: each element read or
+written counts as `ELEMENT_FLOPS`, the FLOP that a device computes in the time of moving it.
 
-A kernel computes one device's part of the output from torch tensors. torch is imported only when a
-kernel runs, since planning needs the shapes, ways and work without it; torch derives the gradients.
-A kernel runs on slices of any length. A device that has nothing of a tensor still takes part in the
-backward pass, with gradients of zeros, so that all ranks join the same collectives.
+A kernel computes one device's part of the output from torch tensors, and torch derives the
+gradients. torch is imported only when a kernel runs, since planning needs the shapes, sharding
+rules and work alone. A kernel runs on slices of any length. A device whose slice of a tensor is
+empty still takes part in the backward pass, with gradients of zeros, so that all ranks join the
+same collectives.
 
-Sources of the ways: HAP, Fig. 9 and its released rules. Any dimension of an elementwise operator
-can be sliced. Of a product, a dimension of the output is batch or output parallelism; a dimension
-that is summed over is reduction parallelism, whose results are summands (HAP's released code lacks
-it). An operator that is linear in its inputs maps their summands to summands of its output.
+Sources of the sharding rules: HAP, Fig. 9 and its released rules. Any dimension of an elementwise
+operator can be sliced. Slicing a dimension that the output of a product has is batch or output
+parallelism. Slicing a dimension that a product sums over is reduction parallelism, which HAP's
+released code lacks: the devices' results are summands of the output. An operator that is linear in
+its inputs maps summands of the inputs to summands of its output.
 """
 
 from __future__ import annotations
@@ -30,92 +33,107 @@ Shape = tuple[int, ...]
 Shapes = Sequence[Shape]
 Attributes = Mapping[str, Any]
 Work = tuple[float, list[float]]
-"""FLOP of the forward pass, and of the backward pass for each input's gradient."""
+"""FLOP of the forward pass, and FLOP of the backward pass for the gradient of each input."""
 
-# A V100 computes 3.9e12 FLOP/s (measured, HAP's artefact) while it moves 0.9e12 bytes/s: 17 FLOP
-# per element of 4 bytes; a P100 2.15e12 and 0.73e12: 12.
+# FLOP per element moved, between those of HAP's two devices. A V100 computes 3.9e12 FLOP/s
+# (measured, HAP's artefact) and moves 0.9e12 bytes/s: 17 FLOP per element of 4 bytes. A P100
+# computes 2.15e12 FLOP/s and moves 0.73e12 bytes/s: 12 FLOP per element.
 ELEMENT_FLOPS = 16.0
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a kernel runs."""
+    """The part of an operator's output that one device computes."""
 
     shape: Shape
     """The output's shape on this device."""
     starts: tuple[int, ...]
     """Where each input's slice begins along its sliced dimension; 0 for an input that is whole."""
     partial: bool = False
-    """Whether the output is one summand of several."""
+    """Whether the devices' outputs are summands of the whole output."""
     first: bool = True
-    """Whether this device adds what only one of the devices may add."""
+    """Whether this is the device that adds the terms which only one summand may contain."""
 
     @property
     def once(self) -> float:
-        """The factor of a term that must be added once. It is 0, not left out, on the other
-        devices: a bias keeps its gradient, of zeros."""
-        return 1.0 if self.first or not self.partial else 0.0
+        """The factor, 1 or 0, of a term that only one summand of the output may contain.
+
+        The other devices multiply the term, a bias, by 0 rather than leave it out: so the bias has
+        a gradient, of zeros, on every device.
+        """
+        in_this_output = self.first or not self.partial
+        return 1.0 if in_this_output else 0.0
 
 
 Kernel = Callable[["Sequence[Tensor]", Attributes, Place], "Tensor"]
 
 
 def size(shape: Shape) -> int:
-    """Entries of a tensor of that shape."""
+    """Number of elements of a tensor of this shape."""
     return math.prod(shape)
 
 
-def moved(whole: Shapes, output: Shape, attributes: Attributes) -> Work:
-    """Work of an elementwise operator: it reads its inputs and writes its output; each input's
-    gradient reads the output's and the input, and is written."""
-    forward = ELEMENT_FLOPS * (sum(size(s) for s in whole) + size(output))
-    return forward, [ELEMENT_FLOPS * (size(output) + 2 * size(s)) for s in whole]
+def elementwise_work(whole: Shapes, output: Shape, attributes: Attributes) -> Work:
+    """Work of an operator that reads each element of its inputs once and writes its output.
+
+    The gradient of an input takes reading the output's gradient and the input, and writing.
+    """
+    elements = sum(size(shape) for shape in whole) + size(output)
+    backward = [ELEMENT_FLOPS * (size(output) + 2 * size(shape)) for shape in whole]
+    return ELEMENT_FLOPS * elements, backward
 
 
 def no_work(whole: Shapes, output: Shape, attributes: Attributes) -> Work:
-    """Work of an operator that makes a view, and the products of one that is no product."""
+    """No FLOP in either pass."""
     return 0.0, [0.0] * len(whole)
 
 
-def output_moved(whole: Shapes, output: Shape, attributes: Attributes) -> Work:
-    """Work of an operator that reads and writes as many entries as its output has, in each pass.
-    The last input has the gradient; the others are whole numbers."""
-    moved = 2 * ELEMENT_FLOPS * size(output)
-    return moved, [0.0] * (len(whole) - 1) + [moved]
+def output_sized_work(whole: Shapes, output: Shape, attributes: Attributes) -> Work:
+    """Work of an operator that reads and writes as many elements as its output has, in each pass.
+
+    Only the last input has a gradient; the inputs before it are integers.
+    """
+    flops = 2 * ELEMENT_FLOPS * size(output)
+    return flops, [0.0] * (len(whole) - 1) + [flops]
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One kind of operator. `whole` are the undivided shapes of its inputs."""
+    """One kind of operator. `whole` stands for the undivided shapes of its inputs, `output` for the
+    undivided shape of its output."""
 
     shape: Callable[[Shapes, Attributes], Shape]
-    """(whole, attributes) -> the output's shape. Raises InputError where the inputs do not fit."""
+    """(whole, attributes) -> output. Raises InputError where the inputs do not fit."""
     ways: Callable[[Shapes, Attributes], list[Way]]
-    """(whole, attributes) -> the ways to run it on slices."""
+    """(whole, attributes) -> the sharding rules that slice a tensor."""
     kernel: Kernel
-    """(inputs, attributes, place) -> the output on one device."""
-    work: Callable[[Shapes, Shape, Attributes], Work] = moved
-    """(whole, output, attributes) -> its work."""
+    """(inputs, attributes, place) -> one device's part of the output."""
+    work: Callable[[Shapes, Shape, Attributes], Work] = elementwise_work
+    """(whole, output, attributes) -> FLOP, elements moved included."""
     products: Callable[[Shapes, Shape, Attributes], Work] = no_work
-    """(whole, output, attributes) -> the part of its work that is products of matrices, as counters
-    of FLOP see it."""
+    """(whole, output, attributes) -> FLOP of the matrix products alone, which counters of FLOP
+    count."""
     differentiable: bool = True
-    """Whether gradients pass it."""
+    """Whether the inputs have gradients."""
     linear: bool = False
-    """Whether it maps summands of its inputs to summands of its output; its gradients do not depend
-    on its inputs' values."""
+    """Whether the operator maps summands of its inputs to summands of its output. Its gradients do
+    not depend on the values of its inputs."""
     empty: bool = False
-    """Whether its kernel also runs where this device's part of the output is empty. Other outputs
-    are then zeros, without the kernel."""
+    """Whether the kernel also runs where this device's part of the output has no elements. The
+    kernels of other operators do not."""
 
     def all_ways(self, whole: Shapes, attributes: Attributes) -> list[Way]:
-        """The ways to run it other than replicated, on summands too where it is linear."""
+        """All sharding rules but the replicated one: those that slice a tensor, and for a linear
+        operator the one that maps summands to summands."""
         ways = self.ways(whole, attributes)
-        return [*ways, summands(len(whole))] if self.linear else ways
+        if self.linear:
+            return [*ways, summands(len(whole))]
+        return ways
 
     def compute(self, inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
-        """The output on one device."""
-        if 0 not in place.shape or self.empty:
+        """One device's part of the output."""
+        no_elements = 0 in place.shape
+        if not no_elements or self.empty:
             return self.kernel(inputs, attributes, place)
         if not self.differentiable:
             inputs = [x.detach() for x in inputs]
@@ -123,16 +141,17 @@ class Operator:
 
 
 def zeros(shape: Shape, inputs: Sequence[Tensor]) -> Tensor:
-    """Zeros that depend on the inputs, whose gradients are zeros."""
-    real = [x for x in inputs if x.is_floating_point()]
-    result = real[0].new_zeros(shape)
-    for x in real:
+    """Zeros that depend on the inputs in autograd's graph, so that the inputs get gradients of
+    zeros."""
+    floating = [x for x in inputs if x.is_floating_point()]
+    result = floating[0].new_zeros(shape)
+    for x in floating:
         if x.requires_grad:
             result = result + 0 * x.sum()
     return result
 
 
-# Shapes and ways that several operators have.
+# Shapes and sharding rules that several kinds of operators have.
 
 
 def unchanged(whole: Shapes, attributes: Attributes) -> Shape:
@@ -141,16 +160,17 @@ def unchanged(whole: Shapes, attributes: Attributes) -> Shape:
 
 
 def each_dimension(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """Any dimension of the only input can be sliced."""
+    """The operator has one input, any dimension of which can be sliced."""
     return [Way((d,), d) for d in range(len(whole[0]))]
 
 
 def all_but_the_last(whole: Shapes, attributes: Attributes) -> list[Way]:
     """Any dimension of the first input but the last can be sliced; the other inputs are whole."""
-    rest = (WHOLE,) * (len(whole) - 1)
-    return [Way((d, *rest), d) for d in range(len(whole[0]) - 1)]
+    other_inputs = (WHOLE,) * (len(whole) - 1)
+    return [Way((d, *other_inputs), d) for d in range(len(whole[0]) - 1)]
 
 
 def first_two(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """Samples and channels, or samples and heads, of all inputs alike can be sliced."""
+    """The first dimension (samples) of all inputs can be sliced, or the second (channels or heads)
+    of all inputs."""
     return [Way((d,) * len(whole), d) for d in range(2)]

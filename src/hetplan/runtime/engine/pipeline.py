@@ -1,9 +1,13 @@
-"""One rank's passes of an iteration, in the order of its schedule, and what stages send each other.
+"""One rank's passes of an iteration, in the order of its schedule, and the messages between stages.
 
-A pass of a micro-batch is a pass of each layer, an autograd graph of its own: so that ZeRO 3 and
-recomputation act between layers, and nothing is kept of a layer that is computed again. A rank
-without rows of a micro-batch computes nothing and gets no message, but takes part in what ZeRO does
-together.
+A micro-batch passes a rank layer by layer. Each layer's pass has an autograd graph of its own, so
+that ZeRO 3 gathers and recomputation happens between layers, and a layer that is computed again
+keeps nothing but its inputs. A rank without rows of a micro-batch computes nothing and gets no
+message, but joins ZeRO's collectives.
+
+The virtual stages of a replica are numbered along the model: chunk c of stage s is virtual stage
+c S + s, where S is the number of stages. Hop v leads from virtual stage v to v + 1: activations go
+over it forward, their gradients backward.
 """
 
 from collections import Counter
@@ -31,67 +35,72 @@ from hetplan.runtime.engine.transport import Message, Stream, Transport, done
 from hetplan.runtime.tracing.split import Shape
 from hetplan.schema import Range
 
-Values = tuple[Tensor, ...]  # what passes from layer to layer
-Gradients = Sequence[Tensor | None]
-Moment = tuple[int, int, bool]  # hop, micro-batch, forward
+Values = tuple[Tensor, ...]  # activations that one layer passes to the next
+Gradients = Sequence[Tensor | None]  # of `Values`; None: no gradient
+Transfer = tuple[int, int, bool]  # hop, micro-batch, whether forward
 
 
 @dataclass
 class Mail:
-    """One rank's messages: the rows that a sender has and a receiver needs, whatever the widths of
-    both.
+    """One rank's messages to and from the neighbouring stages.
 
-    A micro-batch's rows lie on the row groups of a stage as its shares say; from one stage to the
-    next every intersection of two groups' rows is one message per receiving tensor rank.
-    Activations are whole on all tensor ranks, so each one receives from one of the sender's. What a
-    hop carries comes in the order of the micro-batches.
-
-    sent: those on their way, with their tensors; expected: those that are to come, by (hop,
-    micro-batch, forward), with what they are received into; local: what a rank sends to itself.
+    A micro-batch's rows lie on the row groups of a stage as its shares say. Two stages may divide
+    them differently: every intersection of a sending and a receiving group's rows is one message
+    per receiving tensor rank. Activations are whole on all tensor ranks, so each receives from one
+    sending tensor rank. The messages of a hop arrive in the order of the micro-batches.
     """
 
     layout: Layout
     place: Place
     transport: Transport
+    # messages that may still be on their way, with their tensors
     sent: list[Message] = field(default_factory=list)
-    expected: dict[Moment, tuple[list[Tensor], list[Message]]] = field(default_factory=dict)
-    local: dict[Moment, list[Tensor]] = field(default_factory=dict)
+    # the buffers of begun receives, and the messages to wait for
+    expected: dict[Transfer, tuple[list[Tensor], list[Message]]] = field(default_factory=dict)
+    # tensors that the rank sends to itself
+    local: dict[Transfer, list[Tensor]] = field(default_factory=dict)
 
     def send(self, values: Sequence[Tensor], hop: int, batch: int, *, forward: bool) -> None:
-        """My rows of what goes over a hop (virtual stages hop and hop + 1), to all who need
-        them."""
-        first, rank = self.layout.local_rows(self.place, batch)[0], self.place.rank
+        """Begin to send this rank's rows to every rank across the hop that needs some of them."""
+        first_row, _ = self.layout.local_rows(self.place, batch)
+        rank = self.place.rank
         self.sent = self.transport.pending(self.sent)
-        rows: list[tuple[Tensor, int]] = []
-        carried = messages(self.layout, self.place.replica, hop, batch, forward=forward)
-        for (_, sender, receiver), (a, b) in carried:
-            if sender == rank:
-                own = [x[a - first : b - first].contiguous() for x in values]
-                if receiver == rank:
-                    self.local[hop, batch, forward] = own
-                rows += [(x, receiver) for x in own if receiver != rank]
-        self.sent += self.transport.post(rows, self._tag(hop, forward=forward))
+        outgoing: list[tuple[Tensor, int]] = []
+        for (_, sender, receiver), (begin, end) in self._messages(hop, batch, forward=forward):
+            if sender != rank:
+                continue
+            rows = [x[begin - first_row : end - first_row].contiguous() for x in values]
+            if receiver == rank:
+                self.local[hop, batch, forward] = rows
+            else:
+                outgoing += [(x, receiver) for x in rows]
+        self.sent += self.transport.post(outgoing, self._tag(hop, forward=forward))
 
     def expect(self, shapes: Sequence[Shape], hop: int, batch: int, *, forward: bool) -> None:
-        """Begin to receive my rows [rows, *shape] of what comes over a hop."""
-        (first, last), rank = self.layout.local_rows(self.place, batch), self.place.rank
-        values = [self.transport.space((last - first, *shape), dtype) for shape, dtype in shapes]
-        rows: list[tuple[Tensor, int]] = []
-        carried = messages(self.layout, self.place.replica, hop, batch, forward=forward)
-        for (_, sender, receiver), (a, b) in carried:
-            if receiver == rank != sender:
-                rows += [(x[a - first : b - first], sender) for x in values]
-        begun = self.transport.fetch(rows, self._tag(hop, forward=forward))
-        self.expected[hop, batch, forward] = values, begun
+        """Begin to receive this rank's rows, tensors [rows, *shape], over a hop."""
+        first_row, last_row = self.layout.local_rows(self.place, batch)
+        rank = self.place.rank
+        buffers = [
+            self.transport.space((last_row - first_row, *shape), dtype) for shape, dtype in shapes
+        ]
+        incoming: list[tuple[Tensor, int]] = []
+        for (_, sender, receiver), (begin, end) in self._messages(hop, batch, forward=forward):
+            if receiver == rank and sender != rank:
+                incoming += [(x[begin - first_row : end - first_row], sender) for x in buffers]
+        begun = self.transport.fetch(incoming, self._tag(hop, forward=forward))
+        self.expected[hop, batch, forward] = buffers, begun
+
+    def _messages(self, hop: int, batch: int, *, forward: bool) -> Iterator[tuple[Stream, Range]]:
+        return messages(self.layout, self.place.replica, hop, batch, forward=forward)
 
     def _tag(self, hop: int, *, forward: bool) -> int:
         return tag_of(self.layout, self.place.replica, hop, forward=forward)
 
     def receive(self, hop: int, batch: int, *, forward: bool) -> list[Tensor]:
-        """What was expected."""
-        values, begun = self.expected.pop((hop, batch, forward))
+        """Wait for a receive that `expect` began; the tensors, on this rank's device."""
+        buffers, begun = self.expected.pop((hop, batch, forward))
         done(begun)
-        values = self.local.pop((hop, batch, forward), values)
+        values = self.local.pop((hop, batch, forward), buffers)
         return [x.to(self.transport.device) for x in values]
 
     def settle(self) -> None:
@@ -101,59 +110,74 @@ class Mail:
 
 
 def tag_of(layout: Layout, replica: int, hop: int, *, forward: bool) -> int:
-    """Tags are such that two ranks send in one direction only, what one hop carries: two stages
-    meet once in as many hops as there are stages, or in each one where there are two."""
-    return 2 * (hop // max(1, len(layout.plan.replicas[replica].stages) - 1)) + forward
+    """The tag of a hop's messages in one direction.
+
+    Any two ranks use a tag in one direction and for one hop only. Of S > 2 stages, two neighbours
+    share every S-th hop, so that S - 1 successive hops can have one tag; two stages share all hops.
+    """
+    stages = len(layout.plan.replicas[replica].stages)
+    number = hop // max(1, stages - 1)
+    return 2 * number + forward
 
 
 def messages(
     layout: Layout, replica: int, hop: int, batch: int, *, forward: bool
 ) -> Iterator[tuple[Stream, Range]]:
-    """(tag, sender, receiver) and global rows of all that goes over a hop of a replica."""
-    count = len(layout.plan.replicas[replica].stages)
-    stages = [hop % count, (hop + 1) % count]
-    senders, receivers = (
-        list(
-            enumerate(zip(layout.ranks_of(replica, s), layout.rows(replica, s, batch), strict=True))
-        )
-        for s in (stages if forward else reversed(stages))
-    )
+    """(tag, sender, receiver) and global rows [first, last) of every message of a hop, those of a
+    rank to itself included."""
+    stages = len(layout.plan.replicas[replica].stages)
+    source, target = hop % stages, (hop + 1) % stages
+    if not forward:
+        source, target = target, source
     tag = tag_of(layout, replica, hop, forward=forward)
-    for (i, (sending, (a, b))), (j, (receiving, (c, d))) in product(senders, receivers):
-        # context ranks have the same rows, and pass on their own tokens
-        if max(a, c) < min(b, d) and (layout.context == 1 or i == j):
-            for tensor, receiver in enumerate(receiving):
-                sender = sending[tensor * len(sending) // len(receiving)]
-                yield (tag, sender, receiver), (max(a, c), min(b, d))
+    sending_groups = zip(
+        layout.ranks_of(replica, source), layout.rows(replica, source, batch), strict=True
+    )
+    receiving_groups = zip(
+        layout.ranks_of(replica, target), layout.rows(replica, target, batch), strict=True
+    )
+    pairs = product(enumerate(sending_groups), enumerate(receiving_groups))
+    for (i, (senders, sent_rows)), (j, (receivers, received_rows)) in pairs:
+        # context groups have the same rows; each passes its own tokens on
+        if layout.context > 1 and i != j:
+            continue
+        first, last = max(sent_rows[0], received_rows[0]), min(sent_rows[1], received_rows[1])
+        if first >= last:
+            continue
+        for tensor_rank, receiver in enumerate(receivers):
+            sender = senders[tensor_rank * len(senders) // len(receivers)]
+            yield (tag, sender, receiver), (first, last)
 
 
 def streams(layout: Layout) -> list[Stream]:
-    """(tag, sender, receiver) of every message between two ranks, each once."""
+    """(tag, sender, receiver) of all messages between two ranks in an iteration, each once."""
     used: set[Stream] = set()
     for i, replica in enumerate(layout.plan.replicas):
-        hops = range(len(replica.stages) * len(replica.stages[0].layers) - 1)
-        for hop, batch, forward in product(hops, range(replica.steps), (False, True)):
-            used |= {one for one, _ in messages(layout, i, hop, batch, forward=forward)}
+        virtual_stages = len(replica.stages) * len(replica.stages[0].layers)
+        hops, batches = range(virtual_stages - 1), range(replica.steps)
+        for hop, batch, forward in product(hops, batches, (False, True)):
+            used |= {stream for stream, _ in messages(layout, i, hop, batch, forward=forward)}
     return sorted((tag, a, b) for tag, a, b in used if a != b)
 
 
 @dataclass
 class Saved:
-    """What is kept of a layer's forward pass: its input and its output, with the graph between."""
+    """A layer's forward pass, kept for its backward pass; its autograd graph hangs on `outputs`."""
 
-    x: Values
-    y: Values
+    inputs: Values
+    outputs: Values
 
 
 def every_second_product() -> Callable[..., CheckpointPolicy]:
-    """What a layer's pass keeps under the recomputation `operators`: fused attention and every
-    second product. Source: torchtitan's selective activation checkpointing."""
-    products = Counter[bool]()
+    """The policy of the recomputation `operators` for one pass of a layer: fused attention and
+    every second product are kept, all else is computed again. Source: torchtitan's selective
+    activation checkpointing."""
+    products = Counter[bool]()  # in the first pass (False) and in the recomputation (True)
 
     def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
         name = str(operator).split(".")[1]
         kept = name.startswith("_scaled_dot_product")
-        if name in ("mm", "addmm"):  # with weights; others are those of attention
+        if name in ("mm", "addmm"):  # products with weights; those of attention have other names
             products[context.is_recompute] += 1
             kept = products[context.is_recompute] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
@@ -161,39 +185,50 @@ def every_second_product() -> Callable[..., CheckpointPolicy]:
     return policy
 
 
-def passed(
-    chain: Chain, k: int, values: Sequence[Any], position: Position, again: str, device: Any
+def layer_pass(
+    chain: Chain,
+    k: int,
+    values: Sequence[Any],
+    position: Position,
+    recomputation: str,
+    device: Any,
 ) -> Values:
-    """A layer's pass, with the same random numbers whenever these rows pass. again: the plan's
-    recomputation; the last layer's pass is followed by its backward pass at once.
+    """The forward pass of layer k: its outputs, or the loss.
 
-    What passes on is of the type that stages have agreed upon, whatever autocast makes; no rounded
-    weights are kept for the next pass."""
+    values: the outputs of the layer before, then what the layer reads of the data. position: where
+    the rows stand; a pass that is computed again draws the same random numbers by it.
+    recomputation: the plan's. The last layer is never computed again, since its backward pass
+    follows at once.
+
+    The outputs have the types that the stages agree upon, `chain.outputs`, whatever autocast gives.
+    Autocast keeps no rounded weights for the next pass.
+    """
+    is_last = k + 1 == len(chain.names)
+    types = [None] if is_last else [dtype for _, dtype in chain.outputs[k]]
     half = position.autocast
-    types = [dtype for _, dtype in chain.outputs[k]] if k + 1 < len(chain.names) else [None]
 
-    def act(*values: Any) -> Values:
+    def run(*values: Any) -> Values:
         rounding = torch.autocast(device.type, half, enabled=half is not None, cache_enabled=False)
         with at(position), seeded_layer(k, device), rounding:
-            made = chain.call(k, values)
-        return tuple(y.to(dtype) for y, dtype in zip(made, types, strict=True))
+            outputs = chain.call(k, values)
+        return tuple(y.to(dtype) for y, dtype in zip(outputs, types, strict=True))
 
-    if again not in ("full", "operators") or k + 1 == len(chain.names):
-        return act(*values)
-    more: dict[str, Any] = {}
-    if again == "operators":
+    if is_last or recomputation not in ("full", "operators"):
+        return run(*values)
+    options: dict[str, Any] = {}
+    if recomputation == "operators":
         policy = every_second_product()
-        more["context_fn"] = lambda: create_selective_checkpoint_contexts(policy)
+        options["context_fn"] = lambda: create_selective_checkpoint_contexts(policy)
     with set_checkpoint_early_stop(False):  # tensor ranks meet in every collective again
-        made: Values = checkpoint(
-            act, *values, use_reentrant=False, preserve_rng_state=False, **more
+        outputs: Values = checkpoint(
+            run, *values, use_reentrant=False, preserve_rng_state=False, **options
         )
-    return made
+    return outputs
 
 
 @dataclass
 class Pipeline:
-    """A rank's part."""
+    """A rank's passes of an iteration."""
 
     layout: Layout
     place: Place
@@ -203,137 +238,186 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         self.ranges = self.layout.stage(self.place).layers
+        """[chunk] layers [first, last)."""
         self.end = len(self.chain.names)
+        """Number of the model's layers."""
         self.watch = self.mail.transport.watch
         self.replica = self.layout.plan.replicas[self.place.replica]
         self.saved: dict[tuple[int, int], list[Saved]] = {}
+        """(chunk, micro-batch) -> forward passes of its layers that wait for their backward
+        passes; none where the rank has no rows."""
         self.actions = self.layout.actions(self.place)
-        layers = [range(first, last) for first, last in self.ranges]
-        self.visits = [
-            (backward, k)
-            for backward, chunk, _ in self.actions
-            for k in (reversed(layers[chunk]) if backward else layers[chunk])
-        ]
+        self.visits: list[tuple[bool, int]] = []
+        """(backward, layer) of all passes of layers, in the order of the schedule."""
+        for backward, chunk, _ in self.actions:
+            layers = range(*self.ranges[chunk])
+            self.visits += [(backward, k) for k in (reversed(layers) if backward else layers)]
         self.position = Position()
         self.total: Tensor | float = 0.0
+        """Sum of the losses of the iteration so far."""
 
     def weight(self, rows: Rows) -> float:
-        """What this rank's targets weigh: to be added up over all ranks; one rank speaks for those
-        that compute the same rows."""
-        if self.ranges[-1][1] < self.end or not self.layout.reports_loss(self.place):
+        """The weight of this rank's targets, which is added up over all ranks.
+
+        It is 0 where the rank has no loss, or another rank reports the loss of the same rows.
+        """
+        has_loss = self.ranges[-1][1] == self.end
+        if not has_loss or not self.layout.reports_loss(self.place):
             return 0.0
-        mine = [self.layout.local_rows(self.place, k) for k in range(self.replica.steps)]
-        return float(sum(self.chain.source.weigh(rows(a, b)) for a, b in mine if a < b))
+        batches = [self.layout.local_rows(self.place, k) for k in range(self.replica.steps)]
+        weights = [self.chain.source.weigh(rows(a, b)) for a, b in batches if a < b]
+        return float(sum(weights))
 
     def run(self, rows: Rows, position: Position, weight: float) -> float:
-        """All passes; gradients are those of the losses divided by `weight`. Returns the sum of
-        this rank's losses."""
+        """Run all passes of an iteration; gradients add up on the parameters.
+
+        weight: the sum of all ranks' weights, by which the losses are divided before the backward
+        passes. Returns the sum of the losses that this rank reports.
+        """
         self.total, self.position = 0.0, position
         self._expect(*self.actions[0])
-        for (backward, chunk, batch), then in zip_longest(self.actions, self.actions[1:]):
-            if then is not None:
-                self._expect(*then)
+        for (backward, chunk, batch), following in zip_longest(self.actions, self.actions[1:]):
+            if following is not None:
+                self._expect(*following)
             if backward:
-                self._backward(chunk, batch, rows, weight)
+                self._backward(chunk, batch, weight)
             else:
                 self._forward(chunk, batch, rows)
         assert not self.saved, "a forward pass has no backward pass"
         return float(self.total) if self.layout.reports_loss(self.place) else 0.0
 
-    def _hop(self, chunk: int) -> int:
-        """The virtual stage of a chunk here: hop v leads to the next one, hop v - 1 here."""
+    def _virtual_stage(self, chunk: int) -> int:
+        """The number v of a chunk's virtual stage: hop v - 1 leads here, hop v to the next one."""
         return chunk * len(self.replica.stages) + self.place.stage
 
     def _forward(self, chunk: int, batch: int, rows: Rows) -> None:
+        """A chunk's forward pass of a micro-batch."""
         (first, last), (a, b) = self.ranges[chunk], self.layout.local_rows(self.place, batch)
-        x: Values | None = None
-        read: Sequence[tuple[Any, ...]] = [()] * (last - first)
-        if a < b:
-            x = tuple(self._receive(chunk, batch, forward=True)) if first > 0 else ()
-            read = self.chain.read(rows, (a, b), first, last, self.mail.transport.device)
+        has_rows = a < b
+        x: Values = ()
+        data: Sequence[tuple[Any, ...]] = [()] * (last - first)
+        if has_rows:
+            if first > 0:
+                x = tuple(self._receive(chunk, batch, forward=True))
+            data = self.chain.read(rows, (a, b), first, last, self.mail.transport.device)
         kept: list[Saved] = []
         with self.watch.during("forward", chunk, batch):
             for k in range(first, last):
                 self.states.before_layer(k)
-                if x is not None:
-                    x = self._layer(k, x, read[k - first], a, kept)
+                if has_rows:
+                    kept.append(self._layer(k, x, data[k - first], a))
+                    x = tuple(value.detach() for value in kept[-1].outputs)
                 self.states.after_layer(k, backward=False)
         self.saved[chunk, batch] = kept
-        if x is None:
+        if not has_rows:
             return
         if last == self.end:
             if x[0].numel() != 1:
                 raise InputError(
                     "loss", got=tuple(x[0].shape), expected="one number, the sum over all rows"
                 )
-            self.total = self.total + x[0].double()  # no look at the value: a GPU goes on
+            self.total = self.total + x[0].double()  # a tensor, so that a GPU is not waited for
         else:
-            self.mail.send(x, self._hop(chunk), batch, forward=True)
+            self.mail.send(x, self._virtual_stage(chunk), batch, forward=True)
 
     def _expect(self, backward: bool, chunk: int, batch: int) -> None:
-        """Post a pass's receive while the one before computes."""
+        """Begin the receive that a pass needs, while the pass before it computes."""
         (first, last), (a, b) = self.ranges[chunk], self.layout.local_rows(self.place, batch)
-        if a < b and (last < self.end if backward else first > 0):
-            shapes = self.chain.outputs[(last if backward else first) - 1]
-            sent = [one for one in shapes if not backward or one[1].is_floating_point]
-            self.mail.expect(sent, self._hop(chunk) - (not backward), batch, forward=not backward)
+        receives = last < self.end if backward else first > 0
+        if a == b or not receives:
+            return
+        stage = self._virtual_stage(chunk)
+        if backward:
+            shapes = [shape for shape in self.chain.outputs[last - 1] if has_gradient(shape)]
+            self.mail.expect(shapes, stage, batch, forward=False)
+        else:
+            self.mail.expect(self.chain.outputs[first - 1], stage - 1, batch, forward=True)
 
     def _receive(self, chunk: int, batch: int, *, forward: bool) -> list[Tensor]:
-        """What the layer before a chunk gave, or the gradients of what the chunk's last one did."""
+        """The inputs of a chunk, from the virtual stage before; or the gradients of its outputs,
+        from the one behind."""
+        stage = self._virtual_stage(chunk)
         with self.watch.during("receive", chunk, batch):
-            return self.mail.receive(self._hop(chunk) - forward, batch, forward=forward)
+            return self.mail.receive(stage - 1 if forward else stage, batch, forward=forward)
 
-    def _layer(
-        self, k: int, x: Values, read: tuple[Any, ...], row: int, kept: list[Saved]
-    ) -> Values:
-        """A layer's forward pass on a graph of its own; what comes out is detached."""
-        x = tuple(value.detach().requires_grad_(value.is_floating_point()) for value in x)
-        position, again = (
+    def _layer(self, k: int, x: Values, data: tuple[Any, ...], row: int) -> Saved:
+        """A layer's forward pass on an autograd graph of its own.
+
+        x: outputs of the layer before. data: what the layer reads of the data. row: global number
+        of the first row.
+        """
+        inputs = tuple(value.detach().requires_grad_(value.is_floating_point()) for value in x)
+        outputs = layer_pass(
+            self.chain,
+            k,
+            (*inputs, *data),
             replace(self.position, first_row=row),
             self.layout.recomputation_of(self.place, k),
+            self.mail.transport.device,
         )
-        y = passed(self.chain, k, (*x, *read), position, again, self.mail.transport.device)
         self.watch.passed()
-        kept.append(Saved(x, y))
-        return tuple(value.detach() for value in y)
+        return Saved(inputs, outputs)
 
-    def _backward(self, chunk: int, batch: int, rows: Rows, weight: float) -> None:
+    def _backward(self, chunk: int, batch: int, weight: float) -> None:
+        """A chunk's backward pass of a micro-batch."""
         (first, last), (a, b) = self.ranges[chunk], self.layout.local_rows(self.place, batch)
         kept = self.saved.pop((chunk, batch))
-        grads = self._gradients(chunk, batch, kept, weight) if kept else []
-        position = replace(self.position, first_row=a)  # of scores that are computed again
+        grads: Gradients = []
+        if kept:
+            grads = self._output_gradients(chunk, batch, kept[-1].outputs, weight)
+        # layers that are computed again draw random numbers by position
+        position = replace(self.position, first_row=a)
         with self.watch.during("backward", chunk, batch), at(position):
             for k in reversed(range(first, last)):
                 self.states.before_layer(k)
                 if kept:
-                    grads = self._layer_back(kept.pop(), grads)
+                    grads = self._layer_backward(kept.pop(), grads)
                 self.states.after_layer(k, backward=True)
         if a < b and first > 0:
-            device = self.mail.transport.device
-            sent = [
-                # None: nothing before depends on a parameter
-                torch.zeros(b - a, *shape, dtype=dtype, device=device) if grad is None else grad
-                for (shape, dtype), grad in zip(self.chain.outputs[first - 1], grads, strict=True)
-                if dtype.is_floating_point
-            ]
-            self.mail.send(sent, self._hop(chunk) - 1, batch, forward=False)
+            self._send_gradients(chunk, batch, grads)
 
-    def _gradients(self, chunk: int, batch: int, kept: Sequence[Saved], weight: float) -> Gradients:
-        """Of what the last layer here gave."""
-        y, last = kept[-1].y, self.ranges[chunk][1]
+    def _send_gradients(self, chunk: int, batch: int, grads: Gradients) -> None:
+        """Send the gradients of a chunk's inputs to the virtual stage before."""
+        first, _ = self.ranges[chunk]
+        a, b = self.layout.local_rows(self.place, batch)
+        sent = []
+        for (shape, dtype), grad in zip(self.chain.outputs[first - 1], grads, strict=True):
+            if not dtype.is_floating_point:
+                continue
+            if grad is None:  # the loss does not depend on this input
+                device = self.mail.transport.device
+                grad = torch.zeros(b - a, *shape, dtype=dtype, device=device)
+            sent.append(grad)
+        self.mail.send(sent, self._virtual_stage(chunk) - 1, batch, forward=False)
+
+    def _output_gradients(
+        self, chunk: int, batch: int, outputs: Values, weight: float
+    ) -> Gradients:
+        """The gradients of a chunk's outputs: of the loss, or received from the next stage."""
+        _, last = self.ranges[chunk]
         if last == self.end:
-            return [torch.full_like(y[0], 1.0 / weight)]
+            loss = outputs[0]
+            return [torch.full_like(loss, 1.0 / weight)]
         received = iter(self._receive(chunk, batch, forward=False))
         return [
-            next(received) if dtype.is_floating_point else None
-            for _, dtype in self.chain.outputs[last - 1]
+            next(received) if has_gradient(shape) else None
+            for shape in self.chain.outputs[last - 1]
         ]
 
-    def _layer_back(self, saved: Saved, grads: Gradients) -> Gradients:
-        """A layer's backward pass: the gradients of its inputs."""
-        both = zip(saved.y, grads, strict=True)
-        pairs = [(a, b) for a, b in both if b is not None and a.requires_grad]
-        if pairs:
-            torch.autograd.backward(*zip(*pairs, strict=True))
+    def _layer_backward(self, saved: Saved, grads: Gradients) -> Gradients:
+        """A layer's backward pass: the gradients of its inputs from those of its outputs."""
+        outputs, gradients = [], []
+        for output, grad in zip(saved.outputs, grads, strict=True):
+            if grad is not None and output.requires_grad:
+                outputs.append(output)
+                gradients.append(grad)
+        if outputs:
+            torch.autograd.backward(outputs, gradients)
         self.watch.passed()
-        return [value.grad for value in saved.x]
+        return [value.grad for value in saved.inputs]
+
+
+def has_gradient(shape: Shape) -> bool:
+    """Whether a value that passes between layers has a gradient: whether it is a real number."""
+    _, dtype = shape
+    return bool(dtype.is_floating_point)

@@ -1,19 +1,20 @@
 """Layers of users' models on several ranks at once, by torch's DTensor.
 
 The graphs that `tracing.split` makes have the sizes of whole tensors, so that DTensor can run them:
-each rank holds columns or rows of a weight, as `tracing.split` says, and DTensor moves what an
-operator needs. What it has no rule for is computed whole on every rank, from gathered values.
-Attention runs on whole sequences of some heads: where tokens are divided, they are exchanged for
-heads; or keys and values of all tokens go round a ring of context ranks. Random numbers are drawn
-for whole tensors, so that ranks drop what one process does.
+each rank has columns or rows of a weight, as `tracing.split` says, and DTensor moves the values
+that an operator needs. An operator for which DTensor has no rule is computed on every rank, from
+gathered values. Attention runs on whole sequences of some heads: where tokens are divided, an
+all-to-all exchanges tokens for heads; or keys and values of all tokens go round a ring of context
+ranks. Random numbers are drawn for whole tensors, so that the ranks drop the elements that one
+process drops.
 
-Between layers a value lies whole on every rank; under context and sequence parallelism its tokens
+Between layers a value is whole on every rank; under context and sequence parallelism its tokens
 (dimension 1) are divided. Source of the latter: Korthikanti et al. 2022, Section 4.2.2.
 """
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from math import prod
@@ -30,19 +31,19 @@ from hetplan.plans.places import Place
 from hetplan.runtime.engine.chain import Chain
 from hetplan.runtime.engine.layout import Layout
 from hetplan.runtime.engine.transport import Group, mirrored
-from hetplan.runtime.tracing.split import RESHAPES, Split, mapped, name_of
+from hetplan.runtime.tracing.split import RESHAPES, Shape, Split, mapped, name_of
 
 ATTENTION = "scaled_dot_product_attention"
-Form = Sequence[Any]  # placements, one for each dimension of a mesh
+Form = Sequence[Any]  # DTensor's placements, one for each dimension of a mesh
 
 
-def tidy(x: Any) -> Any:
-    """The same with contiguous memory on this rank, as views take for granted."""
-    here = x.to_local()
-    if here.is_contiguous():
+def contiguous(x: Any) -> Any:
+    """A distributed tensor with contiguous memory on this rank, as views take for granted."""
+    local = x.to_local()
+    if local.is_contiguous():
         return x
     return DTensor.from_local(
-        here.contiguous(),
+        local.contiguous(),
         x.device_mesh,
         x.placements,
         shape=x.shape,
@@ -50,25 +51,37 @@ def tidy(x: Any) -> Any:
     )
 
 
-def own_use(x: Any) -> Any:
-    """What is here of x, for work that differs from rank to rank. Where x is whole, the gradients
-    here are summands: each rank has those of its own part of the work alone."""
-    gradients = [Partial() if form.is_replicate() else form for form in x.placements]
+def contiguous_both_ways(x: Any) -> Any:
+    """x with contiguous memory on this rank, and gradients alike; x itself if not distributed."""
+    return mirrored(contiguous, contiguous, x) if isinstance(x, DTensor) else x
+
+
+def in_form(x: Any, form: Form) -> Any:
+    """A distributed tensor redistributed to a form, in contiguous memory; others as they are."""
+    if not isinstance(x, DTensor):
+        return x
+    return contiguous_both_ways(contiguous_both_ways(x).redistribute(placements=form))
+
+
+def local_for_part(x: Any) -> Any:
+    """This rank's part of a distributed tensor, for work that differs from rank to rank.
+
+    Where x is whole, the gradients on the ranks are summands, since each rank has the gradient of
+    its own part of the work alone.
+    """
+    if not isinstance(x, DTensor):
+        return x
+    gradients = [Partial() if edge.is_replicate() else edge for edge in x.placements]
     return x.to_local(grad_placements=gradients)
 
 
-def tidied(x: Any) -> Any:
-    """x with contiguous memory here, and so are its gradients."""
-    return mirrored(tidy, tidy, x) if isinstance(x, DTensor) else x
-
-
 class Spread(fx.Interpreter):
-    """A layer's graph on the ranks of a mesh.
+    """A layer's graph, run on the ranks of a mesh.
 
-    parameters: name inside -> its form. before, after: forms of the values that come from the layer
-    before and that pass on. form_of: shape of a value of one sample -> the form that it has between
-    products. context: whether the mesh's first dimension is of context ranks. ring: the group of
-    these, where keys and values go round it.
+    parameters: name within the layer -> form of the parameter; whole where left out. before: forms
+    of the values from the layer before. after: forms of the outputs. form_of: shape of a value of
+    one sample -> form of the value between products. context: whether the ranks along the mesh's
+    first dimension are context ranks. ring: their group, where keys and values go round a ring.
     """
 
     def __init__(
@@ -89,41 +102,50 @@ class Spread(fx.Interpreter):
         self.whole: Form = [Replicate()] * mesh.ndim
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
-        """The layer's pass: of local parts, as `before` and `after` say."""
+        """The layer's pass, from and to this rank's parts of the values in the forms `before` and
+        `after`. Values of the data, behind those of the layer before, are whole."""
         forms = zip_longest(values, self.before, fillvalue=self.whole)
-        made = self.run(*(self.enter(value, form) for value, form in forms))
-        return tuple(
-            self.settled(self.enter(y, self.whole)).redistribute(placements=form).to_local()
-            for y, form in zip(made, self.after, strict=True)
-        )
+        outputs = self.run(*(self.distributed(value, form) for value, form in forms))
+        local = []
+        for output, form in zip(outputs, self.after, strict=True):
+            summed = self.without_summands(self.distributed(output, self.whole))
+            local.append(summed.redistribute(placements=form).to_local())
+        return tuple(local)
 
-    def enter(self, value: Any, form: Form) -> Any:
-        """A tensor of this rank as a part of a whole one."""
-        plain = isinstance(value, Tensor) and not isinstance(value, DTensor)
-        return DTensor.from_local(value, self.mesh, form) if plain else value
+    def distributed(self, value: Any, form: Form) -> Any:
+        """The distributed tensor of which this rank has the part `value`, in a form; anything but a
+        plain tensor as it is."""
+        if isinstance(value, DTensor) or not isinstance(value, Tensor):
+            return value
+        return DTensor.from_local(value, self.mesh, form)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """A parameter, a buffer or a constant."""
-        value, form = (
-            super().get_attr(target, args, kwargs),
-            self.parameters.get(target, self.whole),
-        )
+        """A parameter, a buffer or a constant of the graph, as a distributed tensor."""
+        value = super().get_attr(target, args, kwargs)
+        form = self.parameters.get(target, self.whole)
         if not (self.context and isinstance(value, nn.Parameter)):
-            return self.enter(value, form)
+            return self.distributed(value, form)
         return mirrored(
-            lambda x: self.enter(x, form), lambda gradient: self.own_part(gradient, form), value
+            lambda x: self.distributed(x, form),
+            lambda gradient: self.context_summand(gradient, form),
+            value,
         )
 
-    def own_part(self, gradient: Any, form: Form) -> Tensor:
-        """This context rank's contribution to a gradient, which is summed behind the passes."""
-        summands = gradient.placements[0] == Partial()
-        kept = gradient.placements[0] if summands else Replicate()
-        here = gradient.redistribute(placements=[kept, *form[1:]]).to_local()
-        first = summands or self.mesh.get_local_rank(0) == 0
-        return here if first else torch.zeros_like(here)
+    def context_summand(self, gradient: Any, form: Form) -> Tensor:
+        """This context rank's summand of a parameter's gradient; they are summed behind the passes.
+
+        Where every context rank has the whole gradient, the first one's summand is the gradient and
+        the others' are zeros.
+        """
+        are_summands = gradient.placements[0] == Partial()
+        context_edge = Partial() if are_summands else Replicate()
+        local = gradient.redistribute(placements=[context_edge, *form[1:]]).to_local()
+        if are_summands or self.mesh.get_local_rank(0) == 0:
+            return local
+        return torch.zeros_like(local)
 
     def run_node(self, n: Node) -> Any:
-        """An operator on distributed tensors."""
+        """Run one node of the graph on distributed tensors."""
         if n.op != "call_function":
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -131,93 +153,106 @@ class Spread(fx.Interpreter):
         if kind == "getitem":
             return n.target(*args)
         if kind not in RESHAPES:
-            args = mapped(args, self.settled)
+            args = mapped(args, self.without_summands)
         if kind == "cat":  # caches that are empty have one dimension
             args = ([x for x in args[0] if x.dim() > 1 or x.numel()], *args[1:])
-        made = self._special(kind, n, args, kwargs)
-        if made is None:
-            made = self._usual(kind, n, args, kwargs)
-        return mapped(made, lambda y: self.enter(y, self.whole))
+        output = self._without_rule(kind, n, args, kwargs)
+        if output is None:
+            output = self._by_rule(kind, n, args, kwargs)
+        return mapped(output, lambda y: self.distributed(y, self.whole))
 
-    def settled(self, x: Any) -> Any:
-        """A value that ranks have summands of, summed up; else what reads it would gather weights
-        to pass the summands on. Along other dimensions of the mesh it stays as it is: those of a
-        divided table's rows are summed where they were looked up."""
-        if not isinstance(x, DTensor) or not any(p.is_partial() for p in x.placements):
+    def without_summands(self, x: Any) -> Any:
+        """A value with summands on the ranks added up; else an operator that reads it would gather
+        weights to pass the summands on.
+
+        Along the dimensions of the mesh where the value has no summands its placements stay: a
+        divided embedding's output is summed over the ranks that looked up rows of the table.
+        """
+        if not isinstance(x, DTensor) or not any(edge.is_partial() for edge in x.placements):
             return x
-        both = zip(x.placements, self.form_of(x.shape[1:]), strict=True)
-        form = [edge if placement.is_partial() else placement for placement, edge in both]
-        return tidied(x.redistribute(placements=form))
+        between = self.form_of(x.shape[1:])
+        form = [
+            summed if edge.is_partial() else edge
+            for edge, summed in zip(x.placements, between, strict=True)
+        ]
+        return contiguous_both_ways(x.redistribute(placements=form))
 
-    def _special(self, kind: str, n: Node, args: Any, kwargs: Any) -> Any:
-        """What is not left to DTensor; None: nothing."""
+    def _without_rule(self, kind: str, n: Node, args: Any, kwargs: Any) -> Any:
+        """The output of an operator that DTensor's rules would compute otherwise; None: the rules
+        apply."""
         if kind == ATTENTION:
             return self._attention(n, args, kwargs)
         if kind == "dropout" and args[1] > 0 and args[2]:
-            kept = torch.ones(args[0].shape, dtype=args[0].dtype, device=self.mesh.device_type)
-            return args[0] * self.enter(n.target(kept, *args[1:]), self.whole)
+            ones = torch.ones(args[0].shape, dtype=args[0].dtype, device=self.mesh.device_type)
+            return args[0] * self.distributed(n.target(ones, *args[1:]), self.whole)
         if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()):
-            return self._moved(self.whole, n, args, kwargs)
+            return self._on_whole_values(n, args, kwargs)
+        # an operator that splits the columns of a weight that is made of blocks
         name, blocks = n.meta.get("blocks", ("", 1))
-        form = [one for one in self.parameters.get(name, ()) if not one.is_replicate()]
-        if form:  # a rank has its columns of each block, one behind the other
+        divided = any(not edge.is_replicate() for edge in self.parameters.get(name, ()))
+        if divided:  # a rank has its columns of each block, one behind the other
             x = args[0]
             assert Shard(x.dim() - 1) in x.placements, "columns of blocks lie where they were made"
             parts = x.to_local().chunk(blocks, -1)
-            return tuple(self.enter(part.contiguous(), x.placements) for part in parts)
+            return tuple(self.distributed(part.contiguous(), x.placements) for part in parts)
         return None
 
-    def _usual(self, kind: str, n: Node, args: Any, kwargs: Any) -> Any:
-        """By DTensor's rule, else whole on every rank."""
+    def _by_rule(self, kind: str, n: Node, args: Any, kwargs: Any) -> Any:
+        """The output of an operator by DTensor's rule; where it has none, from whole values."""
         if kind in RESHAPES:
-            args = (tidied(args[0]), *args[1:])
+            args = (contiguous_both_ways(args[0]), *args[1:])
         try:
-            made = n.target(*args, **kwargs)
+            output = n.target(*args, **kwargs)
         except (RuntimeError, AssertionError):
-            return self._moved(self.whole, n, args, kwargs)
-        return tidied(made) if kind in RESHAPES else made
+            return self._on_whole_values(n, args, kwargs)
+        return contiguous_both_ways(output) if kind in RESHAPES else output
 
     def _attention(self, n: Node, args: Any, kwargs: Any) -> Any:
-        """By heads where all ranks get equally many; dropout in it is drawn for all heads."""
-        values: dict[str, Any] = {
-            a.name: x for a, x in zip(n.target._schema.arguments, args, strict=False)
-        }
-        values |= kwargs
+        """Attention, by heads where all ranks get equally many; else, and with dropout, which is
+        drawn for all heads, from whole values."""
+        names = [argument.name for argument in n.target._schema.arguments]
+        values: dict[str, Any] = dict(zip(names, args, strict=False)) | kwargs
         q, k, v = (values[name] for name in ("query", "key", "value"))
+        ring_ranks = self.ring.process.size() if self.ring else 1
+        head_ranks = self.mesh.size() // ring_ranks
+        evenly = all(
+            x.dim() == 4 and x.shape[1] % head_ranks == 0 and x.shape[2] % ring_ranks == 0
+            for x in (q, k, v)
+        )
+        if not evenly or values.get("dropout_p", 0.0) > 0:
+            return self._on_whole_values(n, args, kwargs)
+        # [samples, heads, tokens, width]: heads are divided over the mesh; with a ring, over its
+        # other dimensions, and tokens over the ring
+        by_heads: list[Any] = [Shard(1)] * self.mesh.ndim
+        divided = [Shard(2), *by_heads[1:]] if self.ring else by_heads
         mask = values.get("attn_mask")
-        ring = self.ring.process.size() if self.ring else 1
-        sizes = [x.shape[1:3] for x in (q, k, v) if x.dim() == 4]
-        parts = self.mesh.size() // ring
-        even = len(sizes) == 3 and all(h % parts == 0 and t % ring == 0 for h, t in sizes)
-        if not even or values.get("dropout_p", 0.0) > 0:
-            return self._moved(self.whole, n, args, kwargs)
-        divided: list[Any] = [Shard(1)] * self.mesh.ndim
-        form = [Replicate(), *divided[1:]] if self.ring else divided
         if mask is not None:
             mask = mask[(None,) * (4 - mask.dim())]  # as attention broadcasts it
-            own = mask.shape[1] > 1
-            values["attn_mask"] = mask.redistribute(placements=form if own else self.whole)
-        divided = [Shard(2), *divided[1:]] if self.ring else divided
-        for name, x in zip(("query", "key", "value"), (q, k, v), strict=True):
-            values[name] = tidied(tidied(x).redistribute(placements=divided))
-        local = mapped(values, lambda x: own_use(x) if isinstance(x, DTensor) else x)
-        here = in_ring(self.ring, self.mesh.get_local_rank(0), **local) if self.ring else None
-        made = tidied(self.enter(n.target(**local) if here is None else here, divided))
-        back = Shard(2) in q.placements  # heads for tokens again
-        return tidied(made.redistribute(placements=q.placements)) if back else made
-
-    def _moved(self, form: Form, n: Node, args: Any, kwargs: Any) -> Any:
-        """An operator on this rank's parts of values in a form."""
-
-        def local(x: Any) -> Any:
-            return (
-                tidied(tidied(x).redistribute(placements=form)).to_local()
-                if isinstance(x, DTensor)
-                else x
+            mask_by_heads = [Replicate(), *by_heads[1:]] if self.ring else by_heads
+            has_heads = mask.shape[1] > 1
+            values["attn_mask"] = mask.redistribute(
+                placements=mask_by_heads if has_heads else self.whole
             )
+        for name, x in (("query", q), ("key", k), ("value", v)):
+            values[name] = in_form(x, divided)
+        local = mapped(values, local_for_part)
+        if self.ring:
+            output = in_ring(self.ring, self.mesh.get_local_rank(0), **local)
+        else:
+            output = n.target(**local)
+        result = contiguous_both_ways(self.distributed(output, divided))
+        if Shard(2) in q.placements:  # tokens were exchanged for heads
+            return contiguous_both_ways(result.redistribute(placements=q.placements))
+        return result
 
-        made = n.target(*mapped(args, local), **mapped(kwargs, local))
-        return mapped(made, lambda y: self.enter(y, form))
+    def _on_whole_values(self, n: Node, args: Any, kwargs: Any) -> Any:
+        """The output of an operator that every rank computes from gathered values."""
+
+        def gathered(x: Any) -> Any:
+            return in_form(x, self.whole).to_local() if isinstance(x, DTensor) else x
+
+        output = n.target(*mapped(args, gathered), **mapped(kwargs, gathered))
+        return mapped(output, lambda y: self.distributed(y, self.whole))
 
 
 def in_ring(
@@ -231,63 +266,85 @@ def in_ring(
     scale: float | None = None,
     **_: Any,
 ) -> Tensor:
-    """Attention of a rank's queries [samples, heads, tokens, width] to the keys and values of all
-    ranks, which go round the ring; own: the rank's number in it. Only the values of one rank are
-    here at a time, and their part of the result counts by its share of the sum of exponentials.
+    """Attention of this rank's queries to the keys and values of all ranks of a ring.
 
-    Source: Liu et al. 2023 (Ring Attention), Section 3; every rank has successive tokens.
+    query, key, value: [samples, heads, tokens, width], successive tokens on successive ranks. own:
+    this rank's number in the ring. The other arguments are those of
+    `scaled_dot_product_attention`. Keys and values go round the ring, so that those of one rank, a
+    block, are here at a time. A block's result is weighed by its share of the sum of exponentials.
+
+    Source: Liu et al. 2023 (Ring Attention), Section 3.
     """
-    tokens, ranks, width = query.shape[-2], ring.process.size(), key.shape[-1]
-    there, before = ([n == (own + step) % ranks for n in range(ranks)] for step in (1, -1))
+    queries, keys, width = query.shape[-2], key.shape[-2], key.shape[-1]
+    ranks = ring.process.size()
+    is_next = [rank == (own + 1) % ranks for rank in range(ranks)]
+    is_previous = [rank == (own - 1) % ranks for rank in range(ranks)]
 
-    def moved(to: Sequence[bool], back: Sequence[bool], x: Tensor) -> Tensor:
-        leaving, coming = ([side * x.numel() for side in sides] for sides in (to, back))
+    def passed_on(receivers: Sequence[bool], senders: Sequence[bool], x: Tensor) -> Tensor:
+        leaving = [x.numel() * receives for receives in receivers]
+        coming = [x.numel() * sends for sends in senders]
         return ring.swap(x.reshape(-1), leaving, coming).view(x.shape)
 
-    both, columns, sums, parts = torch.cat([key, value], -1), key.shape[-2], [], []
-    least = torch.finfo(query.dtype).min  # not -inf: a row may see nothing in a block
-    if attn_mask is not None:
-        attn_mask = attn_mask.expand(*attn_mask.shape[:-2], tokens * ranks, columns * ranks)
-        attn_mask = attn_mask.narrow(-2, own * tokens, tokens)
+    lowest = torch.finfo(query.dtype).min  # not -inf: a row may see nothing in a block
+    if attn_mask is not None:  # [..., this rank's queries, keys of all ranks]
+        attn_mask = attn_mask.expand(*attn_mask.shape[:-2], queries * ranks, keys * ranks)
+        attn_mask = attn_mask.narrow(-2, own * queries, queries)
+    factor = width**-0.5 if scale is None else scale
+    keys_and_values = torch.cat([key, value], -1)
+    sums, parts = [], []  # [block] logarithms of the sums of exponentials, and results
     for hop in range(ranks):
-        first = (own - hop) % ranks * columns
-        seen = query.new_ones(tokens, columns, dtype=torch.bool)
-        block = (
-            seen.tril(own * tokens - first if is_causal else columns)
-            if attn_mask is None
-            else attn_mask.narrow(-1, first, columns)
-        )
-        here = both.repeat_interleave(query.shape[1] // key.shape[1], 1)
-        scores = query @ here[..., :width].mT * (width**-0.5 if scale is None else scale)
-        hides = block.dtype == torch.bool
-        scores = scores.masked_fill(~block, least) if hides else (scores + block).clamp(least)
+        first_key = (own - hop) % ranks * keys
+        if attn_mask is not None:
+            mask = attn_mask.narrow(-1, first_key, keys)
+        else:
+            mask = query.new_ones(queries, keys, dtype=torch.bool)
+            if is_causal:
+                mask = mask.tril(own * queries - first_key)
+        block = keys_and_values.repeat_interleave(query.shape[1] // key.shape[1], 1)
+        scores = query @ block[..., :width].mT * factor
+        if mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, lowest)
+        else:
+            scores = (scores + mask).clamp(lowest)
         sums.append(scores.logsumexp(-1, keepdim=True))
-        parts.append(scores.softmax(-1) @ here[..., width:])
+        parts.append(scores.softmax(-1) @ block[..., width:])
         if hop + 1 < ranks:
-            both = mirrored(partial(moved, there, before), partial(moved, before, there), both)
+            keys_and_values = mirrored(
+                partial(passed_on, is_next, is_previous),
+                partial(passed_on, is_previous, is_next),
+                keys_and_values,
+            )
     shares = torch.cat(sums, -1).softmax(-1).split(1, -1)
-    return torch.stack([s * part for s, part in zip(shares, parts, strict=True)]).sum(0)
+    weighed = [share * part for share, part in zip(shares, parts, strict=True)]
+    return torch.stack(weighed).sum(0)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Ranks that compute a rank's layers together, along one dimension of their mesh."""
+
+    ranks: list[int]  # the rank itself included
+    divides_tokens: bool  # whether the ranks divide the tokens between layers
 
 
 def spread(
     chain: Chain, layout: Layout, place: Place, groups: Mapping[tuple[int, ...], Group]
 ) -> Chain:
-    """The chain whose layers a stage's ranks compute together, with what passes on between them
-    here; of a model that says itself how it is divided, as it is. Raises UnsupportedError where
-    the ranks cannot."""
+    """The chain with layers that this rank computes together with other ranks of its stage.
+
+    groups: ranks -> their process group. The chain's outputs become this rank's parts of them. A
+    chain of a model that says itself how it is divided is returned as it is. Raises
+    UnsupportedError where the ranks cannot compute the layers together.
+    """
     check_spread(chain, layout, place)
     if not isinstance(chain.source, Split) or layout.plan.further.expert > 1:
         return chain
     for layer in chain.layers:
-        layer.__dict__.pop("forward", None)  # of another plan
-    axes, ranks = axes_of(layout, place), layout.ranks_of(place.replica, place.stage)
-    cuts = {k: chain.cuts(k, layout.part(place)) for k in layout.layers(place)}
-    held = {
-        name: cut.dim for own in cuts.values() for name, cut in own.items()
-        if cut.size < (*chain.parameters[name].shape, 1)[cut.dim]
-    }  # fmt: skip
-    parts = prod(len(own) for own, divides in axes if divides)
-    if parts == 1 and not held:
+        layer.__dict__.pop("forward", None)  # as a plan before this one had set it
+    axes = axes_of(layout, place)
+    token_parts = token_parts_of(axes)
+    sliced = sliced_dimensions(chain, layout, place)
+    if token_parts == 1 and not sliced:
         if axes and layout.reports_loss(place):
             print(
                 f"hetplan: {layout.plan.rank_text(place.rank)}: all of its tensor ranks compute "
@@ -295,24 +352,27 @@ def spread(
                 file=sys.stderr, flush=True,
             )  # fmt: skip
         return chain
+    ranks = layout.ranks_of(place.replica, place.stage)
     mesh = DeviceMesh.from_group(
-        [groups[tuple(own)].process for own, _ in axes], torch.device(chain.source.device).type,
-        mesh=torch.tensor(ranks if len(axes) > 1 else axes[0][0]),
+        [groups[tuple(axis.ranks)].process for axis in axes],
+        torch.device(chain.source.device).type,
+        mesh=torch.tensor(ranks if len(axes) > 1 else axes[0].ranks),
         mesh_dim_names=tuple(f"axis {k}" for k in range(len(axes))),
-    )  # fmt: skip
+    )
 
     def form_of(shape: Sequence[int]) -> Form:
-        tokens = len(shape) > 1 and shape[0] == layout.plan.workload.sequence
-        return [Shard(1) if tokens and divides else Replicate() for _, divides in axes]
+        has_tokens = len(shape) > 1 and shape[0] == layout.plan.workload.sequence
+        return [Shard(1) if has_tokens and axis.divides_tokens else Replicate() for axis in axes]
 
-    edges: list[list[Form]] = [
-        [], *([form_of(shape) for shape, _ in shapes] for shapes in chain.outputs), [form_of(())]
-    ]  # fmt: skip
-    for k in cuts:
-        weights = {
-            inside: [*[Replicate()] * (len(axes) - 1), Shard(held[name])]
-            for inside, name in chain.parameter_names[k].items() if name in held
-        }  # fmt: skip
+    passed_on = [[form_of(shape) for shape, _ in shapes] for shapes in chain.outputs]
+    loss = form_of(())
+    edges: list[list[Form]] = [[], *passed_on, [loss]]  # layer k's inputs; layer k - 1's outputs
+    for k in layout.layers(place):
+        weights: dict[str, Form] = {}
+        for inside, name in chain.parameter_names[k].items():
+            if name in sliced:
+                # tensor ranks are the last dimension of the mesh
+                weights[inside] = [*[Replicate()] * (len(axes) - 1), Shard(sliced[name])]
         chain.layers[k].forward = Spread(
             chain.layers[k],
             mesh,
@@ -321,16 +381,29 @@ def spread(
             edges[k + 1],
             form_of,
             context=layout.context > 1,
-            ring=groups[tuple(axes[0][0])] if in_a_ring(layout) else None,
+            ring=groups[tuple(axes[0].ranks)] if in_a_ring(layout) else None,
         )
-    here = [
-        tuple(
-            ((shape[0] // parts, *shape[1:]) if Shard(1) in form else shape, dtype)
-            for (shape, dtype), form in zip(shapes, made, strict=True)
-        )
-        for shapes, made in zip(chain.outputs, edges[1:], strict=False)
-    ]
-    return replace(chain, outputs=tuple(here))
+    outputs = []
+    for shapes, forms in zip(chain.outputs, passed_on, strict=True):
+        local: list[Shape] = []
+        for (shape, dtype), form in zip(shapes, forms, strict=True):
+            divided = Shard(1) in form
+            local.append(((shape[0] // token_parts, *shape[1:]) if divided else shape, dtype))
+        outputs.append(tuple(local))
+    return replace(chain, outputs=tuple(outputs))
+
+
+def sliced_dimensions(chain: Chain, layout: Layout, place: Place) -> dict[str, int]:
+    """Parameter -> the dimension that tensor ranks divide, for those that this rank has a part
+    of."""
+    part = layout.part(place)
+    dimensions = {}
+    for k in layout.layers(place):
+        for name, cut in chain.cuts(k, part).items():
+            shape = chain.parameters[name].shape or (1,)
+            if cut.size < shape[cut.dim]:
+                dimensions[name] = cut.dim
+    return dimensions
 
 
 def in_a_ring(layout: Layout) -> bool:
@@ -338,34 +411,59 @@ def in_a_ring(layout: Layout) -> bool:
     return layout.context > 1 and layout.plan.further.exchange == "ring"
 
 
-def axes_of(layout: Layout, place: Place) -> list[tuple[list[int], bool]]:
-    """Context ranks and tensor ranks that compute a rank's layers with it, and whether they divide
-    tokens; those of several ranks only."""
-    ranks = layout.ranks_of(place.replica, place.stage)
-    context = [row[place.tensor] for row in ranks] if layout.context > 1 else []
-    both = ((context, True), (ranks[place.group], layout.sequence_parallel))
-    return [(own, divides) for own, divides in both if len(own) > 1]
+def axes_of(layout: Layout, place: Place) -> list[Axis]:
+    """The axes of several ranks on which a rank's layers are computed: its context ranks, then its
+    tensor ranks."""
+    tensor_groups = layout.ranks_of(place.replica, place.stage)
+    axes = [Axis(tensor_groups[place.group], divides_tokens=layout.sequence_parallel)]
+    if layout.context > 1:
+        context_ranks = [group[place.tensor] for group in tensor_groups]
+        axes.insert(0, Axis(context_ranks, divides_tokens=True))
+    return [axis for axis in axes if len(axis.ranks) > 1]
+
+
+def token_parts_of(axes: Sequence[Axis]) -> int:
+    """The number of parts into which the tokens of a sample are divided between layers."""
+    return prod(len(axis.ranks) for axis in axes if axis.divides_tokens)
 
 
 def check_spread(chain: Chain, layout: Layout, place: Place) -> None:
     """Raise UnsupportedError where a stage's ranks cannot compute its layers together."""
-    axes, sequence = axes_of(layout, place), layout.plan.workload.sequence
-    parts = prod(len(own) for own, divides in axes if divides)
-    together, split = prod(len(own) for own, _ in axes), isinstance(chain.source, Split)
-    together //= layout.context if in_a_ring(layout) else 1
-    heads = {
-        value.meta["val"].shape[1]
-        for k in layout.layers(place) if split and layout.context > 1
-        for node in chain.layers[k].graph.nodes if name_of(node) == ATTENTION
-        for value in node.args[:3]
-    }  # fmt: skip
-    refusals = {
-        "a model that says itself how it is divided does not divide tokens": parts > 1
-        and not split,
-        f"{parts} ranks do not divide the tokens of a sample": (sequence or 1) % parts > 0,
-        f"{together} ranks do not divide the heads of attention": any(h % together for h in heads),
-        "ranks that share a split model's layers are not in order": split
-        and any(own != sorted(own) for own, _ in axes),
-    }
-    for what, refused in refusals.items():
-        require(not refused, what, where=layout.plan.rank_text(place.rank), kind=UnsupportedError)
+    axes = axes_of(layout, place)
+    token_parts = token_parts_of(axes)
+    is_split = isinstance(chain.source, Split)
+
+    def check(allowed: bool, what: str) -> None:
+        where = layout.plan.rank_text(place.rank)
+        require(allowed, what, where=where, kind=UnsupportedError)
+
+    check(
+        token_parts == 1 or is_split,
+        "a model that says itself how it is divided does not divide tokens",
+    )
+    check(
+        (layout.plan.workload.sequence or 1) % token_parts == 0,
+        f"{token_parts} ranks do not divide the tokens of a sample",
+    )
+    head_ranks = prod(len(axis.ranks) for axis in axes)
+    if in_a_ring(layout):
+        head_ranks //= layout.context
+    if is_split and layout.context > 1:
+        check(
+            all(heads % head_ranks == 0 for heads in heads_of_attention(chain, layout, place)),
+            f"{head_ranks} ranks do not divide the heads of attention",
+        )
+    check(
+        not is_split or all(axis.ranks == sorted(axis.ranks) for axis in axes),
+        "ranks that share a split model's layers are not in order",
+    )
+
+
+def heads_of_attention(chain: Chain, layout: Layout, place: Place) -> set[int]:
+    """The numbers of heads that queries, keys and values of a rank's layers have."""
+    heads = set()
+    for k in layout.layers(place):
+        for node in chain.layers[k].graph.nodes:
+            if name_of(node) == ATTENTION:
+                heads |= {value.meta["val"].shape[1] for value in node.args[:3]}
+    return heads

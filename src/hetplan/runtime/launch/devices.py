@@ -1,5 +1,4 @@
-"""What the ranks of a job compute on: this machine's GPUs, counted without touching them, or its
-CPU."""
+"""The devices on which the ranks of a job compute: this machine's GPUs, or its CPU."""
 
 import datetime
 import os
@@ -14,14 +13,14 @@ from hetplan.profiling.hardware.detect import Host, catalogued, local_network_gb
 from hetplan.profiling.profiles.profile import Provenance
 from hetplan.runtime.job import Job
 
-COPIED_BYTES = 256 * 2**20
+COPIED_BYTES = 256 * 2**20  # of the copy that `copy_gbit` measures
 
 
 def on_devices(job: Job, local_ranks: int | None = None) -> Job:
-    """The job with "auto" decided, and told whether ranks share GPUs. Raises InputError where there
-    are none.
+    """The job with the device "auto" decided, and with the number of GPUs that its ranks share.
 
-    local_ranks: on this machine, default all. Rehearsals compute on the CPU.
+    local_ranks: number of ranks on this machine; None: all ranks. Rehearsals compute on the CPU.
+    Raises UnsupportedError for a rehearsal on GPUs, InputError where "cuda" finds no GPU.
     """
     if job.device == "cpu":
         return job
@@ -41,16 +40,17 @@ def on_devices(job: Job, local_ranks: int | None = None) -> Job:
         got="--device cuda",
         expected="--device cpu or auto",
     )
-    return replace(
-        job,
-        device="cuda" if count else "cpu",
-        shared_gpus=count if count < (local_ranks or job.plan.world_size) else 0,
-    )
+    if count == 0:
+        return replace(job, device="cpu", shared_gpus=0)
+    ranks = local_ranks or job.plan.world_size
+    return replace(job, device="cuda", shared_gpus=count if count < ranks else 0)
 
 
 def gpus() -> int:
-    """How many GPUs torch can use. Asked in a process of its own: one that has used CUDA cannot
-    fork ranks that do."""
+    """The number of GPUs that torch can use.
+
+    A child process asks CUDA: a process that has initialised CUDA cannot fork ranks that use it.
+    """
     torch = torch_here()
     if torch is None or not torch.backends.cuda.is_built():
         return 0
@@ -59,26 +59,28 @@ def gpus() -> int:
 
 
 def usable_gpus() -> int:
-    """How many GPUs torch can use, asked of CUDA by this process."""
+    """The number of GPUs that torch can use. This process initialises CUDA; see `gpus`."""
     cuda = torch_here().cuda
     return int(cuda.device_count()) if cuda.is_available() else 0
 
 
 def check_device(device: str) -> None:
-    """Raise UnsupportedError without torch, InputError for a device that torch does not have
-    here."""
+    """Raise UnsupportedError where torch is not installed, InputError where this machine has no
+    such device that torch can use."""
     required_torch("measuring")
-    here = ["cpu", *(f"cuda:{i}" for i in range(usable_gpus()))]
+    cuda_devices = [f"cuda:{i}" for i in range(usable_gpus())]
+    devices = ["cpu", *cuda_devices]
+    any_gpu = device == "cuda" and bool(cuda_devices)
     require(
-        device in here or (device == "cuda" and len(here) != 1),
+        device in devices or any_gpu,
         "no such device here",
         got=device,
-        expected=" or ".join(here),
+        expected=" or ".join(devices),
     )
 
 
 def torch_here() -> Any:
-    """torch, or None where it is not installed."""
+    """The module torch, or None where it is not installed."""
     try:
         import torch
     except ImportError:
@@ -87,7 +89,8 @@ def torch_here() -> Any:
 
 
 def required_torch(what: str) -> Any:
-    """torch; raises UnsupportedError where it is not installed."""
+    """The module torch; raises UnsupportedError where it is not installed. what: the activity that
+    needs it."""
     torch = torch_here()
     if torch is None:
         raise UnsupportedError(f"{what} needs torch: pip install 'hetplan[runtime]'")
@@ -95,19 +98,19 @@ def required_torch(what: str) -> Any:
 
 
 def now(device: str) -> float:
-    """Seconds on the host's clock when the device is done with what it was given."""
+    """Seconds on the host's clock, once the device has finished all work given to it."""
     if device != "cpu":
         torch_here().cuda.synchronize(device)
     return time.perf_counter()
 
 
 def device_name(device: str) -> str:
-    """What torch calls the device."""
+    """Torch's name of the device's type; "cpu" for the CPU."""
     return "cpu" if device == "cpu" else str(torch_here().cuda.get_device_name(device))
 
 
 def measured_here(how: str, device: str) -> Provenance:
-    """Today, by this torch on this device. how: the command that measured."""
+    """The provenance of a measurement made today with this torch. how: the measuring command."""
     return Provenance(
         kind="measured",
         source=f"{how}, torch {torch_here().__version__} on {device_name(device)}"[:200],
@@ -116,80 +119,85 @@ def measured_here(how: str, device: str) -> Provenance:
 
 
 def local_node() -> Host:
-    """This machine as a node; without torch or GPUs one of no devices. Raises InputError where GPUs
-    differ among themselves."""
+    """This machine as a node of a cluster; without torch or GPUs a node without devices. Raises
+    InputError where the GPUs are of several types."""
     name, network = socket.gethostname() or "local", local_network_gbit()
     torch = torch_here()
     if torch is None or torch.cuda.device_count() == 0:
         return Host(name, network_gbit=network)
     count = torch.cuda.device_count()
-    here = [torch.cuda.get_device_properties(i) for i in range(count)]
-    names = {properties.name for properties in here}
+    gpus = [torch.cuda.get_device_properties(i) for i in range(count)]
+    types = {properties.name for properties in gpus}
     require(
-        len(names) <= 1,
+        len(types) <= 1,
         "the GPUs of this node differ, and a node of a cluster file has one type",
         where=name,
-        got=", ".join(sorted(names)),
+        got=", ".join(sorted(types)),
         expected="CUDA_VISIBLE_DEVICES with those of one type",
     )
     return Host(
         name,
         count,
-        catalogued(here[0].name, float(here[0].total_memory)),
+        catalogued(gpus[0].name, float(gpus[0].total_memory)),
         copy_gbit(torch) if count > 1 else None,
         network,
     )
 
 
 def local_device_name() -> str | None:
-    """What the driver calls the first GPU; None without torch or GPUs."""
+    """The driver's name of the first GPU; None without torch or GPUs."""
     torch = torch_here()
-    return device_name("cuda:0") if torch is not None and torch.cuda.device_count() else None
+    if torch is None or torch.cuda.device_count() == 0:
+        return None
+    return device_name("cuda:0")
 
 
 def copy_gbit(torch: Any) -> float:
-    """Gbit/s of a large copy between the first two GPUs, the fastest of five."""
-    source, target = (
-        torch.empty(COPIED_BYTES, dtype=torch.uint8, device=f"cuda:{i}") for i in range(2)
-    )
+    """Gbit/s of the fastest of five copies of COPIED_BYTES from the first GPU to the second."""
+    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda:0")
+    target = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda:1")
     times = []
     for _ in range(5):
-        begun = now("cuda:0")
+        start = now("cuda:0")
         target.copy_(source)
         torch.cuda.synchronize(1)
-        times.append(now("cuda:0") - begun)
+        times.append(now("cuda:0") - start)
     return float(COPIED_BYTES * 8 / min(times) / 1e9)
 
 
 def local_device(device: str) -> str:
-    """`cpu`, or the GPU of this rank as torch's current device: `cuda:0`, say.
+    """This rank's device, "cpu" or for example "cuda:0"; a GPU becomes torch's current device.
 
-    device: "auto" is cuda where there is a GPU; "cuda" without a number goes round the machine's
-    GPUs by LOCAL_RANK, as torchrun sets it, or is torch's current one. Raises InputError where
-    there is no such device.
+    device: "auto" is "cuda" where there is a GPU. "cuda" without a number is the GPU that
+    LOCAL_RANK, which torchrun sets, gives modulo the number of GPUs; torch's current device where
+    LOCAL_RANK is not set. Raises InputError where there is no such device.
     """
     if device == "auto":
         device = "cuda" if usable_gpus() else "cpu"
     check_device(device)
     if device == "cpu":
         return device
-    cuda, local = torch_here().cuda, os.environ.get("LOCAL_RANK")
-    turn = cuda.current_device() if local is None else int(local) % cuda.device_count()
-    index = int(device.partition(":")[2] or turn)
+    cuda = torch_here().cuda
+    local_rank = os.environ.get("LOCAL_RANK")
+    if local_rank is None:
+        default_index = cuda.current_device()
+    else:
+        default_index = int(local_rank) % cuda.device_count()
+    index = int(device.partition(":")[2] or default_index)
     cuda.set_device(index)
     return f"cuda:{index}"
 
 
 def settle(device: str) -> None:
-    """Wait until a GPU has done what this process asked it to compute; messages on their way go
-    on."""
+    """Wait until a GPU has finished the computations of this process's current stream. Transfers
+    on other streams go on."""
     if device != "cpu":
         torch_here().cuda.current_stream(device).synchronize()
 
 
 def peak_bytes(device: str) -> int:
-    """The most memory that torch has taken of the GPU; of the CPU the process, libraries
-    included."""
+    """Most bytes used at once: by torch's tensors on a GPU; on the CPU by the whole process,
+    libraries included."""
     if device != "cpu":
         return int(torch_here().cuda.max_memory_allocated(device))
     import resource

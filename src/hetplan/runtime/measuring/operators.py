@@ -1,7 +1,8 @@
-"""Single operators measured on a torch device.
+"""Measures the seconds of single operators on a torch device.
 
-Operators are drawn from sizes that transformers have: rows from a few tokens to some thousands,
-widths from 64 to 16384, whole attention heads as batches of small products.
+An operator is a batch of equal matrix products, [m, k] times [k, n], or elementwise. Sizes are
+drawn among those of transformers: products with weights have some to some thousand rows (tokens)
+and widths from 64 to 16384; those of attention are a batch of small products, one for each head.
 """
 
 import math
@@ -27,19 +28,21 @@ from hetplan.runtime.measuring.clock import timed
 from hetplan.runtime.measuring.networks import silent
 from hetplan.runtime.tracing.counter import DTYPES
 
-LARGEST_FLOPS = {"cpu": 4e9, "cuda": 2e13}
-LARGEST_ELEMENTS = {"cpu": 2e7, "cuda": 1e9}
+# The largest drawn operators, by the kind of the device.
+LARGEST_FLOPS = {"cpu": 4e9, "cuda": 2e13}  # of a product
+LARGEST_ELEMENTS = {"cpu": 2e7, "cuda": 1e9}  # of an elementwise operator's output
 
 
 class Sizes(NamedTuple):
-    """The sizes of one product and of one elementwise operator."""
+    """The sizes of a batch of products and of an elementwise operator, measured in turn."""
 
-    product: tuple[int, int, int, int]  # count, m, k, n
-    elements: int
-    is_sum: bool  # x + y; else x * x
+    product: tuple[int, int, int, int]  # number of products; m, k, n of each
+    elements: int  # of the elementwise operator's output
+    is_sum: bool  # True: the elementwise operator is x + y; False: x * x
 
 
-# Many rows and few, narrow and wide, the scores of attention; from cached tensors to large ones.
+# Products with many and few rows, narrow and wide weights, and the scores of attention; elementwise
+# operators from tensors that a cache holds to large ones.
 QUICK = (
     Sizes((1, 4096, 4096, 4096), 2**16, is_sum=True),
     Sizes((1, 8192, 1024, 4096), 2**20, is_sum=False),
@@ -47,7 +50,7 @@ QUICK = (
     Sizes((1, 2048, 8192, 2048), 2**25, is_sum=False),
     Sizes((64, 1024, 64, 1024), 2**27, is_sum=True),
 )
-QUICK_BYTES = 2**28
+QUICK_BYTES = 2**28  # of the all-reduce that `measure_quickly` measures
 
 
 def measure_operators(
@@ -60,8 +63,11 @@ def measure_operators(
     name: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> OperatorData:
-    """Measure `count` products and `count` elementwise operators of sizes that `seed` draws; see
-    `operators_of`. Raises InputError for numbers that are not usable."""
+    """Measure `count` batches of products and `count` elementwise operators of random sizes.
+
+    seed: of the sizes. The other arguments are those of `operators_of`. Raises InputError where
+    `count` or `repeats` is less than 1, or there is no such device.
+    """
     check_device(device)
     require(
         count >= 1 and repeats >= 1,
@@ -86,12 +92,14 @@ def operators_of(
     name: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> OperatorData:
-    """Measure a product and an elementwise operator of each of the sizes.
+    """Measure a batch of products and an elementwise operator of each of the sizes.
 
-    Peaks are the catalogue's where it knows `name`, else the highest rates that were reached.
+    repeats: number of measurements of each operator. name: of the device type; None: the device's
+    own name. tell: is called with a line about the progress. The peak rates are those of the
+    catalogue where it has the device type, else the highest that were measured.
     """
     tell = tell or silent
-    dtype, width = DTYPES[precision], ELEMENT_BYTES[precision]
+    dtype, element_bytes = DTYPES[precision], ELEMENT_BYTES[precision]
     measured = []
     for i, sizes in enumerate(drawn, 1):
         measured.append(_product(sizes.product, device, dtype, repeats))
@@ -101,16 +109,17 @@ def operators_of(
     if name is None:
         name = cpu_name(torch.get_num_threads()) if device == "cpu" else device_name(device)
     spec = catalogue().get(name)
-    peak = max(2 * op.count * op.m * op.k * op.n / op.seconds for op in measured)
-    bandwidth = max(op.elements * width / op.seconds for op in measured)
     if spec is not None and precision in spec.peak_tflops:
-        peak, bandwidth = spec.peak_flops(precision), spec.memory_bytes_per_s
+        flops_per_second, bytes_per_second = spec.peak_flops(precision), spec.memory_bytes_per_s
+    else:
+        flops_per_second = max(2 * op.count * op.m * op.k * op.n / op.seconds for op in measured)
+        bytes_per_second = max(op.elements * element_bytes / op.seconds for op in measured)
     return OperatorData(
         device=name,
         precision=precision,
-        element_bytes=width,
-        flops_per_second=peak,
-        bytes_per_second=bandwidth,
+        element_bytes=element_bytes,
+        flops_per_second=flops_per_second,
+        bytes_per_second=bytes_per_second,
         provenance=measured_here("hetplan profile", device),
         operators=measured,
     )
@@ -123,42 +132,51 @@ def measure_quickly(
     name: str | None = None,
     operators: Sequence[Sizes] = QUICK,
 ) -> OperatorData:
-    """Measure a few operators that transformers have, and on a GPU that has others beside it, an
-    all-reduce over all of them. On a CPU the operators have an eighth of the rows and a
-    sixty-fourth of the elements. Raises InputError for another device."""
+    """Measure a few typical operators of transformers and, where the machine has several GPUs, an
+    all-reduce over all of them.
+
+    operators: sizes on a GPU. A CPU gets an eighth of the rows and a sixty-fourth of the elements.
+    name: see `operators_of`. Raises InputError where there is no such device.
+    """
     check_device(device)
-    part = 8 if device == "cpu" else 1
-    drawn = []
+    divisor = 8 if device == "cpu" else 1
+    sizes = []
     for (count, m, k, n), elements, is_sum in operators:
-        drawn.append(Sizes((count, m // part, k, n), elements // part**2, is_sum))
-    data = operators_of(drawn, device, precision, 10, name=name)
+        product = count, m // divisor, k, n
+        sizes.append(Sizes(product, elements // divisor**2, is_sum))
+    data = operators_of(sizes, device, precision, 10, name=name)
     data = data.model_copy(update={"provenance": measured_here("hetplan profile quick", device)})
     gpus = 0 if device == "cpu" else usable_gpus()
     if gpus < 2:
         return data
-    parts = [torch.ones(QUICK_BYTES // 4, device=f"cuda:{i}") for i in range(gpus)]
+    # fp32: 4 bytes an element
+    tensors = [torch.ones(QUICK_BYTES // 4, device=f"cuda:{i}") for i in range(gpus)]
 
     def all_reduce() -> None:
-        torch.cuda.nccl.all_reduce(parts)
+        torch.cuda.nccl.all_reduce(tensors)
         for i in range(gpus):
             torch.cuda.synchronize(i)
 
-    bytes_per_link = 2 * (gpus - 1) / gpus * QUICK_BYTES
-    rate = bytes_per_link / min(timed(all_reduce, device, 10))
-    return data.model_copy(update={"bus_bytes_per_second": rate})
+    bytes_per_link = 2 * (gpus - 1) / gpus * QUICK_BYTES  # of a ring
+    bus_bytes_per_second = bytes_per_link / min(timed(all_reduce, device, 10))
+    return data.model_copy(update={"bus_bytes_per_second": bus_bytes_per_second})
 
 
 def cpu_name(threads: int) -> str:
-    """The processor as Linux names it, with the number of threads that torch computes with."""
+    """The name of the processor and the number of threads with which torch computes.
+
+    Linux names the model; elsewhere the name is that of the architecture.
+    """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:  # no Linux
         text = ""
-    lines = (line.partition(":") for line in text.splitlines())
-    name = next(
-        (value.strip() for key, _, value in lines if key.strip() == "model name"),
-        platform.machine(),
-    )
+    name = platform.machine()
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            name = value.strip()
+            break
     return f"{name}, {threads} thread{'s' if threads > 1 else ''}"
 
 
@@ -170,13 +188,15 @@ def _drawn_sizes(random: Random, kind: str) -> Sizes:
 
 
 def _product_sizes(random: Random, largest_flops: float) -> tuple[int, int, int, int]:
-    """Random (count, m, k, n) with at most `largest_flops`: products with weights, and now and then
-    those of attention."""
+    """Random (number of products, m, k, n) of at most `largest_flops`: three in ten are those of
+    attention, the others are products with weights."""
     while True:
         if random.random() < 0.3:
-            length, width = 2 ** random.randint(5, 11), random.choice((64, 128))
-            inner = random.choice(((length, width, length), (length, length, width)))
-            sizes = (2 ** random.randint(2, 7), *inner)
+            tokens, width = 2 ** random.randint(5, 11), random.choice((64, 128))
+            scores, values = (tokens, width, tokens), (tokens, tokens, width)
+            product = random.choice((scores, values))
+            heads = 2 ** random.randint(2, 7)
+            sizes = (heads, *product)
         else:
             widths = (64 * 2 ** random.randint(0, 8), 64 * 2 ** random.randint(0, 8))
             sizes = (1, 2 ** random.randint(4, 13), *widths)
@@ -187,6 +207,7 @@ def _product_sizes(random: Random, largest_flops: float) -> tuple[int, int, int,
 def _product(
     sizes: tuple[int, int, int, int], device: str, dtype: Any, repeats: int
 ) -> MeasuredOperator:
+    """Measure a batch of products; sizes: (number of products, m, k, n)."""
     count, m, k, n = sizes
     left = torch.randn(count, m, k, device=device, dtype=dtype)
     right = torch.randn(count, k, n, device=device, dtype=dtype)
@@ -201,7 +222,7 @@ def _product(
 def _elementwise(
     size: int, is_sum: bool, device: str, dtype: Any, repeats: int
 ) -> MeasuredOperator:
-    """x + y, or x * x: three and two numbers moved per element."""
+    """Measure x + y, which moves three numbers per element, or x * x, which moves two."""
     x, y = torch.randn(2, size, device=device, dtype=dtype)
     times = timed((lambda: x + y) if is_sum else (lambda: x * x), device, repeats)
     return MeasuredOperator(

@@ -1,9 +1,9 @@
-"""What one rank does under a distributed program, on torch tensors.
+"""One rank's execution of an SPMD program on torch tensors.
 
 torch runs the backward pass. A collective is an autograd function whose backward pass is the
 opposite collective (`programs.forms` says in which form a gradient is). torch runs the backward
-pass of the last operation first, so that every rank mirrors the instructions in the same order.
-Slices may be of any length, none included.
+passes of operations in reverse order, so that every rank mirrors the instructions in the same
+order. Slices may have any length, 0 included.
 """
 
 import math
@@ -37,26 +37,27 @@ from hetplan.runtime.engine.loop import overlap
 from hetplan.runtime.engine.transport import Group, mirrored
 from hetplan.runtime.events import Watch
 
-# one collective of slices padded to the largest, or one per slice
+# How slices of different lengths are exchanged: by one collective of slices padded to the longest,
+# or by one collective for each slice.
 Manner = Literal["padded", "grouped"]
 
 
 def piece(value: Tensor, dimension: int, bounds: tuple[int, int]) -> Tensor:
-    """A slice; a view."""
+    """The slice [first, last) of a dimension, as a view."""
     first, last = bounds
     return value.narrow(dimension, first, last - first)
 
 
 def copied(value: Tensor) -> Tensor:
-    """The values in memory of their own, row by row."""
+    """A copy in row-major order, outside autograd's graph."""
     return value.detach().clone(memory_format=torch.contiguous_format)
 
 
 class Ranks:
-    """The collectives of one rank among all; results are new tensors.
+    """This rank's collectives with all ranks of a program. Results are new tensors.
 
-    On gloo a reduce-scatter is an all-reduce of which a slice is kept (gloo's own is slower, and
-    wants equal slices).
+    A reduce-scatter is an all-reduce of which each rank keeps a slice: gloo's own is slower, and
+    takes equal slices only.
     """
 
     def __init__(
@@ -65,71 +66,92 @@ class Ranks:
         rank: int,
         during: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """group: of all ranks. during: entered around every collective."""
+        """group: all ranks. rank: this rank's number. during: a context that each collective runs
+        in."""
         self.group, self.rank, self.during = group, rank, during
 
     def total(self, value: Tensor) -> Tensor:
-        """Everyone gets the sum, by an all-reduce."""
+        """All-reduce: the sum over all ranks."""
         with self.during():
             return self.group.reduced(value)
 
     def gather(self, value: Tensor, dimension: int, bounds: Bounds, manner: Manner) -> Tensor:
-        """Everyone gets the slices side by side, by an all-gather of slices padded to the longest,
-        or a broadcast from each owner of one."""
-        with self.during():
-            own = value.detach().movedim(dimension, 0).contiguous()
-            if manner == "padded":
-                parts = self.group.gather(own, [last - first for first, last in bounds])
-            else:
-                parts = self._grouped(own, bounds)
-            return torch.cat(parts).movedim(0, dimension).contiguous()
+        """All-gather: the whole tensor from each rank's slice of a dimension.
 
-    def _grouped(self, own: Tensor, bounds: Bounds) -> list[Tensor]:
-        """[rank] every rank's slice, each by a broadcast from its owner."""
-        parts = []
-        for owner, (first, last) in enumerate(bounds):
-            mine = owner == self.rank
-            part = own.clone() if mine else own.new_empty((last - first, *own.shape[1:]))
+        bounds: [rank] of the slices. Padded, it is one all-gather; grouped, a broadcast of each
+        slice.
+        """
+        with self.during():
+            rows_first = value.detach().movedim(dimension, 0).contiguous()
+            if manner == "padded":
+                lengths = [last - first for first, last in bounds]
+                slices = self.group.gather(rows_first, lengths)
+            else:
+                slices = self._broadcasts(rows_first, bounds)
+            return torch.cat(slices).movedim(0, dimension).contiguous()
+
+    def _broadcasts(self, value: Tensor, bounds: Bounds) -> list[Tensor]:
+        """[rank] every rank's slice of the first dimension, each by a broadcast from its rank."""
+        slices = []
+        for rank, (first, last) in enumerate(bounds):
+            if rank == self.rank:
+                received = value.clone()
+            else:
+                received = value.new_empty((last - first, *value.shape[1:]))
             if last > first:
-                self.group.broadcast(part, owner)
-            parts.append(part)
-        return parts
+                self.group.broadcast(received, rank)
+            slices.append(received)
+        return slices
 
     def scatter(self, value: Tensor, dimension: int, bounds: Bounds, manner: Manner) -> Tensor:
-        """Everyone gets its slice of the sum, by an all-reduce of which a slice is kept, or a
-        reduction to each owner of one."""
+        """Reduce-scatter: this rank's slice of the sum over all ranks.
+
+        bounds: [rank] of the slices. Padded, it is one all-reduce; grouped, a reduction of each
+        slice to its rank.
+        """
         with self.during():
             if manner == "padded":
                 return copied(piece(self.group.reduced(value), dimension, bounds[self.rank]))
-            parts = [copied(piece(value, dimension, pair)) for pair in bounds]
-            for owner, part in enumerate(parts):
-                self.group.reduce(part, owner)
-            return parts[self.rank]
+            slices = [copied(piece(value, dimension, interval)) for interval in bounds]
+            for rank, reduced in enumerate(slices):
+                self.group.reduce(reduced, rank)
+            return slices[self.rank]
 
     def swap(
         self, value: Tensor, source: int, before: Bounds, target: int, after: Bounds
     ) -> Tensor:
-        """From slices along one dimension to slices along another, or to others along the same, by
-        one message from every rank to every other one."""
+        """All-to-all: this rank's slice of the dimension `target` from each rank's slice of the
+        dimension `source`, which may be the same one with other bounds.
+
+        before, after: [rank] bounds of the slices of `source`, and of `target`.
+        """
         with self.during():
-            value, mine = value.detach(), before[self.rank]
+            value = value.detach()
+            old, new = before[self.rank], after[self.rank]
             if source == target:
-                leaving = [piece(value, source, overlap(mine, to, mine[0])) for to in after]
-                ranges = [overlap(of, after[self.rank], 0) for of in before]
+                sent = [piece(value, source, overlap(old, to, old[0])) for to in after]
+                received_ranges = [overlap(of, new, 0) for of in before]
             else:
-                leaving, ranges = [piece(value, target, to) for to in after], list(before)
+                sent = [piece(value, target, to) for to in after]
+                received_ranges = list(before)
             shape = list(value.shape)
-            shape[target] = after[self.rank][1] - after[self.rank][0]
-            shapes = [(*shape[:source], b - a, *shape[source + 1 :]) for a, b in ranges]
-            sizes = [math.prod(s) for s in shapes]
-            sent = torch.cat([part.reshape(-1) for part in leaving])
-            received = self.group.swap(sent, [part.numel() for part in leaving], sizes)
-            parts = zip(received.split(sizes), shapes, strict=True)
-            return torch.cat([part.view(s) for part, s in parts], dim=source)
+            shape[target] = new[1] - new[0]
+            received_shapes = []
+            for first, last in received_ranges:
+                shape[source] = last - first
+                received_shapes.append(tuple(shape))
+            sizes = [math.prod(shape) for shape in received_shapes]
+            flat = torch.cat([part.reshape(-1) for part in sent])
+            received = self.group.swap(flat, [part.numel() for part in sent], sizes)
+            slices = [
+                part.view(shape)
+                for part, shape in zip(received.split(sizes), received_shapes, strict=True)
+            ]
+            return torch.cat(slices, dim=source)
 
 
 class Machine:
-    """The runs of a program on one rank."""
+    """One rank's runs of a program: an iteration runs it once for each of its micro-batches."""
 
     def __init__(
         self,
@@ -141,27 +163,31 @@ class Machine:
         runs: int = 1,
         watch: Watch | None = None,
     ) -> None:
-        """group: of all ranks. parameters: the shard that the rank holds of each
-        (`Decided.shards`). runs: number of runs of an iteration; gradients add up per use of a
-        parameter until the last run joins them."""
+        """group: all ranks. parameters: this rank's shard of each (`Decided.shards`). runs: number
+        of runs in an iteration. Gradients add up for each use of a parameter, and the last run adds
+        up the uses and ranks."""
         self.decided, self.program = decided, decided.program
         self.ranks, self.parameters = Ranks(group, rank, self._collective), parameters
         self.runs, self.watch = runs, watch or Watch()
-        self.order = useful(decided.order)
-        # property that waits for gathered factors -> how the backward pass gathers them
+        self.order = first_to_establish(decided.order)
         self.gathers: dict[str, Manner] = {}
+        """Property that a gathering of factors needs -> how the backward pass gathers them."""
         for instruction in self.order:
             if isinstance(instruction, Synchronise) and instruction.how != "All-Reduce":
                 grouped = instruction.how.startswith("Grouped")
                 self.gathers[instruction.before] = "grouped" if grouped else "padded"
-        self.values: dict[str, Tensor] = {}  # property -> what this rank holds of it
+        self.values: dict[str, Tensor] = {}
+        """Property -> this rank's part of the tensor, in the forward pass."""
         self.data: Mapping[str, Tensor] = {}
-        # use of a parameter -> its gradients of the iteration's runs so far
-        self._open: dict[tuple[str, Form, int], Tensor] = {}
-        self._pass, self._number, self._stage = "forward", 0, 0
+        """Placeholder -> the whole tensor."""
+        self._summed: dict[tuple[str, Form, int], Tensor] = {}
+        """Use of a parameter (name, form, segment) -> its gradient, summed over the iteration's
+        runs so far."""
+        self._pass, self._run_number, self._stage = "forward", 0, 0
 
     def begin(self, run: int, data: Mapping[str, Tensor]) -> None:
-        """Begin a run with this number and data. Raises InputError for data of another shape."""
+        """Begin the iteration's run with this number, from 0, and data. Raises InputError for data
+        of another shape."""
         for node in self.program.nodes:
             shape = tuple(data[node.name].shape) if node.kind == PLACEHOLDER else node.shape
             require(
@@ -171,34 +197,34 @@ class Machine:
                 got=shape,
                 expected=f"{node.shape}",
             )
-        self.data, self._number, self._stage, self._pass = data, run, 0, "forward"
+        self.data, self._run_number, self._stage, self._pass = data, run, 0, "forward"
 
     def run(self) -> float:
-        """Take both passes; returns this rank's summand of the loss."""
-        self.watch.begins("forward", 0, self._number)
+        """Run the forward and the backward pass; returns this rank's summand of the loss."""
+        self.watch.begins("forward", 0, self._run_number)
         for instruction in self.order:
             self.forward(instruction)
         loss = self.values[self.decided.rules.goal]
         self.values = {}  # autograd keeps what the backward pass needs
-        self.watch.ends("forward", self._stage, self._number)
+        self.watch.ends("forward", self._stage, self._run_number)
         self._pass, self._stage = "backward", self._stage + 1
-        self.watch.begins("backward", self._stage, self._number)
+        self.watch.begins("backward", self._stage, self._run_number)
         torch.autograd.backward([loss], [torch.full_like(loss, 1 / self.runs)])
-        self.watch.ends("backward", self._stage, self._number)
+        self.watch.ends("backward", self._stage, self._run_number)
         return float(loss.detach())
 
     @contextmanager
     def _collective(self) -> Iterator[None]:
-        """A collective ends what is computed before it and begins the next stage."""
-        self.watch.ends(self._pass, self._stage, self._number)
+        """Record that a collective ends a stage of the pass and begins the next one."""
+        self.watch.ends(self._pass, self._stage, self._run_number)
         self._stage += 1
-        self.watch.begins("collective", self._stage, self._number)
+        self.watch.begins("collective", self._stage, self._run_number)
         yield
-        self.watch.ends("collective", self._stage, self._number)
-        self.watch.begins(self._pass, self._stage, self._number)
+        self.watch.ends("collective", self._stage, self._run_number)
+        self.watch.begins(self._pass, self._stage, self._run_number)
 
     def forward(self, instruction: Instruction) -> None:
-        """Take one instruction of the forward pass."""
+        """Execute one instruction of the forward pass."""
         if isinstance(instruction, Run):
             value = self._run(instruction)
         elif isinstance(instruction, Change):
@@ -208,43 +234,50 @@ class Machine:
         self.values[instruction.after] = value
 
     def _slice(self, tensor: str, form: Form, segment: int) -> tuple[int, int]:
-        """Where this rank's slice begins and ends."""
+        """[first, last) of the dimension `form` of a tensor on this rank."""
         return self.decided.bounds(tensor, form, segment)[self.ranks.rank]
 
-    def _source(self, node: Node, form: Form, segment: int, *, complete: bool) -> Tensor:
-        """This rank's slice of a placeholder's data, or its shard of a parameter, cut where the
-        rank holds the whole.
+    def _input(self, node: Node, form: Form, segment: int, *, complete: bool) -> Tensor:
+        """A placeholder's data or a parameter in the form in which an operator reads it."""
+        if node.kind == PARAMETER:
+            return self._parameter(node, form, segment, complete=complete)
+        value = self.data[node.name]
+        if form == WHOLE:
+            return value
+        return piece(value, form, self._slice(node.name, form, segment))
 
-        complete: every device computes the whole gradient of a whole parameter, not a summand.
+    def _parameter(self, node: Node, form: Form, segment: int, *, complete: bool) -> Tensor:
+        """A parameter in a form: this rank's shard, or a slice of it where ranks hold it whole.
+
+        complete: whether every rank computes the whole gradient of a whole parameter, rather than a
+        summand.
         """
-        if node.kind != PARAMETER:
-            value = self.data[node.name]
-            if form == WHOLE:
-                return value
-            return piece(value, form, self._slice(node.name, form, segment))
-        name, key = self.program.copies.get(node.name, node.name), (node.name, form, segment)
-        cut = form != WHOLE and self.decided.shards[name].dimension is None
+        owner = self.program.copies.get(node.name, node.name)
+        held_whole = self.decided.shards[owner].dimension is None
+        sliced = form != WHOLE and held_whole
+        use = node.name, form, segment
 
-        def read(held: Tensor) -> Tensor:
-            value = held.view_as(held)
-            if cut:
+        def read(parameter: Tensor) -> Tensor:
+            value = parameter.view_as(parameter)
+            if sliced:
                 return piece(value, form, self._slice(node.name, form, segment))
             return value
 
-        def joined(gradient: Tensor) -> Tensor | None:
-            if key in self._open:
-                gradient = gradient + self._open.pop(key)
-            if self._number + 1 < self.runs:
-                self._open[key] = gradient
+        def summed(gradient: Tensor) -> Tensor | None:
+            if use in self._summed:
+                gradient = gradient + self._summed.pop(use)
+            is_last_run = self._run_number + 1 >= self.runs
+            if not is_last_run:
+                self._summed[use] = gradient
                 return None
             if form == WHOLE and not complete:
                 return self.ranks.total(gradient)
-            if cut:
+            if sliced:
                 bounds = self.decided.bounds(node.name, form, segment)
                 return self.ranks.gather(gradient, form, bounds, "padded")
             return gradient
 
-        return mirrored(read, joined, self.parameters[name])
+        return mirrored(read, summed, self.parameters[owner])
 
     def _run(self, run: Run) -> Tensor:
         """An operator's output on this rank."""
@@ -253,47 +286,55 @@ class Machine:
         starts: list[int] = []
         for source, form in zip(self.program.inputs(node), run.way.inputs, strict=True):
             if source.source:
-                inputs.append(self._source(source, form, node.segment, complete=run.factors))
+                inputs.append(self._input(source, form, node.segment, complete=run.factors))
             else:
-                moved = source.segment != node.segment
-                name = f"{source.name}@{node.segment}" if moved else source.name
+                repartitioned = source.segment != node.segment
+                name = f"{source.name}@{node.segment}" if repartitioned else source.name
                 inputs.append(self.values[property_name(name, form)])
-            starts.append(self._slice(source.name, form, node.segment)[0] if form >= 0 else 0)
+            is_sliced = form >= 0
+            starts.append(self._slice(source.name, form, node.segment)[0] if is_sliced else 0)
         shape = list(node.shape)
         if output >= 0:
             first, last = self._slice(node.name, output, node.segment)
             shape[output] = last - first
-        # summands of a sum over replicas are added once; a linear operator maps every summand
-        place = Place(tuple(shape), tuple(starts), output == PARTIAL, first=self.ranks.rank == 0)
+        place = Place(
+            shape=tuple(shape),
+            starts=tuple(starts),
+            partial=output == PARTIAL,
+            first=self.ranks.rank == 0,
+        )
         if run.factors:
             return self._by_factors(run, node, inputs, place)
         return node.compute(inputs, place)
 
     def _by_factors(self, run: Run, node: Node, inputs: Sequence[Tensor], place: Place) -> Tensor:
-        """A product of a slice of the batch with a whole weight (and bias).
+        """A product of a slice of the batch with a whole weight, and a bias where it has one.
 
-        The parameters' gradients are computed on every device, from the gathered input and the
-        gathered gradient of the output (HAP, Section 2.5.2).
+        Every rank computes the parameters' whole gradients from their sufficient factors: the
+        gathered input and the gathered gradient of the output (HAP, Section 2.5.2).
         """
         (left, right, *bias), out = parsed(node.attributes["equation"])
-        read, *parameters = inputs
-        local = node.compute([read, *(p.detach() for p in parameters)], place)
-        factor, manner, bounds = read.detach(), self.gathers[run.after], self.decided.bounds
+        x, *parameters = inputs
+        local = node.compute([x, *(p.detach() for p in parameters)], place)
+        factor = x.detach()
+        x_form, manner = run.way.inputs[0], self.gathers[run.after]
 
         def backward(gradient: Tensor) -> tuple[Tensor, ...]:
-            cuts = bounds(node.inputs[0], run.way.inputs[0], node.segment)
-            x = self.ranks.gather(factor, run.way.inputs[0], cuts, manner)
-            cuts = bounds(node.name, run.way.output, node.segment)
-            over = self.ranks.gather(gradient, run.way.output, cuts, manner)
-            weight = torch.einsum(f"{left},{out}->{right}", x, over)
-            biases = [torch.einsum(f"{out}->{letters}", over) for letters in bias]
+            x_bounds = self.decided.bounds(node.inputs[0], x_form, node.segment)
+            whole_x = self.ranks.gather(factor, x_form, x_bounds, manner)
+            bounds = self.decided.bounds(node.name, run.way.output, node.segment)
+            whole_gradient = self.ranks.gather(gradient, run.way.output, bounds, manner)
+            weight = torch.einsum(f"{left},{out}->{right}", whole_x, whole_gradient)
+            biases = [torch.einsum(f"{out}->{letters}", whole_gradient) for letters in bias]
             return gradient, weight, *biases
 
         return mirrored(lambda x, *_: x.view_as(x), backward, local, *parameters)
 
     def _change(self, change: Change, value: Tensor) -> Tensor:
-        """The tensor in another form; going backward, its gradient takes the mirrored change."""
-        how, segment = change.how, self.program.node(change.tensor).segment
+        """The tensor in another form. In the backward pass its gradient goes through the opposite
+        change."""
+        how = change.how
+        segment = self.program.node(change.tensor).segment
         if how == "Share":
             return value / self.decided.m
         if how == "Slice":
@@ -315,11 +356,11 @@ class Machine:
         return mirrored(gather, scatter, value)
 
     def _swap(self, change: Change, segment: int, value: Tensor) -> Tensor:
-        """The tensor in slices along another dimension, or in another segment's ratios."""
+        """The tensor in slices along another dimension, or by another segment's ratios."""
         source, target = change.source, change.target
-        there = reading_segment(change) if change.how == "Repartition" else segment
+        target_segment = reading_segment(change) if change.how == "Repartition" else segment
         before = self.decided.bounds(change.tensor, source, segment)
-        after = self.decided.bounds(change.tensor, target, there)
+        after = self.decided.bounds(change.tensor, target, target_segment)
         return mirrored(
             partial(self.ranks.swap, source=source, before=before, target=target, after=after),
             partial(self.ranks.swap, source=target, before=after, target=source, after=before),
@@ -327,8 +368,8 @@ class Machine:
         )
 
 
-def useful(order: Sequence[Instruction]) -> list[Instruction]:
-    """The instructions that give a new property; others would compute one once more."""
+def first_to_establish(order: Sequence[Instruction]) -> list[Instruction]:
+    """The instructions without those that give a property which one before them has given."""
     first: dict[str, Instruction] = {}
     for instruction in order:
         first.setdefault(instruction.after, instruction)
