@@ -1,6 +1,10 @@
-"""`hetplan profile`: what a model costs, by datasheets (`predict`), as others wrote it down
-(`import`) or measured on this machine (`measure`, `batch-curve`, `collectives`, `operators`,
-`quick`; they need torch), and what measurements tell of a device and of links (`train`)."""
+"""The commands `hetplan profile …`.
+
+`predict` predicts the seconds of a model's layers from datasheets, `import` reads files of other
+planners and profilers. `measure`, `batch-curve`, `collectives`, `operators` and `quick` measure on
+this machine; they need torch. `train` learns the efficiency of a device or of links from measured
+operators or collectives.
+"""
 
 import os
 from collections.abc import Sequence
@@ -67,7 +71,8 @@ from hetplan.text import (
     seconds_text,
 )
 
-LARGEST = 10**6  # of what describes an imported measurement
+# The largest number of tokens, samples or nodes of an imported measurement.
+LARGEST = 10**6
 DeviceOption = Annotated[
     str, typer.Option("--device", metavar="cpu|cuda[:N]", help="Measure there (needs torch).")
 ]
@@ -130,15 +135,16 @@ def predict(
         sizes = whole_numbers(micro_batches, "--micro-batches")
     elif global_batch is not None:
         sizes = default_micro_batches(global_batch)
-    else:  # all powers of two up to the largest divide it, so that they are its default sizes
+    else:
+        # the default sizes of this global batch are all powers of two up to it
         sizes = default_micro_batches(LARGEST_MICRO_BATCH)
-    on = open_cluster(cluster)
+    hardware = open_cluster(cluster)
     profile = predicted(
         chosen,
-        on,
+        hardware,
         micro_batches=sizes,
         tensor_degrees=None if tensor is None else tensor_degrees(tensor, chosen),
-        learned=learned_of(efficiency or [], on, chosen.precision),
+        learned=learned_of(efficiency or [], hardware, chosen.precision),
         stack=load_stack(stack),
     )
     note(*chosen.notes)
@@ -148,7 +154,7 @@ def predict(
 
 
 def named(model: str | None) -> str:
-    """The model's name; raises InputError where there is none, and no factory in its place."""
+    """The value of `--model`. Raises InputError where the option is missing."""
     if model is None:
         raise InputError("missing option '--model'", expected="a name, a file, or --factory")
     return model
@@ -157,33 +163,38 @@ def named(model: str | None) -> str:
 def traced_model(
     factory: str, name: str | None, precision: Precision, output: Path | None, *, quiet: bool
 ) -> Model:
-    """The module that a factory makes (without a plan: there is none yet), traced; written where
-    asked for."""
+    """The model traced from the module that a factory makes.
+
+    name: the model's name, default the factory's. output: where to write the traced model, None:
+    nowhere. quiet: whether to leave out the note of what was traced.
+    """
     required_torch("tracing modules")
     from hetplan.runtime.engine.models import from_factory
     from hetplan.runtime.tracing.layers import trace
     from hetplan.runtime.tracing.program import plannable
 
-    module = from_factory(factory, None)
+    module = from_factory(factory, None)  # there is no plan yet
     traced = trace(module, name=name or factory, precision=precision)
     if output is not None:
         traced.save(output)
     model = plannable(module, traced)
     if not quiet:
         count = sum(len(layer.operators) for layer in model.layers)
-        flops = (model.forward_flops() / 1e9, model.backward_flops() / 1e9)
+        forward, backward = model.forward_flops() / 1e9, model.backward_flops() / 1e9
         note(
-            f"traced {count} operators in {len(model.layers)} layers: {flops[0]:.4g} GFLOP "
-            "forward, "
-            f"{flops[1]:.4g} backward per sample"
+            f"traced {count} operators in {len(model.layers)} layers: {forward:.4g} GFLOP "
+            f"forward, {backward:.4g} backward per sample"
         )
     return model
 
 
 def learned_of(files: Sequence[Path], cluster: Cluster, precision: str) -> dict[str, Learned]:
-    """By device type of the cluster, what files hold of it, or else what comes with hetplan."""
+    """Device type of the cluster -> its learned efficiency: from one of the files, or else from the
+    data that come with hetplan. Types with neither are left out.
 
-    learned: dict[str, OperatorData] = {}
+    Raises InputError for a file of another precision and for two files of one device type.
+    """
+    measured: dict[str, OperatorData] = {}
     for path in files:
         file = OperatorData.load(path)
         require(
@@ -194,18 +205,23 @@ def learned_of(files: Sequence[Path], cluster: Cluster, precision: str) -> dict[
             expected=repr(precision),
         )
         require(
-            file.device not in learned,
+            file.device not in measured,
             "device type is in two files",
             where=str(path),
             got=file.device,
         )
-        learned[file.device] = file
-    own = {name: learned.get(name) or packaged(name, precision) for name in cluster.types}
-    return {name: Learned(file, cluster.specs[name]) for name, file in own.items() if file}
+        measured[file.device] = file
+    learned = {}
+    for name in cluster.types:
+        data = measured.get(name) or packaged(name, precision)
+        if data:
+            learned[name] = Learned(data, cluster.specs[name])
+    return learned
 
 
 def tensor_degrees(texts: Sequence[str], model: Model) -> tuple[int, ...]:
-    """Tensor parallel degrees that the model can take; raises InputError."""
+    """The tensor-parallel degrees of `--tensor`. Raises InputError for one that does not divide the
+    model."""
     degrees = whole_numbers(texts, "--tensor")
     for degree in degrees:
         require_option(
@@ -218,19 +234,23 @@ def tensor_degrees(texts: Sequence[str], model: Model) -> tuple[int, ...]:
 
 
 def profile_table(profile: Profile, model: Model) -> Table:
-    """The whole model's forward and backward of one micro-batch, and the rate that gives."""
+    """A table of the whole model's forward and backward seconds per micro-batch, with samples per
+    second; for a predicted profile its notes say where each device type's rates come from."""
     tokens = "" if profile.sequence is None else f", {profile.sequence} tokens per sample"
     provenance = profile.provenance
     notes = ["whole model on one tensor group, without all-reduces between its devices"]
     if provenance.kind == "predicted":
-        kinds = {"rescaled by its own operators": list(provenance.learned)}
-        others = [name for name in profile.devices() if name not in provenance.learned]
-        for name in others:
-            kind = "never measured, physics alone"
+        # source of a device type's rates -> device types
+        sources = {"rescaled by its own operators": list(provenance.learned)}
+        for name in profile.devices():
+            if name in provenance.learned:
+                continue
             if measured_products(name, profile.precision):
-                kind = "as others measured its operators"
-            kinds.setdefault(kind, []).append(name)
-        notes += [f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names]
+                source = "as others measured its operators"
+            else:
+                source = "never measured, physics alone"
+            sources.setdefault(source, []).append(name)
+        notes += [f"{source}: {', '.join(names)}" for source, names in sources.items() if names]
     return passes_table(
         f"{provenance.kind} profile of {profile.model} ({count_text(model.params)} "
         f"parameters, {len(profile.layers)} layers{tokens}, {profile.precision})",
@@ -240,7 +260,7 @@ def profile_table(profile: Profile, model: Model) -> Table:
 
 
 def passes_table(title: str, profile: Profile, notes: Sequence[str] = ()) -> Table:
-    """One row per table of a profile."""
+    """A table with one row per table of a profile: device type, tensor degree and micro-batch."""
     return Table.of(
         title,
         profile.tables,
@@ -261,7 +281,7 @@ def passes_table(title: str, profile: Profile, notes: Sequence[str] = ()) -> Tab
 
 
 def rate_text(samples: int, seconds: float) -> str:
-    """Samples per second."""
+    """The text of samples per second; that of an unknown number where `seconds` is 0."""
     return number_text(samples / seconds if seconds > 0 else None, 4)
 
 
@@ -309,19 +329,27 @@ def import_(
     """
     for option, text in (("--model", model), ("--device-type", device_type)):
         require_option(text is None or 1 <= len(text) <= 200, option, text, "1 to 200 characters")
-    imported = import_file(
-        kind, path, Settings(model, device_type, precision, sequence, micro_batch, nodes)
+    settings = Settings(
+        model=model,
+        device=device_type,
+        precision=precision,
+        sequence=sequence,
+        micro_batch=micro_batch,
+        nodes=nodes,
     )
+    imported = import_file(kind, path, settings)
     document = imported.document
     if output is not None:
-        # JSON is YAML, but people edit cluster files
-        write_text(output, (to_yaml if imported.kind == "cluster" else to_json)(document))
+        # Cluster files are read as YAML. JSON is YAML, too, but people edit cluster files.
+        text = to_yaml(document) if imported.kind == "cluster" else to_json(document)
+        write_text(output, text)
     note(*imported.notes)
     return emit(document, [summary(imported, output)], json=json)
 
 
 def summary(imported: Imported, path: Path | None) -> Table:
-    """What was read: tables of a profile, or the entries of the others."""
+    """A table of an imported file: the tables of a profile, or the entries of a model or cluster.
+    path: where it was written."""
     where = "" if path is None else f", written to {path}"
     document = imported.document
     if imported.kind != "profile":
@@ -416,8 +444,9 @@ def batch_curve(
         where="--memory-gib",
         expected="what training may use of a CPU's memory",
     )
-    lead = not is_rank() or os.environ["RANK"] == "0"
-    with joined_ranks(device) if is_rank() else nullcontext(device) as place:
+    first_rank = not is_rank() or os.environ["RANK"] == "0"  # the process that prints and writes
+    group = joined_ranks(device) if is_rank() else nullcontext(device)
+    with group as place:
         curve = measure_batch_curve(
             load_model(model, sequence=sequence, precision=precision),
             place,
@@ -426,26 +455,28 @@ def batch_curve(
             devices=devices,
             largest=max_micro_batch,
             repeats=repeats,
-            tell=note if lead and not quiet else None,
+            tell=note if first_rank and not quiet else None,
         )
     fits = curve.zero_stage is not None
-    if not lead:
+    if not first_rank:
         return int(not fits)
     document = curve.model_dump(mode="json")
     return emit(document, [curve_table(curve)], json=json, output=output, ok=fits)
 
 
 def curve_table(curve: BatchCurve) -> Table:
-    """The points, and what fits at which ZeRO stage."""
-    stages = ", ".join(f"ZeRO {stage}: {size}" for stage, size in enumerate(curve.largest))
-    first = curve.zero_stage
-    lowest = "no sample fits" if first is None else f"a sample fits from ZeRO {first} on"
-    saved, most = curve.saved_bytes_per_sample, curve.tried_up_to
-    notes = [f"largest micro-batch: {stages}; {lowest}"]
-    if most in curve.largest:
-        notes.append(f"stopped at --max-micro-batch {most}: more may fit")
-    if saved is not None:
-        notes.append(f"activations: {bytes_text(saved)} per sample, measured")
+    """A table of the curve's measured points; its notes state the largest micro-batch under each
+    ZeRO stage."""
+    largest = ", ".join(f"ZeRO {stage}: {size}" for stage, size in enumerate(curve.largest))
+    fits = "no sample fits"
+    if curve.zero_stage is not None:
+        fits = f"a sample fits from ZeRO {curve.zero_stage} on"
+    notes = [f"largest micro-batch: {largest}; {fits}"]
+    if curve.tried_up_to in curve.largest:
+        notes.append(f"stopped at --max-micro-batch {curve.tried_up_to}: more may fit")
+    if curve.saved_bytes_per_sample is not None:
+        activations = bytes_text(curve.saved_bytes_per_sample)
+        notes.append(f"activations: {activations} per sample, measured")
     return Table.of(
         f"{curve.model} x {curve.sequence} tokens in {curve.precision} on {curve.device}, measured "
         f"within {bytes_text(curve.memory_bytes)}, one of {curve.devices}",
@@ -521,16 +552,9 @@ def operators(
         ("TFLOP/s at most", number_text(measured.flops_per_second / 1e12, 4)),
         ("GB/s at most", number_text(measured.bytes_per_second / 1e9, 4)),
     )
-    return emit(
-        measured.model_dump(mode="json"),
-        [
-            Table(
-                f"operators of {measured.device} in {measured.precision}, measured", ("", ""), rows
-            )
-        ],
-        json=json,
-        output=output,
-    )
+    title = f"operators of {measured.device} in {measured.precision}, measured"
+    table = Table(title, ("", ""), rows)
+    return emit(measured.model_dump(mode="json"), [table], json=json, output=output)
 
 
 def quick(
@@ -556,10 +580,8 @@ def quick(
     )
     learned = train_operators(measure_quickly(device, precision, name=device_type))
     if learned.bus_bytes_per_second is not None:
-        note(
-            f"a large all-reduce reaches {learned.bus_bytes_per_second * 8e-9:.4g} Gbit/s of each "
-            "GPU's links"
-        )
+        gigabits = learned.bus_bytes_per_second * 8e-9
+        note(f"a large all-reduce reaches {gigabits:.4g} Gbit/s of each GPU's links")
     return emit(
         learned.model_dump(mode="json"), [operators_table(learned)], json=json, output=output
     )
@@ -599,7 +621,7 @@ def train(
 
 
 def links_table(learned: LinkEfficiencyFile) -> Table:
-    """Errors on messages kept apart."""
+    """A table of the mean errors of three predictions on message sizes that training left out."""
     rows = (
         ("learned", percent_text(learned.error)),
         ("plain, at the median efficiency", percent_text(learned.plain_error)),
@@ -620,7 +642,8 @@ def links_table(learned: LinkEfficiencyFile) -> Table:
 
 
 def operators_table(learned: OperatorData) -> Table:
-    """Errors of operators, each predicted from the others, beside those without any of them."""
+    """A table of the mean errors by kind of operator: predicted from the other measured operators,
+    and without any measured operator."""
     return Table.of(
         f"operators of {learned.device} in {learned.precision}",
         learned.errors,

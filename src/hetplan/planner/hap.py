@@ -1,9 +1,10 @@
 """The strategy `hap`: one SPMD program over all devices with sharding ratios, beside HAP's
 procedure and its baselines.
 
-Objective, bound and status are of the instance, in seconds per iteration (its seconds times the
-runs of an iteration), where ratios divide everything. `closed_form_seconds` are the objective of
-the program in whole units: samples, heads and experts do not divide.
+A candidate's objective, bound and status are those of the instance, whose ratios may divide
+samples, heads and experts. They are stated in seconds per iteration: the instance's seconds times
+the program's runs per iteration. `closed_form_seconds` is the objective of the same program in
+whole samples, heads and experts.
 """
 
 import time
@@ -33,28 +34,36 @@ from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Progress, Result, Run, Stopped
 from hetplan.text import bytes_text, counted, seconds_text
 
+# The methods that do not search jointly have the setting `seconds` divided by this.
+DIVISOR_WITHOUT_SEARCH = 60
+# A solver needs a time limit above 0, also where no time is left.
+LEAST_TIME_LIMIT = 1e-3
+
 
 class HapSettings(StrictModel):
-    """`--set hap.NAME=VALUE`."""
+    """The settings `--set hap.NAME=VALUE`."""
 
-    # For the joint search, a sixtieth of it for the others; it ends with the best program and its
-    # bound.
+    # Time limit of the joint search (method `auto`), which returns its best program and bound by
+    # then. The other methods have a sixtieth of it.
     seconds: Annotated[float, Field(gt=0, le=86_400)] = 30.0
     # Runs of the program per iteration, a divisor of the global batch; None: the fewest in which
     # data parallelism fits in memory.
     steps: PositiveCount | None = None
-    # What `hetplan profile collectives` wrote, of as many ranks as the cluster has devices.
+    # Path of a file of `hetplan profile collectives`, measured with one rank per device of the
+    # cluster.
     collectives: Name | None = None
-    # Parts of the model with ratios of their own, and how they are cut (METIS: extra `metis`).
+    # Number of segments of the model. Each segment has its own sharding ratios.
     segments: Annotated[int, Field(ge=1, le=64)] = 1
+    # How the model is cut into segments: by layers, or by METIS (extra `metis`).
     cut: Literal["layer", "metis"] = "layer"
-    # What gets ratios: every GPU, or every machine, whose GPUs then have equal parts of its own.
+    # Whether ratios are chosen for GPUs or for machines. The GPUs of a machine share its ratio
+    # evenly.
     devices: Literal["gpus", "machines"] = "gpus"
 
 
 @dataclass(frozen=True)
 class Hap(Strategy):
-    """One SPMD program, sharding ratios per device."""
+    """The strategy: one SPMD program with a sharding ratio per device."""
 
     name = "hap"
     methods = (
@@ -69,33 +78,37 @@ class Hap(Strategy):
     settings: HapSettings = field(default_factory=HapSettings)
 
     def pose(self, workload: Workload, run: Run) -> "list[SpmdProblem]":
-        """One problem. The time limit includes the time in which its theory is written down."""
-        begun, usable = time.perf_counter(), workload.device_bytes()
-        room = sum(usable[device.type] for device in workload.cluster.devices)
-        if workload.state_bytes > room:  # however the parameters are sliced, somebody holds each
+        """The workload as a list of one problem. The time limit includes the time in which its
+        theory is written down. Raises NoPlan where the model states exceed the memory of all
+        devices together, or where the time limit ends first."""
+        begun = time.perf_counter()
+        usable = workload.device_bytes()
+        total_bytes = sum(usable[device.type] for device in workload.cluster.devices)
+        if workload.state_bytes > total_bytes:  # every slice of the parameters is on some device
             raise NoPlan(
                 "infeasible",
                 f"one copy of the model states takes {bytes_text(workload.state_bytes)}, "
-                f"all devices have {bytes_text(room)}",
+                f"all devices have {bytes_text(total_bytes)}",
             )
-        wanted, links = self.settings, None
-        machines = wanted.devices == "machines"
+        settings = self.settings
+        machines = settings.devices == "machines"
         require(
-            not (machines and wanted.collectives),
+            not (machines and settings.collectives),
             "measured collectives are between GPUs, not machines",
             where="hap.collectives",
             expected="hap.devices=gpus",
         )
-        if wanted.collectives is not None:
-            links = measured_links(
-                Collectives.load(wanted.collectives), len(workload.cluster.devices)
-            )
-        begin, cut = begin_run(run, "hap"), (wanted.segments, wanted.cut)
+        links = None
+        if settings.collectives is not None:
+            measured = Collectives.load(settings.collectives)
+            links = measured_links(measured, len(workload.cluster.devices))
+        posing = begin_run(run, "hap")
+        cut = (settings.segments, settings.cut)
         try:
-            posed = pose(workload, wanted.steps, begin, links=links, cut=cut)
-            searched = (
-                pose(workload, posed.runs, begin, cut=cut, machines=True) if machines else posed
-            )
+            posed = pose(workload, settings.steps, posing, links=links, cut=cut)
+            searched = posed
+            if machines:
+                searched = pose(workload, posed.runs, posing, cut=cut, machines=True)
         except Stopped:
             raise NoPlan(
                 "unknown",
@@ -103,44 +116,50 @@ class Hap(Strategy):
             ) from None
         return [
             SpmdProblem(
-                posed,
-                searched,
-                wanted.seconds,
-                time.perf_counter() - begun,
+                posed=posed,
+                searched=searched,
+                search_seconds=settings.seconds,
+                posing_seconds=time.perf_counter() - begun,
                 measured=links is not None,
             )
         ]
 
 
 def reported_per_iteration(run: Run, runs: int, time_limit: float) -> Run:
-    """A run with its own time limit for a program that runs `runs` times per iteration. Incumbents
-    and bounds that it reports reach `run` as seconds per iteration."""
+    """A run for solving the instance, whose program runs `runs` times per iteration. Incumbents and
+    bounds that it reports reach `run` as seconds per iteration. time_limit: of the new run,
+    seconds."""
 
     def watch(progress: Progress) -> None:
-        incumbent, bound = (
-            None if seconds is None else runs * seconds
-            for seconds in (progress.incumbent, progress.bound)
+        run.report(
+            incumbent=times(runs, progress.incumbent),
+            bound=times(runs, progress.bound),
+            note=progress.note,
         )
-        run.report(incumbent=incumbent, bound=bound, note=progress.note)
 
-    return Run(
-        replace(run.options, time_limit=time_limit), watch, run.cancel, hopeless=run.hopeless / runs
-    )
+    options = replace(run.options, time_limit=time_limit)
+    return Run(options, watch, run.cancel, hopeless=run.hopeless / runs)
+
+
+def times(runs: int, seconds: float | None) -> float | None:
+    """Seconds per iteration of a program that runs `runs` times; None where unknown."""
+    return None if seconds is None else runs * seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notes:
-    """The facts that a reader needs beside the numbers of a candidate."""
+    """The notes on a candidate, which a reader needs beside its numbers."""
 
-    of_method: str  # the message of the method itself; empty: none
+    of_method: str  # the method's message; empty: none
     collectives_are_measured: bool  # whether collectives take measured times
-    devices_are_machines: bool  # whether objective and bound are of machines as devices
-    unfit_peak_bytes: float | None  # the most bytes of a device that they exceed; None: all fit
-    # Whether objective and bound are of ratios that may cut samples, heads and experts.
+    devices_are_machines: bool  # whether objective and bound take each machine as one device
+    # The largest peak of the devices whose memory the program exceeds; None: it fits on all.
+    unfit_peak_bytes: float | None
+    # Whether objective and bound are for ratios that may divide samples, heads and experts.
     bound_is_of_fractions: bool
 
     def text(self) -> str:
-        """The facts in words, one behind the other."""
+        """All notes in one line."""
         texts = [self.of_method]
         if self.collectives_are_measured:
             texts.append("collectives take what was measured")
@@ -163,30 +182,32 @@ class SpmdProblem(Problem):
 
     posed: Posed
     searched: Posed  # the instance to solve: `posed` itself, or the same with machines as devices
-    search_seconds: float  # for the joint search
+    search_seconds: float  # time limit of the joint search
     posing_seconds: float  # spent on writing the theory down
-    measured: bool = False  # whether its collectives take measured times
+    measured: bool = False  # whether collectives take measured times
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
-        """A method's result as a candidate, its program in whole units."""
+        """A method's result as a candidate, with its program in whole units. Raises NoPlan where
+        the method has no program."""
         posed = self.posed
-        seconds = self.search_seconds if method.exact else self.search_seconds / 60
-        time_limit = max(min(seconds, run.remaining), 1e-3)
+        seconds = self.search_seconds
+        if not method.exact:
+            seconds /= DIVISOR_WITHOUT_SEARCH
+        time_limit = max(min(seconds, run.remaining), LEAST_TIME_LIMIT)
         result = solve(
             family("hap"),
             self.searched.theory.data,
             method.name,
             reported_per_iteration(run, posed.runs, time_limit),
         )
-        spent = result.seconds + self.posing_seconds
+        solve_seconds = result.seconds + self.posing_seconds
         if not isinstance(result.decision, HapDecision) or result.objective is None:
-            raise NoPlan(result.status, self.why_no_program(result), spent)
+            raise NoPlan(result.status, self.why_no_program(result), solve_seconds)
         decision = self.in_whole_units(self.on_every_device(result.decision))
-        peak = posed.device_bytes(decision)
-        over = self.peaks_over_memory(peak)
-        by_machine = self.searched is not posed
-        if over and self.counts_tied_weights_by_parts:
-            with suppress(Stopped):  # no time for it: the program stays as it is
+        peak_bytes = posed.device_bytes(decision)
+        unfit_peaks = self.peaks_over_memory(peak_bytes)
+        if unfit_peaks and self.counts_tied_weights_by_parts:
+            with suppress(Stopped):  # where no time is left for it, this program is the result
                 return self.with_tied_weights_whole(run).solve(method, run)
         plan = self.to_plan(decision)
         costs = SpmdCosts.of(plan, posed.workload, posed.links) if self.measured else None
@@ -194,24 +215,24 @@ class SpmdProblem(Problem):
             Candidate.of_result("hap", method, result),
             closed_form_seconds=posed.runs * posed.theory.seconds_in_whole_units(decision),
             objective=posed.runs * result.objective,
-            bound=None if result.bound is None else posed.runs * result.bound,
-            fits_memory=not over,
-            peak_bytes=peak,
-            solve_seconds=spent,
+            bound=times(posed.runs, result.bound),
+            fits_memory=not unfit_peaks,
+            peak_bytes=peak_bytes,
+            solve_seconds=solve_seconds,
             plan=plan,
             predicted_seconds=None if costs is None else costs.timeline().seconds,
             measured=self.measured,
             message=Notes(
                 of_method=result.message,
                 collectives_are_measured=self.measured,
-                devices_are_machines=by_machine,
-                unfit_peak_bytes=max(over, default=None),
+                devices_are_machines=self.searched is not posed,
+                unfit_peak_bytes=max(unfit_peaks, default=None),
                 bound_is_of_fractions=method.exact,
             ).text(),
         )
 
     def why_no_program(self, result: Result[Any]) -> str:
-        """The reason of a result without a decision, and which setting may help."""
+        """The reason why a result has no decision, with the setting that may help."""
         if result.message:
             reason = result.message
         else:
@@ -223,8 +244,9 @@ class SpmdProblem(Problem):
         return reason
 
     def peaks_over_memory(self, peak_bytes: Sequence[float]) -> list[float]:
-        """The peaks of the devices that they do not fit on. peak_bytes: of every device."""
-        usable, devices = self.posed.workload.device_bytes(), self.posed.workload.cluster.devices
+        """The peaks that exceed the usable memory of their device. peak_bytes: of every device."""
+        usable = self.posed.workload.device_bytes()
+        devices = self.posed.workload.cluster.devices
         return [
             peak
             for device, peak in zip(devices, peak_bytes, strict=True)
@@ -233,18 +255,19 @@ class SpmdProblem(Problem):
 
     @property
     def counts_tied_weights_by_parts(self) -> bool:
-        """Whether the instance may count too little memory: parameters that several operators read
-        in different ways are held whole, and the theory counts the parts that each reads."""
+        """Whether the instance may count too little memory. A device holds a parameter whole if
+        several operators read it in different ways, but the theory counts only the slices that each
+        operator reads."""
         holding = self.posed.theory.holding
         return holding is not None and not holding.tied_whole and self.searched is self.posed
 
     def with_tied_weights_whole(self, run: Run) -> "SpmdProblem":
         """The problem whose theory counts tied weights as held whole. Raises Stopped."""
         posed = self.posed
-        careful = pose(
+        tied_whole = pose(
             posed.workload, posed.runs, run, tied_whole=True, links=posed.links, cut=posed.cut
         )
-        return replace(self, posed=careful, searched=careful)
+        return replace(self, posed=tied_whole, searched=tied_whole)
 
     def on_every_device(self, decision: HapDecision) -> HapDecision:
         """The decision with the ratio of each machine divided evenly over its devices."""
@@ -258,23 +281,27 @@ class SpmdProblem(Problem):
         return decision.model_copy(update={"ratios": ratios})
 
     def in_whole_units(self, decision: HapDecision) -> HapDecision:
-        """The decision with ratios that cut samples whole, where the program in whole units then
-        fits and is no slower."""
-        posed, batch = self.posed, self.posed.samples
+        """The decision with ratios rounded to whole samples, or the decision itself: the one whose
+        program in whole units fits in memory, and of two that do (or do not) the faster one. Of
+        equally fast ones it is the rounded one."""
+        posed = self.posed
+        samples = posed.samples
         ratios = [
-            [length / batch for length in shard_lengths(row, batch)] for row in decision.ratios
+            [length / samples for length in shard_lengths(row, samples)] for row in decision.ratios
         ]
         rounded = decision.model_copy(update={"ratios": ratios})
 
-        def order(candidate: HapDecision) -> tuple[bool, float]:
+        def unfit_then_seconds(candidate: HapDecision) -> tuple[bool, float]:
             return not posed.fits(candidate), posed.theory.seconds_in_whole_units(candidate)
 
-        return min((rounded, decision), key=order)
+        return min((rounded, decision), key=unfit_then_seconds)
 
     def to_plan(self, decision: HapDecision) -> Plan:
-        """One replica of one stage on all devices, with the program that they run."""
-        posed, workload = self.posed, self.posed.workload
-        layers, devices = len(workload.profile.layers), range(len(workload.cluster.devices))
+        """The plan of a decision: one replica of one stage on all devices, and their program."""
+        posed = self.posed
+        workload = posed.workload
+        layers = len(workload.profile.layers)
+        devices = range(len(workload.cluster.devices))
         replica = Replica(
             stages=[tensor_stage([(0, layers)], devices)],
             micro_batches=[MicroBatches(count=posed.runs, samples=posed.samples)],

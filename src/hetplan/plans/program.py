@@ -1,4 +1,4 @@
-"""An SPMD program in a plan file: what every device runs, in HAP's words."""
+"""An SPMD program in a plan file: the instructions that every device runs, with HAP's names."""
 
 import math
 from typing import Annotated, Literal, Self
@@ -8,8 +8,9 @@ from pydantic import Field, model_validator
 from hetplan.errors import require
 from hetplan.schema import PLAIN, Count, NonNegative, StrictModel
 
-# HAP's names (Section 4.2) of how the devices hold a tensor: `Identity` (each the whole),
-# `All-Reduce` (each a summand), `All-Gather(d)` (each its slice along d, as its ratio says).
+# HAP's names (Section 4.2) for the form in which the devices hold a tensor. `Identity`: each device
+# holds the whole tensor. `All-Reduce`: each holds a summand. `All-Gather(d)`: each holds a slice
+# along dimension d, whose length follows its ratio.
 Form = Annotated[str, Field(pattern=r"^(Identity|All-Reduce|All-Gather\(\d+\))$")]
 TensorName = Annotated[str, Field(min_length=1, max_length=400, pattern=PLAIN)]
 Step = Literal[
@@ -29,31 +30,34 @@ Step = Literal[
 
 
 class SpmdInstruction(StrictModel):
-    """`do` on `tensor`. Run: the operator that makes it, with inputs in the forms `before`, leaves
-    it in `after`; any other: the tensor goes from the form before to that after. gradient and
-    factors: in the backward pass the gradients of `parameters`, used by the operator, are
-    all-reduced, or what they are computed from is gathered."""
+    """One instruction: the step `do` on `tensor`.
+
+    `Run` computes the operator whose output is the tensor: its inputs have the forms `before`, its
+    output has the form `after`. Every other step takes the tensor from the form `before` to the
+    form `after`. `… gradient` all-reduces the gradients of `parameters`, which the operator uses,
+    in the backward pass; `… factors` gathers the tensors from which these gradients are computed.
+    """
 
     do: Step
     tensor: TensorName
-    before: list[Form] = Field(max_length=64)
+    before: list[Form] = Field(max_length=64)  # of each input for `Run`, else one form
     after: Form
-    segment: Count = 0
+    segment: Count = 0  # the row of `SpmdProgram.ratios` by which tensors are sliced
     parameters: list[TensorName] = Field(default_factory=list, max_length=64)
 
 
 class SpmdProgram(StrictModel):
-    """instructions in order, run by all devices and mirrored in the backward pass; ratios
-    [segment][device of the stage]: part of each sliced dimension, rows sum to 1."""
+    """The program: all devices run the instructions in order, and mirrored in the backward pass."""
 
     instructions: list[SpmdInstruction] = Field(min_length=1, max_length=100_000)
+    # [segment][device of the stage] the device's share of each sliced dimension; a row sums to 1
     ratios: list[list[NonNegative]] = Field(min_length=1, max_length=1024)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for k, row in enumerate(self.ratios):
+        for segment, row in enumerate(self.ratios):
             total = math.fsum(row)
-            require(abs(total - 1) <= 1e-9, f"ratios[{k}] sums to {total!r}, expected 1")
+            require(abs(total - 1) <= 1e-9, f"ratios[{segment}] sums to {total!r}, expected 1")
         for i, instruction in enumerate(self.instructions):
             require(
                 instruction.segment < len(self.ratios),

@@ -1,18 +1,20 @@
 """Text transformers of every described shape without experts (GPT, Llama, BERT) as chains of named
 layers, with data and weights that follow from names and positions alone.
 
-Parameter by parameter the layers are those of `profiling.transformer`. Symbols: B samples, S
-tokens, H hidden size, V vocabulary. All can be split over a tensor group: attention by key-value
-heads, feed-forward by columns, embedding and head by the vocabulary.
+The layers have the same parameters as the layers of `profiling.models.transformer`. Symbols: B
+samples, S tokens, H hidden size, V vocabulary. Every layer can be split over a tensor group:
+attention by key-value heads, feed-forward by columns, embedding and head by the vocabulary.
 
-`Reference` keeps the contract of `engine.chain`: a user's own factory (`module:factory`) returns
-anything that does.
+`Reference` keeps the contract of `engine.chain`. A user's factory (`module:factory`) may return any
+other module that keeps it.
+
+Modules that can be split have `shape`, the description of the transformer, and `tensor`, the tensor
+group that they are split over; the runtime sets `tensor` before they run.
 """
 
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -30,45 +32,47 @@ from hetplan.runtime.engine.chain import ALONE, Cut, Part, cut
 from hetplan.runtime.engine.position import Dropout, as_int64, key_of, splitmix64
 from hetplan.runtime.tracing.layers import Called
 
-DROPOUT = 0.1
+DROPOUT = 0.1  # probability
+IGNORED = -100  # a target that does not count; the value that torch's cross-entropy ignores
 
 
 def norm(t: Transformer) -> nn.Module:
-    """LayerNorm, RMSNorm or pixel norm (no parameters)."""
-    return (
-        nn.LayerNorm(t.hidden)
-        if t.norm == "layer"
-        else nn.RMSNorm(t.hidden, eps=1e-6, elementwise_affine=t.norm == "rms")
-    )
+    """A norm over the hidden size: LayerNorm, RMSNorm or pixel norm, an RMSNorm without
+    parameters."""
+    if t.norm == "layer":
+        return nn.LayerNorm(t.hidden)
+    return nn.RMSNorm(t.hidden, eps=1e-6, elementwise_affine=t.norm == "rms")
 
 
 def dropout(t: Transformer, site: str) -> Dropout:
-    """Dropout where the model has it."""
+    """Dropout at a named site; its probability is 0 where the model has no dropout."""
     return Dropout(DROPOUT if t.dropout else 0.0, site)
 
 
 class Embedding(nn.Module):
-    """tokens [B, S] -> [B, S, H]: token, position and type vectors; the table is split by the
-    vocabulary."""
+    """Embedding of tokens: [B, S] -> [B, S, H], the sum of token, position and type vectors.
+
+    The table of token vectors is split by the vocabulary; every tensor rank has all other vectors.
+    """
 
     def __init__(self, t: Transformer, site: str) -> None:
         super().__init__()
         self.shape, self.tensor = t, ALONE
         width = t.embedding_width or t.hidden
         self.table = nn.Parameter(torch.empty(t.vocabulary, width))
-        places = t.positions + t.position_offset
-        self.places = nn.Parameter(torch.empty(places, t.hidden)) if places else None
+        positions = t.positions + t.position_offset
+        self.places = nn.Parameter(torch.empty(positions, t.hidden)) if positions else None
         self.types = nn.Parameter(torch.empty(t.types, t.hidden)) if t.types else None
         self.widen = nn.Linear(width, t.hidden, bias=False) if width != t.hidden else nn.Identity()
         self.norm = norm(t) if t.embedding_norm else nn.Identity()
         self.drop = dropout(t, site)
 
     def cuts(self, part: Part) -> dict[str, Cut]:
-        """The table's rows."""
+        """The table is cut by rows."""
         return {"table": cut(0, self.shape.vocabulary, part)}
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Sum, norm, dropout."""
+        """The sum of the vectors, normed where the model does so, with dropout."""
         x = self.widen(self.tensor.leave(self.rows(tokens)))
         if self.places is not None:
             offset = self.shape.position_offset
@@ -78,37 +82,38 @@ class Embedding(nn.Module):
         return self.drop(self.norm(x))
 
     def rows(self, tokens: Tensor) -> Tensor:
-        """The table's rows that are here, zeros for other tokens."""
+        """The token vectors that this tensor rank holds, zeros for all other tokens."""
         first, _ = self.tensor.of(self.shape.vocabulary)
         shape = (*tokens.shape, self.table.shape[1])
         return embed((tokens, self.table), {}, Place(shape, (0, first), partial=True))
 
 
 class Block(nn.Module):
-    """Norm, attention, residual, norm, feed-forward, residual: [B, S, H] -> the same."""
+    """A pre-norm block of attention and feed-forward, each with a residual connection:
+    [B, S, H] -> [B, S, H]."""
 
     def __init__(self, t: Transformer, site: str) -> None:
         super().__init__()
-        self.norm_1, self.attention = norm(t), Attention(t, f"{site}.scores", DROPOUT)
+        self.norm_1 = norm(t)
+        self.attention = Attention(t, f"{site}.scores", DROPOUT)
         self.norm_2 = norm(t)
         self.feed_forward = FeedForward(t)
-        self.drop_1, self.drop_2 = (
-            dropout(t, f"{site}.attention"),
-            dropout(t, f"{site}.feed-forward"),
-        )
+        self.drop_1 = dropout(t, f"{site}.attention")
+        self.drop_2 = dropout(t, f"{site}.feed-forward")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pre-norm."""
+        """The block's output."""
         x = x + self.drop_1(self.attention(self.norm_1(x)))
         return x + self.drop_2(self.feed_forward(self.norm_2(x)))
 
 
 class Attention(nn.Module):
-    """[B, S, H] -> the same. qkv: queries, keys and values under each other.
+    """Self-attention: [B, S, H] -> [B, S, H].
 
-    A tensor rank holds whole key-value heads with their queries, none where there are fewer than
-    ranks. selective: the scores are computed again in the backward pass (Korthikanti et al. 2022,
-    Section 5).
+    The rows of `qkv` are first those of all queries, then of all keys, then of all values. A tensor
+    rank holds whole key-value heads with their queries; some ranks hold none where there are fewer
+    key-value heads than ranks. Where `selective` is set, the backward pass computes the scores
+    again (Korthikanti et al. 2022, Section 5).
     """
 
     def __init__(self, t: Transformer, site: str, probability: float) -> None:
@@ -122,67 +127,84 @@ class Attention(nn.Module):
         self.drop = Dropout(probability if t.dropout and t.attention == "standard" else 0.0, site)
 
     def cuts(self, part: Part) -> dict[str, Cut]:
-        """Heads: rows of qkv, columns of out."""
+        """A rank's heads [a, b) are rows of `qkv` and columns of `out`."""
         t = self.shape
-        groups, (a, b) = t.heads // t.kv_heads, part.of(t.kv_heads)
-        queries = (a * groups * t.head_dim, b * groups * t.head_dim)
-        keys = (t.query_width + a * t.head_dim, t.query_width + b * t.head_dim)
-        rows = Cut(0, (queries, keys, (keys[0] + t.kv_width, keys[1] + t.kv_width)))
+        a, b = part.of(t.kv_heads)
+        query_width = t.heads // t.kv_heads * t.head_dim  # of the queries of one key-value head
+        first_key = t.query_width
+        first_value = t.query_width + t.kv_width
+        queries = (a * query_width, b * query_width)
+        keys = (first_key + a * t.head_dim, first_key + b * t.head_dim)
+        values = (first_value + a * t.head_dim, first_value + b * t.head_dim)
+        rows = Cut(0, (queries, keys, values))
         cuts = {"qkv": rows, "out": Cut(1, (queries,))}
         return cuts if self.qkv_bias is None else cuts | {"qkv_bias": rows}
 
     def forward(self, x: Tensor) -> Tensor:
-        """Projections, attention of the heads that are here, projection."""
+        """The output projection of the attention of this rank's heads, summed over the ranks."""
         t = self.shape
         samples, length, _ = x.shape
         a, b = self.tensor.of(t.kv_heads)
-        groups = t.heads // t.kv_heads
-        widths = ((b - a) * groups * t.head_dim, (b - a) * t.head_dim, (b - a) * t.head_dim)
-        parts = F.linear(self.tensor.enter(x), self.qkv, self.qkv_bias).split(widths, dim=-1)
-        q, k, v = (
-            y.view(samples, length, n, t.head_dim).transpose(1, 2)
-            for y, n in zip(parts, ((b - a) * groups, b - a, b - a), strict=True)
-        )
-        again = partial(checkpoint, self.mix, use_reentrant=False)
-        mixed = (again if self.selective else self.mix)(q, k, v, a) if b > a else q
-        y = F.linear(mixed.transpose(1, 2).reshape(samples, length, widths[0]), self.out)
+        kv_heads = b - a
+        heads = kv_heads * (t.heads // t.kv_heads)
+        query_width, kv_width = heads * t.head_dim, kv_heads * t.head_dim
+        projected = F.linear(self.tensor.enter(x), self.qkv, self.qkv_bias)
+        q, k, v = projected.split((query_width, kv_width, kv_width), dim=-1)
+        q = q.view(samples, length, heads, t.head_dim).transpose(1, 2)
+        k = k.view(samples, length, kv_heads, t.head_dim).transpose(1, 2)
+        v = v.view(samples, length, kv_heads, t.head_dim).transpose(1, 2)
+        if kv_heads == 0:
+            attended = q  # empty, but part of the graph, so that this rank joins the collectives
+        elif self.selective:
+            attended = checkpoint(self.mix, q, k, v, a, use_reentrant=False)
+        else:
+            attended = self.mix(q, k, v, a)
+        y = F.linear(attended.transpose(1, 2).reshape(samples, length, query_width), self.out)
         y = self.tensor.leave(y)
         return y if self.out_bias is None else y + self.out_bias
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
-        """softmax(q k^T / sqrt(d)) v of key-value heads [first, …)."""
+        """softmax(q k^T / sqrt(d)) v, of all heads given. first: the model's number of the first
+        key-value head, by which dropout knows its positions."""
         t = self.shape
-        groups = t.heads // t.kv_heads
+        heads_per_kv_head = t.heads // t.kv_heads
         if t.rotary:
             q, k = rotated(q), rotated(k)
-        if groups > 1:
-            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        causal = t.head != "bert" and t.vocabulary > 0
+        if heads_per_kv_head > 1:
+            k = k.repeat_interleave(heads_per_kv_head, dim=1)
+            v = v.repeat_interleave(heads_per_kv_head, dim=1)
         if t.attention == "fused" and not t.window:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        seen = visible(q.shape[2], causal, t.window, q.device)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=t.causal)
+        mask = visible(q.shape[2], t.causal, t.window, q.device)
         if t.attention == "fused":
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         scores = (q @ k.transpose(-2, -1)) / t.head_dim**0.5
-        shares = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
-        return self.drop(shares, first * groups, t.heads) @ v
+        shares = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+        return self.drop(shares, first * heads_per_kv_head, t.heads) @ v
 
 
 def visible(length: int, causal: bool, window: int | None, device: object) -> Tensor:
-    """[S, S] which keys a query sees."""
-    places = torch.arange(length, device=device)
-    back = places[:, None] - places[None, :]
-    seen = back >= 0 if causal else torch.ones_like(back, dtype=torch.bool)
-    return seen & (back < window) if window else seen
+    """The attention mask [queries, keys]: True where the query attends to the key. window: the
+    number of keys that a query reaches back to; None: all."""
+    positions = torch.arange(length, device=device)
+    distance = positions[:, None] - positions[None, :]  # how far the key lies before the query
+    mask = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
+    if window:
+        mask = mask & (distance < window)
+    return mask
 
 
 class FeedForward(nn.Module):
-    """Two matrices with GELU, or three with SiLU where gated; split by columns, then rows."""
+    """A feed-forward network of two matrices with GELU, or of three with SiLU where gated.
+
+    `up` holds the first matrix, or gate and value, and is split by its outputs; `down` is split by
+    its inputs.
+    """
 
     def __init__(self, t: Transformer) -> None:
         super().__init__()
         self.shape, self.tensor = t, ALONE
-        self.blocks = 2 if t.gated else 1
+        self.blocks = 2 if t.gated else 1  # matrices in `up`
         inner = self.blocks * t.feed_forward
         self.up = nn.Parameter(torch.empty(inner, t.hidden))
         self.up_bias = nn.Parameter(torch.empty(inner)) if t.feed_forward_bias else None
@@ -190,23 +212,22 @@ class FeedForward(nn.Module):
         self.down_bias = nn.Parameter(torch.empty(t.hidden)) if t.feed_forward_bias else None
 
     def cuts(self, part: Part) -> dict[str, Cut]:
-        """Columns of `up` (of gate and value alike), rows of `down`."""
+        """A rank holds the same inner columns of each matrix in `up` and of `down`."""
         inner = self.shape.feed_forward
-        columns = cut(0, inner, part, self.blocks)
-        cuts = {"up": columns, "down": cut(1, inner, part)}
-        return cuts if self.up_bias is None else cuts | {"up_bias": columns}
+        up = cut(0, inner, part, self.blocks)
+        cuts = {"up": up, "down": cut(1, inner, part)}
+        return cuts if self.up_bias is None else cuts | {"up_bias": up}
 
     def forward(self, x: Tensor) -> Tensor:
-        """down(act(up(x)))."""
-        inner = activated(
-            F.linear(self.tensor.enter(x), self.up, self.up_bias), gated=self.blocks == 2
-        )
+        """down(activation(up(x))), summed over the ranks."""
+        projected = F.linear(self.tensor.enter(x), self.up, self.up_bias)
+        inner = activated(projected, gated=self.blocks == 2)
         y = self.tensor.leave(F.linear(inner, self.down))
         return y if self.down_bias is None else y + self.down_bias
 
 
 def activated(x: Tensor, *, gated: bool) -> Tensor:
-    """GELU, or SiLU of the first half times the second."""
+    """GELU of x; where gated, SiLU of the first half of x times the second half."""
     if not gated:
         return F.gelu(x)
     gate, value = x.chunk(2, dim=-1)
@@ -214,10 +235,13 @@ def activated(x: Tensor, *, gated: bool) -> Tensor:
 
 
 class Head(nn.Module):
-    """Norm, language-model head and cross-entropy; BERT: transform, MLM and next-sentence heads.
+    """The last layer: a norm and a language model's head with cross-entropy; for BERT the heads of
+    masked tokens (behind a transform) and of next sentences.
 
-    ([B, S, H], targets [B, S]) -> the sum of the tokens' losses; targets of -100 do not count.
-    Split by the vocabulary. BERT's next-sentence loss of a sample weighs as much as its S tokens.
+    ([B, S, H], targets [B, S]) -> the sum of the tokens' losses; targets of `IGNORED` do not count.
+    It is split by the vocabulary. BERT's next-sentence loss of a sample counts S times, as often as
+    the sample has tokens; the label is the first target modulo 2.
+    table: the embedding's table where the model ties it to the head; None: the head has its own.
     """
 
     def __init__(self, t: Transformer, table: nn.Parameter | None) -> None:
@@ -229,56 +253,53 @@ class Head(nn.Module):
         self.table = nn.Parameter(torch.empty(t.vocabulary, width)) if table is None else table
         self.bias = nn.Parameter(torch.empty(t.vocabulary)) if t.head == "bert" else None
         if t.head == "bert":
-            self.pool, self.follows = nn.Linear(t.hidden, t.hidden), nn.Linear(t.hidden, 2)
-            self.transform, self.after = nn.Linear(t.hidden, t.hidden), norm(t)
+            self.pool = nn.Linear(t.hidden, t.hidden)
+            self.follows = nn.Linear(t.hidden, 2)  # whether the second sentence follows the first
+            self.transform = nn.Linear(t.hidden, t.hidden)
+            self.after = norm(t)  # behind the transform
 
     def cuts(self, part: Part) -> dict[str, Cut]:
-        """The table's rows, as the embedding's."""
+        """The table is cut by rows, as the embedding's is, and the bias with it."""
         rows = cut(0, self.shape.vocabulary, part)
         return {"table": rows} if self.bias is None else {"table": rows, "bias": rows}
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        """The sum of losses."""
+        """The sum of the losses."""
         x = self.narrow(self.norm(x))
         if self.shape.head != "bert":
             return self.tokens(x, targets)
-        pairs = F.cross_entropy(
-            at_least_fp32(self.follows(self.pool(x[:, 0]).tanh())),
-            targets[:, 0] % 2,
-            reduction="sum",
-        )
-        return self.tokens(self.after(F.gelu(self.transform(x))), targets) + x.shape[1] * pairs
+        sentence_logits = at_least_fp32(self.follows(self.pool(x[:, 0]).tanh()))
+        sentence_loss = F.cross_entropy(sentence_logits, targets[:, 0] % 2, reduction="sum")
+        token_loss = self.tokens(self.after(F.gelu(self.transform(x))), targets)
+        return token_loss + x.shape[1] * sentence_loss
 
     def tokens(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy over a vocabulary in parts: log of the sum of exponentials less the
-        target's logit."""
+        """The sum of the tokens' cross-entropies: the logarithm of the sum of exponentials less the
+        target's logit. The vocabulary is split; this rank has the logits of entries [first, last),
+        which may be none."""
         first, last = self.tensor.of(self.shape.vocabulary)
         logits = at_least_fp32(F.linear(self.tensor.enter(x), self.table, self.bias)).flatten(0, -2)
         targets = targets.flatten()
-        ceiling = (
-            logits.detach().amax(-1)
-            if last > first
-            else torch.full_like(logits[:, :0].sum(-1), -torch.inf)
-        )
-        ceiling = self.tensor.largest(ceiling)
-        total = self.tensor.leave((logits - ceiling.unsqueeze(-1)).exp().sum(-1))
+        if last > first:
+            largest = logits.detach().amax(-1)
+        else:
+            largest = torch.full_like(logits.sum(-1), -torch.inf)
+        largest = self.tensor.largest(largest)
+        total = self.tensor.leave((logits - largest.unsqueeze(-1)).exp().sum(-1))
         here = (targets >= first) & (targets < last)
         if last > first:
             rows = torch.arange(len(logits), device=logits.device)
             # by index: `gather` would keep the logits for its backward pass
-            hit = logits[rows, (targets - first).clamp(0, last - first - 1)]
-            hit = torch.where(here, hit, torch.zeros_like(hit))
+            target_logit = logits[rows, (targets - first).clamp(0, last - first - 1)]
+            target_logit = torch.where(here, target_logit, torch.zeros_like(target_logit))
         else:
-            hit = logits.sum(-1)  # of nothing: zeros
-        losses = total.log() + ceiling - self.tensor.leave(hit)
+            target_logit = logits.sum(-1)  # zeros, as a sum of no logits
+        losses = total.log() + largest - self.tensor.leave(target_logit)
         return (losses * (targets != IGNORED)).sum()
 
 
-IGNORED = -100
-
-
 def at_least_fp32(x: Tensor) -> Tensor:
-    """Half precision widened."""
+    """x in fp32 where it is in half precision; else x itself."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -302,14 +323,13 @@ class Reference(nn.Module):
                     parameter.copy_(self.initial(name, parameter))
 
     def initial(self, name: str, parameter: Tensor) -> Tensor:
-        """A parameter's first values, from its name: norms' scales 1, biases 0, others normal with
-        deviation 0.02."""
+        """A parameter's first values, which follow from its name: 1 for the scales of norms, 0 for
+        biases, normal with standard deviation 0.02 for all others."""
         last = name.rpartition(".")[2]
-        norm = "norm" in name or "after" in name
-        if norm or last == "bias" or last.endswith("_bias"):
-            return torch.full(
-                parameter.shape, float(norm and last == "weight"), dtype=parameter.dtype
-            )
+        of_norm = "norm" in name or "after" in name  # `Head.after` is a norm
+        if of_norm or last == "bias" or last.endswith("_bias"):
+            value = 1.0 if of_norm and last == "weight" else 0.0
+            return torch.full(parameter.shape, value, dtype=parameter.dtype)
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
         drawn = torch.empty(parameter.shape, dtype=torch.float32).normal_(
             0.0, 0.02, generator=generator
@@ -317,31 +337,35 @@ class Reference(nn.Module):
         return drawn.to(parameter.dtype)
 
     def batch(self, step: int, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """(inputs, targets) of the global rows [first, last) of a step: tokens that can be learnt.
+        """(inputs, targets) of the global rows [first, last) of a step, texts that can be learnt.
 
-        A text is an arithmetic sequence modulo the vocabulary; its last tokens do not count where
-        its row says so.
+        A text is an arithmetic sequence modulo the vocabulary, with a step of 1, 2 or 3. Up to two
+        tokens at its end do not count, so that texts differ in length and a loss that weighs
+        samples instead of tokens is noticed.
         """
         rows = torch.arange(first, last)
         key = as_int64(key_of(self.seed, step, "batch"))
-        drawn = (splitmix64(rows * 2 + key) >> 1) & ((1 << 62) - 1)
-        places = torch.arange(self.sequence + 1)
-        texts = (drawn[:, None] + places * (1 + drawn[:, None] // 7 % 3)) % self.vocabulary
+        drawn = (splitmix64(rows * 2 + key) >> 1) & (
+            (1 << 62) - 1
+        )  # a random number >= 0 of each row
+        positions = torch.arange(self.sequence + 1)
+        increments = 1 + drawn // 7 % 3
+        texts = (drawn[:, None] + positions * increments[:, None]) % self.vocabulary
         targets = texts[:, 1:].clone()
         if self.sequence > 2:
-            cut = drawn // 11 % 3  # texts of different lengths: tokens are weighed, not samples
-            targets[places[None, :-1] >= self.sequence - cut[:, None]] = IGNORED
+            lengths = self.sequence - drawn // 11 % 3
+            targets[positions[None, :-1] >= lengths[:, None]] = IGNORED
         return texts[:, :-1].contiguous(), targets
 
 
 def build(shape: Transformer, sequence: int, *, seed: int = 0) -> Reference:
-    """Embedding, blocks and head of a text model, on the current default device."""
+    """The chain of a text model on the current default device. sequence: tokens per sample."""
     return Reference(text_layers(shape), vocabulary=shape.vocabulary, sequence=sequence, seed=seed)
 
 
 def text_layers(shape: Transformer) -> dict[str, nn.Module]:
-    """Embedding, blocks and head by name, with torch's own first values; raises UnsupportedError
-    for what these layers do not compute."""
+    """Name -> layer: the embedding, the blocks and the head, their parameters not set yet. Raises
+    UnsupportedError for a shape with parts that these layers do not have."""
     check_shape(shape)
     embedding = Embedding(shape, "embedding")
     return {
@@ -352,19 +376,27 @@ def text_layers(shape: Transformer) -> dict[str, nn.Module]:
 
 
 def stand_in(names: Sequence[str], *, tensor: int = 1, seed: int = 0) -> Reference:
-    """A narrow chain of real layers under any names: the first embeds, the last has the loss,
-    blocks between.
+    """A narrow text model that stands in for a model with these layer names: the first layer is the
+    embedding, the last one the head, those between are blocks. A single layer holds all three.
 
-    tensor: the widest tensor group that it must split over. Raises InputError for names that stand
+    tensor: the widest tensor group that it must split over. Raises InputError where a name occurs
     twice.
     """
     require(len(set(names)) == len(names), "layer names stand twice", expected="different names")
-    heads, blocks = max(2, tensor), len(names) - 2 if len(names) > 1 else 1
+    single, sequence = len(names) == 1, 8
+    heads = max(2, tensor)
+    blocks = 1 if single else len(names) - 2
     shape = replace(
-        gpt2(blocks, 4 * heads, heads, vocabulary=max(32, tensor), positions=8),
-        feed_forward=8 * heads, dropout=False, tied=len(names) > 1,
+        gpt2(blocks, 4 * heads, heads, vocabulary=max(32, tensor), positions=sequence),
+        feed_forward=8 * heads, dropout=False, tied=not single,
     )  # fmt: skip
-    layers = [Called(build(shape, 8))] if len(names) == 1 else list(text_layers(shape).values())
+    if single:
+        layers: list[nn.Module] = [Called(build(shape, sequence))]
+    else:
+        layers = list(text_layers(shape).values())
     return Reference(
-        dict(zip(names, layers, strict=True)), vocabulary=shape.vocabulary, sequence=8, seed=seed
+        dict(zip(names, layers, strict=True)),
+        vocabulary=shape.vocabulary,
+        sequence=sequence,
+        seed=seed,
     )

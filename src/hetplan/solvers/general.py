@@ -1,9 +1,9 @@
 """General solvers: from a stated model to an `Outcome`, by the method's name.
 
-A family's methods `cp-sat`, `milp` and `pyomo` name one function `formulate(data, run)`; it returns
-a `Formulation`, or an `Outcome` where no model is needed to know the answer. `solve_with` builds
-the model, has the solver minimise it, reads the decision, and keeps what is known when time runs
-out. `minimise` is one model alone, for methods that ask for several.
+A family's methods `cp-sat`, `milp` and `pyomo` name one function `formulate(data, run)`. It returns
+a `Formulation`, or an `Outcome` where the answer follows without a model. `solve_with` builds the
+model, has the solver minimise it and reads the decision; when time runs out, it returns the best
+bound and decision. Methods that solve several models call `minimise` for each of them.
 """
 
 import importlib
@@ -33,45 +33,47 @@ DRIVERS = {
     "milp": "hetplan.solvers.highs",
     "pyomo": "hetplan.solvers.pyomo_driver",
 }
+# Messages of outcomes: the run stopped before there was a model; and the solver calls an instance
+# infeasible although a decision of it is known.
 UNBUILT = "stopped before its model was built"
 CONTRADICTION = "the solver calls infeasible what has a decision"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known(Generic[D]):
-    """A bound and a decision that are known without a model. bound: proven; objective: of
-    `decision`; both in the instance's unit."""
+    """A lower bound and a decision that are known before a model is solved. None: there is none."""
 
-    bound: float | None = None
+    bound: float | None = None  # proven, in the instance's unit
     decision: D | None = None
-    objective: float | None = None
+    objective: float | None = None  # of `decision`, in the instance's unit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Formulation(Generic[D]):
-    """A method's problem as a general solver takes it.
+    """An instance stated for a general solver."""
 
-    build: the model of the run; it stops with `Stopped` when the run should stop (`Model` sees to
-    that). read: the decision of an answer with a solution. infeasible: what to say where the solver
-    proves that there is no decision. known: a bound and a decision that stand before.
-    """
-
+    # Builds the model. Raises Stopped when the run should stop: `Model` checks the run that it is
+    # given.
     build: Callable[[], Model]
-    read: Callable[[ModelAnswer], D]
-    infeasible: str
-    known: Known[D] = field(default_factory=Known)
+    read: Callable[[ModelAnswer], D]  # answer with a solution -> its decision
+    infeasible: str  # the message where the solver proves that there is no decision
+    known: Known[D] = field(default_factory=Known)  # before the model is solved
 
 
-Formulate = Callable[[Any, Run], Formulation[D] | Outcome[D]]
-# A driver's function.
+Formulate = Callable[[Any, Run], Formulation[D] | Outcome[D]]  # of data and a run
+# The function `solve` of a driver. The sink receives incumbents and bounds; None: the run does.
 Solve = Callable[[Model, Run, Sink | None], ModelAnswer]
 
 
 def minimise(method: str, model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     """The answer of the solver behind `method` to a model, within the time that is left of `run`.
 
-    report: where incumbents and bounds go, in seconds; default: `run.report`, right when the model
-    is the whole problem.
+    report: receives incumbents and bounds, in the instance's unit. Default: `run.report`, which is
+    right only where the model states the whole instance.
+
+    Where `run` has a `tap`, it takes a model with integer columns in place of the solver. Where the
+    solver leaves open whether the model is infeasible or unbounded, it solves the model once more
+    without costs, which tells the two apart.
     """
     if run.tap is not None and model.properties()["integer"].any():
         run.tap(model)
@@ -87,69 +89,75 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
         answer = solve(model, run, report)
         if answer.message != UNCLEAR:
             return answer
-        again = solve(model.without_costs(), run, lambda incumbent, bound: None)
+        feasibility = solve(model.without_costs(), run, lambda incumbent, bound: None)
     except Stopped:
         return ModelAnswer(stop=stop_reason(run), solver=label(method, run.options))
-    if again.stop is Stop.OPTIMAL:
+    if feasibility.stop is Stop.OPTIMAL:  # the rows have a solution, so the costs are unbounded
         return replace(answer, message="found the model unbounded below")
-    return replace(answer, stop=again.stop, message=again.message)
+    return replace(answer, stop=feasibility.stop, message=feasibility.message)
 
 
 def presolves(method: str, options: Options) -> bool:
-    """Whether the user's own options turn the presolve of HiGHS on behind `method`."""
+    """Whether the user's native options turn the presolve of HiGHS on, where HiGHS is the solver
+    behind `method`."""
     backends: dict[str, tuple[str, ...]] = {"milp": ("highs",)}
     if engine(options.pyomo_solver) == HIGHS:
         backends["pyomo"] = ("highs", "pyomo")
-    entries = [options.native.get(backend, {}) for backend in backends.get(method, ())]
-    return any(own.get("presolve", "off") != "off" for own in entries)
+    for backend in backends.get(method, ()):
+        if options.native.get(backend, {}).get("presolve", "off") != "off":
+            return True
+    return False
 
 
 def without_presolve(options: Options) -> Options:
-    """The options without the user's own one for presolve."""
-    native = {
-        backend: {name: value for name, value in own.items() if name != "presolve"}
-        for backend, own in options.native.items()
-    }
+    """The options without the native option `presolve` of any backend."""
+    native = {}
+    for backend, entries in options.native.items():
+        native[backend] = {name: value for name, value in entries.items() if name != "presolve"}
     return replace(options, native=native)
 
 
 def solve_with_presolve(
     solve: Solve, model: Model, run: Run, report: Sink | None = None
 ) -> ModelAnswer:
-    """HiGHS's answer where the user turns its presolve on, which errs (`solvers.highs` says how).
+    """HiGHS's answer where the user turns its presolve on, whose proofs can be wrong (see
+    `solvers.highs`).
 
-    A first run with presolve is asked for a solution alone; a second one without it proves.
+    A first run with presolve gives a solution; its bound is not used. A second run without presolve
+    gives the bound and the proof. The answer has the better solution of the two.
     """
-    tell = report or (lambda incumbent, bound: run.report(incumbent=incumbent, bound=bound))
-    first = solve(model, run, lambda incumbent, bound: tell(incumbent, None))
+    sink = report or (lambda incumbent, bound: run.report(incumbent=incumbent, bound=bound))
+    with_presolve = solve(model, run, lambda incumbent, bound: sink(incumbent, None))
     if run.should_stop:
-        return replace(first, stop=stop_reason(run), bound=None)
-    second = solve(model, replace(run, options=without_presolve(run.options)), tell)
-    proven = second.stop in (Stop.OPTIMAL, Stop.INFEASIBLE)
-    if proven or first.objective is None:
-        return second
-    if second.objective is not None and second.objective <= first.objective:
-        return second
-    return replace(second, objective=first.objective, x=first.x)
+        return replace(with_presolve, stop=stop_reason(run), bound=None)
+    proof = solve(model, replace(run, options=without_presolve(run.options)), sink)
+    if proof.stop in (Stop.OPTIMAL, Stop.INFEASIBLE) or with_presolve.objective is None:
+        return proof
+    if proof.objective is not None and proof.objective <= with_presolve.objective:
+        return proof
+    return replace(proof, objective=with_presolve.objective, x=with_presolve.x)
 
 
 def label(method: str, options: Options) -> str:
-    """Name and version of the solver behind `method`; raises what the solver would raise over its
-    absence."""
+    """Name and version of the solver behind `method`. Raises as the driver does where the solver is
+    not installed."""
     text: str = importlib.import_module(DRIVERS[method]).label(options)
     return text
 
 
 def solve_with(method: str, formulate: Formulate[D], data: Any, run: Run) -> Outcome[D]:
-    """Formulate, build, solve, read."""
-    begun, solver = CLOCK.seconds(), label(method, run.options)
-    posed = formulate(data, run)
-    if isinstance(posed, Outcome):
-        return replace(posed, build_seconds=CLOCK.seconds() - begun, solver=solver)
-    known = posed.known
+    """The outcome of an instance by the solver behind `method`: formulate the instance, build the
+    model, solve it and read the decision. Where the solver has no better solution, the outcome has
+    the decision that was known before."""
+    begun = CLOCK.seconds()
+    solver = label(method, run.options)
+    formulation = formulate(data, run)
+    if isinstance(formulation, Outcome):
+        return replace(formulation, build_seconds=CLOCK.seconds() - begun, solver=solver)
+    known = formulation.known
     run.report(incumbent=known.objective, bound=known.bound)
     try:
-        model = posed.build()
+        model = formulation.build()
     except Stopped:
         return Outcome(
             stop=stop_reason(run),
@@ -161,13 +169,14 @@ def solve_with(method: str, formulate: Formulate[D], data: Any, run: Run) -> Out
         )
     built = CLOCK.seconds()
     answer = minimise(method, model, run)
-    stop, message, decision = answer.stop, answer.message, known.decision
-    if answer.objective is not None and not (
-        known.objective is not None and known.objective < answer.objective
-    ):
-        decision = posed.read(answer)
+    stop, message = answer.stop, answer.message
+    decision = known.decision
+    if answer.objective is not None:
+        known_is_better = known.objective is not None and known.objective < answer.objective
+        if not known_is_better:
+            decision = formulation.read(answer)
     if stop is Stop.INFEASIBLE and decision is None:
-        message = message or posed.infeasible
+        message = message or formulation.infeasible
     elif stop is Stop.INFEASIBLE:
         stop, message = Stop.ERROR, CONTRADICTION
     bounds = [bound for bound in (known.bound, answer.bound) if bound is not None]

@@ -1,32 +1,37 @@
 """AMP's own procedure, Algorithm 1: enumerate degrees and micro-batches, one placement and one cut
 for each.
 
+Legend  pp, dp, tp degrees of pipeline, data and tensor parallelism; mbs samples per micro-batch;
+        gas micro-batches per pipeline; L layers; k = pp stages; t_j seconds of stage j, e_j of the
+        transfer behind it, S_j of its gradients' all-reduce.
+
 For each (pp, dp, tp, mbs): devices in Megatron's order (§3.6), the cut of §3.5, and the cost model
 of §3.4 on averages, as the authors' code computes it:
-(1) t[l]    = mean over all devices of seconds[type][tp][mbs][l] + mean over tensor groups of the
-all-reduce
-(2) e[j, l] = activation_bytes[l] mbs x mean over pipelines of 1 / (slowest link behind stage j)
-(3) estimate = (gas-1) max_j t_j + sum_j t_j + sum_j e_j + max_d S_d
-The average hides which stage runs on which type of device, and pipelines that differ; the programme
-does not see S. So the strategy returned need not be the best of those listed; its objective is
-always the exact T. AMP ignores memory. Here the strategy of least estimate among those that fit is
-returned.
+(1) t[l]     = mean over all devices of seconds[type][tp][mbs][l]
+               + mean over tensor groups of the all-reduce
+(2) e[j, l]  = activation_bytes[l] mbs x mean over pipelines of 1 / (slowest link behind stage j)
+(3) estimate = (gas-1) max_j t_j + sum_j t_j + sum_j e_j + max_j S_j
+The averages hide which stage runs on which type of device, and differences between pipelines; the
+programme does not see S. So the strategy returned need not be the best of the candidates; its
+objective is always the exact T. AMP ignores memory. Here the method returns the strategy with the
+least estimate among the candidates that fit.
 
-The cut is the O(k L^4) dynamic programme over a tolerance m, in {0} and all sums of consecutive t.
-t(c, i) is the sum over layers c to i - 1.
-Table  dp[i][j][m]: least (gas-1) max(0, max stage - m) + sum t + sum e over the cuts of i layers
-       (eq. 6) dp[i][0][m] = (gas-1) max(0, t(0, i) - m) + t(0, i)
-       (eq. 7) dp[i][j][m] = min over c of dp[c][j-1][max(t(c, i), m)] + (gas-1) max(0, t(c, i) - m)
-                     + t(c, i) + e[j-1, c-1]
-                     (eq. 8)
-       dp[L][k-1][0] = least (gas-1) max_j t_j + sum t_j + sum e_j. So the programme is exact for
-       its data, in which a stage costs the same wherever it runs, pipelines do not differ and
-       synchronisation is free.
+The cut is the O(k L^4) dynamic programme over a tolerance m: stage seconds up to m cost nothing as
+the slowest stage. t(c, i) is the sum of t over layers c to i - 1; m is 0 or any t(c, i).
+(eq. 6)  dp[i][j][m]: least (gas-1) max(0, max stage - m) + sum t + sum e over the cuts of the first
+         i layers into j + 1 stages
+(eq. 7)  dp[i][0][m] = (gas-1) max(0, t(0, i) - m) + t(0, i)
+(eq. 8)  dp[i][j][m] = min over c of dp[c][j-1][max(t(c, i), m)]
+                       + (gas-1) max(0, t(c, i) - m) + t(c, i) + e[j-1, c-1]
+dp[L][k-1][0] is the least (gas-1) max_j t_j + sum t_j + sum e_j. So the programme is exact for its
+data, in which a stage costs the same wherever it runs, pipelines do not differ and synchronisation
+is free.
 
-Source AMP (NeurIPS 2022), §3.3-3.6, as printed. The published code departs from it, and method
-`paper-released` with it: its programme compares cuts as printed but stores costs without e[j-1,
-c-1], so that later stages do not see it, one micro-batch per pipeline gets equal stages, and a ring
-is as fast as its closing edge instead of its slowest pair.
+Source AMP (NeurIPS 2022), §3.3-3.6, as printed. The published code departs from the paper, and the
+method `paper-released` follows the code: its programme compares cuts as printed but stores costs
+without e[j-1, c-1], so that later stages do not see these seconds; pipelines with one micro-batch
+get stages with equally many layers; and a ring is as fast as its closing edge instead of its
+slowest pair.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +57,7 @@ from hetplan.formulations.amp.problem import (
 from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 
 MAX_TABLE_BYTES = 2 * 2**30
-# Megatron's cuts (§4.1), by the method that has them in place of the programme's.
+# Method -> Megatron's cut (§4.1) that it uses in place of the programme's.
 CUTS: Mapping[str, Callable[[AmpProblem, int], Ints]] = {
     "paper-uniform": lambda problem, stages: uniform_cut(problem.layers, stages),
     "paper-parameter": lambda problem, stages: parameter_cut(problem.params, stages),
@@ -61,77 +66,79 @@ CUTS: Mapping[str, Callable[[AmpProblem, int], Ints]] = {
 
 @dataclass(frozen=True)
 class Averages:
-    """AMP's view of a placement: layer [L] (1), link [pp - 1, L] (2) seconds, sync [pp] seconds per
-    byte."""
+    """The averages that AMP takes for a placement."""
 
-    layer: Floats
-    link: Floats
-    sync: Floats
-    gas: int
+    layer: Floats  # [L] seconds of a layer (1)
+    link: Floats  # [pp - 1, L] seconds of the transfer behind a stage that ends with a layer (2)
+    sync: Floats  # [pp] seconds of a stage's gradient all-reduce per byte of its parameters
+    gas: int  # micro-batches per pipeline
 
     def estimate(self, problem: AmpProblem, cut: Ints) -> float:
-        """(3), seconds per iteration."""
-        return chain_seconds(self.layer, self.link, self.gas, cut) + float(
-            (self.sync * np.add.reduceat(problem.params, cut[:-1])).max()
-        )
+        """AMP's estimate (3) of a cut, seconds per iteration."""
+        stage_bytes = np.add.reduceat(problem.params, cut[:-1])
+        sync_seconds = float((self.sync * stage_bytes).max())
+        return chain_seconds(self.layer, self.link, self.gas, cut) + sync_seconds
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A strategy, AMP's estimate of it, its exact T, and whether it fits in memory."""
+    """A strategy with AMP's estimate and the exact objective."""
 
     strategy: Strategy
-    estimate: float
-    seconds: float
-    fits: bool
+    estimate: float  # (3), seconds per iteration
+    seconds: float  # the exact T
+    fits: bool  # in memory
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Algorithm 1's record, least estimate first.
+    """The result of Algorithm 1."""
 
-    skipped: configurations whose table of the programme would exceed 2 GiB. finished: not stopped
-    early.
-    """
-
-    candidates: list[Candidate]
-    skipped: int
-    finished: bool
+    candidates: list[Candidate]  # one per configuration, by ascending estimate
+    skipped: int  # configurations whose table would exceed `MAX_TABLE_BYTES`
+    finished: bool  # whether all configurations were tried before the run stopped
 
 
 def closing_edge(problem: AmpProblem, groups: Ints) -> Floats:
-    """Bandwidth from the last to the first of each group; groups [..., n] -> [...], +inf for groups
-    of one."""
+    """Bandwidth from the last to the first device of each group; groups [..., n] -> [...], +inf for
+    groups of one."""
     return np.asarray(problem.bandwidth[groups[..., -1], groups[..., 0]])
 
 
 def average(
     problem: AmpProblem, configuration: Configuration, placement: Ints, *, released: bool = False
 ) -> Averages:
-    """(1), (2) and the synchronisation of eq. 4 for `placement` [pp, dp, tp]."""
-    ring = closing_edge if released else slowest_pair
+    """The averages (1) and (2) and the synchronisation of eq. 4.
+
+    placement: devices [pp, dp, tp]. released: whether a ring is as fast as its closing edge, as in
+    the published code.
+    """
+    ring = closing_edge if released else slowest_pair  # bandwidth of a ring
     tp, dp, mbs = configuration.tensor, configuration.data, configuration.micro_batch
-    share = np.bincount(problem.device_type, minlength=len(problem.types)) / problem.devices
+    devices_of_type = np.bincount(problem.device_type, minlength=len(problem.types))
+    type_shares = devices_of_type / problem.devices
     reduce_seconds = (ring_factor(tp) * mbs / ring(problem, placement)).mean()  # per byte
     here, after = placement[:-1], placement[1:]
-    links = mbs * (1 / problem.bandwidth[here, after].min(axis=2)).mean(axis=1)
+    links = mbs * (1 / problem.bandwidth[here, after].min(axis=2)).mean(axis=1)  # per byte
+    data_groups = placement.transpose(0, 2, 1)  # [pp, tp, dp]
     return Averages(
-        layer=share @ problem.seconds[tp, mbs] + reduce_seconds * problem.tensor,
+        layer=type_shares @ problem.seconds[tp, mbs] + reduce_seconds * problem.tensor,
         link=links[:, None] * problem.activation,
-        sync=ring_factor(dp) / tp / ring(problem, placement.transpose(0, 2, 1)).min(axis=1),
+        sync=ring_factor(dp) / tp / ring(problem, data_groups).min(axis=1),
         gas=configuration.gas,
     )
 
 
 def rank(data: AmpData, run: Run | None = None, *, released: bool = False) -> Ranking:
-    """Algorithm 1, lines 1 to 9: a candidate per configuration, sorted by estimate; few stages
-    first. released: as the published code does it."""
+    """Algorithm 1, lines 1 to 9: a candidate per configuration, sorted by estimate. Of equal
+    estimates the one with fewer stages comes first. released: as the published code does it."""
     run = run or Run()
     problem = compile_problem(data)
     nodes = [device.node for device in data.devices]
     candidates: list[Candidate] = []
     skipped, finished = 0, True
-    for chosen in sorted(problem.configurations(), key=lambda each: each.pipeline):
+    by_stages = sorted(problem.configurations(), key=lambda configuration: configuration.pipeline)
+    for chosen in by_stages:
         placement = megatron_placement(nodes, chosen)
         averages = average(problem, chosen, placement, released=released)
         try:
@@ -151,20 +158,21 @@ def rank(data: AmpData, run: Run | None = None, *, released: bool = False) -> Ra
         placed = place(problem, chosen, placement)
         candidates.append(
             Candidate(
-                Strategy(chosen, placement, cut),
-                averages.estimate(problem, cut),
-                placed.seconds(cut),
-                placed.fits(cut),
+                strategy=Strategy(chosen, placement, cut),
+                estimate=averages.estimate(problem, cut),
+                seconds=placed.seconds(cut),
+                fits=placed.fits(cut),
             )
         )
         run.report(note=f"{len(candidates)} configurations estimated")
-    return Ranking(sorted(candidates, key=lambda each: each.estimate), skipped, finished)
+    candidates.sort(key=lambda candidate: candidate.estimate)
+    return Ranking(candidates, skipped, finished)
 
 
 def solve_by(method: str, data: AmpData, run: Run) -> Outcome[AmpDecision]:
-    """Algorithm 1 (`paper`, `paper-released`) with its own estimate in place of the real trials;
-    proves no bound. `paper-uniform` and `paper-parameter`: its strategy with Megatron's cut in
-    place of the programme's (§4.5)."""
+    """The strategy of Algorithm 1 (methods `paper` and `paper-released`). AMP's estimate chooses it
+    in place of the paper's real trials; no bound is proven. `paper-uniform` and `paper-parameter`
+    return the strategy of `paper` with Megatron's cut (§4.5)."""
     ranking = rank(data, run, released=method == "paper-released")
     fitting = [candidate for candidate in ranking.candidates if candidate.fits]
     best = fitting[0] if fitting else None
@@ -173,7 +181,8 @@ def solve_by(method: str, data: AmpData, run: Run) -> Outcome[AmpDecision]:
     details: dict[str, object] = {"candidates": len(ranking.candidates), "skipped": ranking.skipped}
     if best is not None:
         details["estimate_seconds"] = best.estimate
-        details["rank"] = 1 + [candidate.fits for candidate in ranking.candidates].index(True)
+        first_fitting = [candidate.fits for candidate in ranking.candidates].index(True)
+        details["rank"] = 1 + first_fitting
     return Outcome(
         stop=Stop.DONE if ranking.finished else stop_reason(run),
         decision=None if best is None or not best.fits else best.strategy.decision(),
@@ -185,7 +194,7 @@ def solve_by(method: str, data: AmpData, run: Run) -> Outcome[AmpDecision]:
 def recut(
     problem: AmpProblem, best: Candidate, cut_of: Callable[[AmpProblem, int], Ints]
 ) -> Candidate:
-    """The candidate with another cut, under its own estimate."""
+    """The candidate with another cut; it keeps the estimate of its first cut."""
     chosen = best.strategy.configuration
     cut = cut_of(problem, chosen.pipeline)
     placed = place(problem, chosen, best.strategy.placement)
@@ -198,17 +207,21 @@ def recut(
 
 
 def message(ranking: Ranking, best: Candidate | None) -> str:
-    """What the reader must know beside the plan; empty where AMP returns exactly this."""
-    listed, skipped = ranking.candidates, ranking.skipped
-    first = listed[0].strategy.configuration if listed else None
-    notes = {
-        NO_CONFIGURATION: ranking.finished and not (listed or skipped),
-        f"none of AMP's {len(listed)} strategies fits in memory": best is None and bool(listed),
-        "AMP's strategy does not fit in memory with this cut": best is not None and not best.fits,
-        f"AMP ignores memory: its own choice, {first}, does not fit": best and not listed[0].fits,
-        f"{skipped} configurations left out: their O(k L^4) table would exceed 2 GiB": skipped,
-    }
-    return "; ".join(text for text, holds in notes.items() if holds)
+    """A text of how the result differs from AMP's; empty where AMP returns the same strategy."""
+    candidates, skipped = ranking.candidates, ranking.skipped
+    notes = []
+    if ranking.finished and not candidates and not skipped:
+        notes.append(NO_CONFIGURATION)
+    if candidates and best is None:
+        notes.append(f"none of AMP's {len(candidates)} strategies fits in memory")
+    if best is not None and not best.fits:
+        notes.append("AMP's strategy does not fit in memory with this cut")
+    if best is not None and not candidates[0].fits:
+        first = candidates[0].strategy.configuration
+        notes.append(f"AMP ignores memory: its own choice, {first}, does not fit")
+    if skipped:
+        notes.append(f"{skipped} configurations left out: their O(k L^4) table would exceed 2 GiB")
+    return "; ".join(notes)
 
 
 class TableTooLarge(ValueError):
@@ -224,27 +237,29 @@ def paper_cut(
     *,
     forgetful: bool = False,
 ) -> tuple[Ints, float] | None:
-    """AMP's cut of L layers into k stages and the value that its table holds for it.
+    """AMP's cut of L layers into k stages and the value of the cut in the programme's table.
 
     layer_seconds: t [L]. link_seconds: e [k - 1, L], its shape gives k. gas: micro-batches per
-    pipeline. stop: asked several times a second. forgetful: costs are stored without links.
-    Returns (cut [k + 1], value); None when stopped.
+    pipeline. stop: whether to give up, asked several times a second. most_bytes: of the table.
+    forgetful: whether costs are stored without links, as in the published code.
+    Returns (cut [k + 1], value), seconds; None when stopped.
     Raises TableTooLarge when the table would exceed `most_bytes`.
     """
     layers, stages = layer_seconds.size, link_seconds.shape[0] + 1
     if stages == 1:  # eq. 7 with m = 0
         return np.array([0, layers]), gas * float(np.cumsum(layer_seconds)[-1])
     values, rank = interval_ranks(layer_seconds)
-    # per (L + 1) M, M tolerances: costs of two stages (8 bytes) and choices of all (2 bytes)
-    if (2 * 8 + 2 * stages) * (layers + 1) * values.size > most_bytes:
+    # a cell per first layers and tolerance: costs (8 bytes) of two stages, choices (2) of all
+    cells = (layers + 1) * values.size
+    if (2 * 8 + 2 * stages) * cells > most_bytes:
         raise TableTooLarge(
             f"{layers} layers, {stages} stages: table of the programme exceeds "
             f"{most_bytes / 2**30:g} GiB"
         )
     table = np.full((layers + 1, values.size), np.inf)
     for i in range(1, layers + 1):  # eq. 7
-        whole = values[rank[0, i]]
-        table[i] = (gas - 1) * np.maximum(0.0, whole - values) + whole
+        stage_seconds = values[rank[0, i]]
+        table[i] = (gas - 1) * np.maximum(0.0, stage_seconds - values) + stage_seconds
     choice = np.zeros((stages, layers + 1, values.size), dtype=np.uint16)
     for j in range(1, stages):
         link = np.concatenate([[0.0], link_seconds[j - 1]])
@@ -261,22 +276,28 @@ def paper_cut(
 
 
 def stage_costs(table: Floats, values: Floats, rank: Ints, first: int, gas: int) -> Floats:
-    """[c, M] eq. 8 without the link, for boundaries c = first, first + 1, ...
+    """Costs [C, M] of the last stage and the stages before it by eq. 8, without the link, for the
+    boundaries c = first, first + 1, … in front of the last stage.
 
-    table [L + 1, M]: entries with one stage less. rank [c]: index in values [M] of the seconds of
-    layers c to i - 1. The stage pays for its own excess over m; the prefix is then held to the
-    larger of the two.
+    table [L + 1, M]: costs with one stage less. values [M]: the tolerances. rank [C]: the number in
+    `values` of the last stage's seconds t(c, i). Under tolerances from t(c, i) on the last stage
+    costs its seconds alone. Under smaller ones it pays for its excess, too, and becomes the
+    tolerance of the stages before it.
     """
     cost = np.empty((rank.size, values.size))
-    for row, (before, r) in enumerate(zip(table[first:], rank.tolist(), strict=False)):
+    for row, r in enumerate(rank.tolist()):
+        before = table[first + row]
         cost[row, r:] = before[r:] + values[r]
         cost[row, :r] = before[r] + (gas - 1) * (values[r] - values[:r]) + values[r]
     return cost
 
 
 def trace(choice: Ints, rank: Ints) -> Ints:
-    """The cut behind dp[L][k-1][0]: each choice sets the tolerance max(t(c, i), m) of the stage
-    before."""
+    """The cut [k + 1] whose cost is dp[L][k-1][0]. It follows the choices from the last stage to
+    the first; each stage sets the tolerance max(t(c, i), m) of the stages before it.
+
+    choice [k, L + 1, M]: the first layer c of the last stage.
+    """
     stages, layers = choice.shape[0], choice.shape[1] - 1
     cut = np.zeros(stages + 1, dtype=np.int64)
     i, m = layers, 0
@@ -288,18 +309,19 @@ def trace(choice: Ints, rank: Ints) -> Ints:
 
 
 def chain_seconds(layer_seconds: Floats, link_seconds: Floats, gas: int, cut: Ints) -> float:
-    """What the programme minimises (eq. 5), for any cut: (gas-1) max_j t_j + sum_j t_j + sum_j
-    e_j."""
+    """The programme's objective (eq. 5) of any cut, seconds: (gas-1) max_j t_j + sum_j t_j
+    + sum_j e_j."""
     stages = np.add.reduceat(layer_seconds, cut[:-1])
     links = link_seconds[np.arange(cut.size - 2), cut[1:-1] - 1]
     return float((gas - 1) * stages.max() + stages.sum() + links.sum())
 
 
 def interval_ranks(seconds: Floats) -> tuple[Floats, Ints]:
-    """All tolerances, ascending from 0, and which of them each interval of layers takes.
+    """All tolerances, ascending from 0, and the number of each interval's seconds among them.
 
-    seconds [L] -> values [M], rank [L + 1, L + 1] (rank[c, i] for layers c to i - 1, 0 elsewhere).
-    Each interval is summed from its own start, so that equal runs of equal layers give one value.
+    seconds: t [L]. Returns values [M] and rank [L + 1, L + 1], where values[rank[c, i]] = t(c, i);
+    rank is 0 unless c < i. Each interval is summed from its first layer on, so that intervals of
+    equal layers have exactly equal sums.
     """
     layers = seconds.size
     sums = np.zeros((layers + 1, layers + 1))

@@ -1,25 +1,28 @@
 """Problem `ditto` as a path in two phases, for the general solvers (CP-SAT, HiGHS, Pyomo).
 
-Sets   arcs q = (r, a, b): layers [a, b) as one stage under option r (a kind i and its x devices);
-       peaks p = (q, j): arc q as k*, with j stages behind it.
-Data   t_q seconds of a stage; D_i devices of kind i; N_b micro-batches; S_max the most stages
-       possible; alive_q the most micro-batches in flight whose memory the group of arc q holds.
+k* is the slowest stage of a template: the first one if several are equally slow.
+Sets   arcs q = (r, a, b): layers [a, b) as one stage under option r, a group of devices of kind i;
+       peaks p = (q, j): arc q as the stage k*, with j stages behind it.
+Data   t_q seconds of a stage; D_i devices of kind i; N_b micro-batches; S_max the largest number of
+       stages that a template can have; alive_q the largest number of micro-batches in flight whose
+       activations fit in the memory of arc q's group.
 Vars   before_q, after_q in {0, 1}: arc q is a stage in front of k*, or behind it;
-       peak_p in {0, 1}: p is k* with its number of stages behind;  theta: seconds of k*.
+       peak_p in {0, 1}: arc q_p is k* and has j_p stages behind it;  theta: seconds of k*.
 Min    sum_q t_q before_q + 2 sum_q t_q after_q + sum_{p = (q, j)} (N_b - j) t_q peak_p   s.t.
 (1) arcs form a path from layer 0 to layer L:  in front of k*, then k*, then behind it
 (2) theta = sum_p t_p peak_p, for each layer l:  sum_{q covers l} t_q (before_q + after_q) <= theta
-    (a stage behind k* may be longer by the tie; one row per layer, because one arc covers it)
+    (a stage behind k* may be longer by `TIE`; one row per layer, because one arc covers it)
 (3) sum_p j_p peak_p = sum_q after_q
 (4) for each kind i:  devices of the stages on i <= D_i
 (5) number of stages <= N_b
-(6) with memory, for each layer a:  stages that begin at a or later <= alive_q of the one that
-    begins at a
-The objective is T = T1 + T2 + T3 written with theta (Lemma 1 of `intervals`). Of equally
-slow stages k* may be any: the first makes T least. A template known beforehand of price U leaves
-out what costs more on its own: a peak (q, j) if (N_b - j) t_q and the least time of the layers
-outside q exceed U, and arcs slower than every peak left. Peaks faster than the least theta under
-which stages reach from the first layer to the last on the devices that there are hold no template.
+(6) with memory, for each layer a where a stage q begins:  stages from q to the last <= alive_q
+The objective is T = T1 + T2 + T3 (Lemma 1 of `intervals`). The model may choose any of several
+equally slow stages as k*; the first of them gives the smallest T.
+
+A first template of objective U excludes peaks and arcs: a peak (q, j) if (N_b - j) t_q and the
+least seconds of the layers outside q together exceed U; then every arc that is slower than all
+peaks that remain. A peak is excluded, too, if it is faster than the least theta for which stages
+no slower than theta cover all layers on the devices of the instance.
 Source: hetplan, for Ditto's problem (Section 3) with Oobleck's cost (SOSP 2023, Section 4.1.2).
 """
 
@@ -46,49 +49,46 @@ from hetplan.solvers.general import Formulation, Known
 from hetplan.solvers.model import Model, ModelAnswer, Totals
 from hetplan.solvers.run import Options, Outcome, Run, Stop
 
-# Beyond this many variables no general solver makes sense of the model.
+# With more variables than this, no general solver makes progress on the model.
 MOST_VARIABLES = 1_000_000
-# Prices are compared with this relative allowance, for the rounding of sums in another order.
+# Objectives are compared with this relative allowance, since sums in another order round otherwise.
 ALLOWANCE = 1e-9
-# Two stages that the evaluator tells apart must stay apart in CP-SAT, since T jumps with the place
-# of the slowest: rounding errors, relative to the least objective, far below the evaluator's tie.
+# The rounding error of CP-SAT's integers, relative to the least objective. It is far below `TIE`:
+# T jumps with the place of the slowest stage, so two stages that the evaluator tells apart must
+# stay different in CP-SAT.
 FINEST = 1e-11
 
 
 @dataclass(frozen=True)
 class Arcs:
-    """The stages that can occur, as arrays.
-
-    option, first, last, seconds, devices, kind [Q]; alive [Q]: at most S_max.
-    peak_arc, behind [P]: arc and number of stages behind it, of each peak.
-    start: the template known beforehand, None without one; price: its T.
-    """
+    """The stages that can occur, as arrays over Q arcs and P peaks."""
 
     problem: DittoProblem
-    option: Ints
-    first: Ints
-    last: Ints
-    seconds: Floats
-    devices: Ints
-    kind: Ints
-    alive: Ints
-    peak_arc: Ints
-    behind: Ints
-    start: Stages | None
-    price: float | None
+    option: Ints  # [Q]
+    first: Ints  # [Q] the first layer, a
+    last: Ints  # [Q] the layer behind the last one, b
+    seconds: Floats  # [Q]
+    devices: Ints  # [Q] the size of the group
+    kind: Ints  # [Q]
+    alive: Ints  # [Q] micro-batches in flight that fit in memory, at most S_max
+    peak_arc: Ints  # [P] the peak's arc
+    behind: Ints  # [P] the number of stages behind the peak
+    start: Stages | None  # the first template; None: there is none
+    price: float | None  # T of `start`, seconds
 
     def __len__(self) -> int:
         return len(self.option)
 
     def peaks_of(self, arcs: Ints) -> Ints:
-        """Peaks whose arc is among `arcs`."""
+        """The numbers of the peaks whose arc is among `arcs`."""
         return np.flatnonzero(np.isin(self.peak_arc, arcs))
 
     @property
     def totals(self) -> Totals:
-        """Bounds on the optimum and on the objective of any template among the arcs."""
+        """A lower bound on the optimum, an upper bound on the objective of any template of these
+        arcs, and how often an objective counts a stage's seconds."""
         p = self.problem
-        roundings = p.micro_batches + 2 * p.most_stages
+        roundings = p.micro_batches + 2 * p.most_stages  # k*, and two passes of the other stages
         largest = roundings * float(self.seconds.max(initial=0.0))
         return Totals(least=least_objective(p), largest=largest, roundings=roundings, error=FINEST)
 
@@ -102,28 +102,33 @@ class Arcs:
 
 
 def list_arcs(problem: DittoProblem, options: Options) -> Arcs:
-    """Arcs and peaks of a problem; raises UnsupportedError where they are too many for a general
-    solver."""
-    p, space = problem, Space(problem)
-    start, least = first_template(p, options), space.least_theta()
+    """The arcs and peaks of a problem. Raises UnsupportedError where they are too many for a
+    general solver."""
+    p = problem
+    space = Space(p)
+    start = first_template(p, options)
     price = None if start is None else p.price(start)
-    fits = p.option_devices <= p.devices[p.option_kind]
-    option, first, last = np.nonzero(np.isfinite(p.time) & fits[:, None, None])
-    seconds, alive = p.time[option, first, last], micro_batches_held(p, option, first, last)
-    layer = np.concatenate([[0.0], np.cumsum(p.weight.min(axis=0))])
-    outside = layer[-1] - (layer[last] - layer[first])
+    enough_devices = p.option_devices <= p.devices[p.option_kind]
+    option, first, last = np.nonzero(np.isfinite(p.time) & enough_devices[:, None, None])
+    seconds = p.time[option, first, last]
+    alive = micro_batches_held(p, option, first, last)
+    least_up_to_layer = np.concatenate([[0.0], np.cumsum(p.weight.min(axis=0))])
+    least_outside = least_up_to_layer[-1] - (least_up_to_layer[last] - least_up_to_layer[first])
     behind = np.arange(p.most_stages)
-    alone = (p.micro_batches - behind)[None, :] * seconds[:, None] + outside[:, None]
+    # [Q, S_max] a lower bound on T for every arc as k* with every number of stages behind it
+    least_objectives = (p.micro_batches - behind)[None, :] * seconds[:, None]
+    least_objectives = least_objectives + least_outside[:, None]
     most = np.inf if price is None else price * (1 + ALLOWANCE)
-    possible = alone <= most
-    # Any stage behind needs a layer of its own, and memory for as many micro-batches.
+    possible = least_objectives <= most
+    # A peak with j stages behind it keeps j + 1 micro-batches in flight, and leaves them j layers.
     possible &= alive[:, None] > behind[None, :]
     possible &= (p.layers - last)[:, None] >= behind[None, :]
-    if least is not None:  # no template's slowest stage is faster
-        possible &= (seconds >= space.candidates[least])[:, None]
+    least_candidate = space.least_theta()
+    if least_candidate is not None:  # no template's slowest stage is faster
+        possible &= (seconds >= space.candidates[least_candidate])[:, None]
     slowest = float(seconds[possible.any(axis=1)].max(initial=0.0))
     kept = (alive >= 1) & (seconds <= slowest * (1 + TIE))
-    peak_arc, which = np.nonzero(possible[kept])
+    peak_arc, peak_behind = np.nonzero(possible[kept])
     variables = 2 * int(kept.sum()) + len(peak_arc)
     require(
         variables <= MOST_VARIABLES,
@@ -142,30 +147,32 @@ def list_arcs(problem: DittoProblem, options: Options) -> Arcs:
         kind=p.option_kind[option],
         alive=alive[kept],
         peak_arc=peak_arc,
-        behind=behind[which],
+        behind=peak_behind,
         start=start,
         price=price,
     )
 
 
 def micro_batches_held(p: DittoProblem, option: Ints, first: Ints, last: Ints) -> Ints:
-    """[Q] how many micro-batches in flight the group's memory holds beside the states, at most
-    S_max."""
-    each = p.activation[last] - p.activation[first]
-    room = p.capacity[option] * (1 + MEMORY_TOLERANCE) - (p.state[last] - p.state[first])
+    """[Q] the number of micro-batches in flight that fit beside the states in the group's memory,
+    at most S_max."""
+    micro_batch_bytes = p.activation[last] - p.activation[first]
+    state_bytes = p.state[last] - p.state[first]
+    room = p.capacity[option] * (1 + MEMORY_TOLERANCE) - state_bytes
     with np.errstate(divide="ignore", invalid="ignore"):
-        held = np.where(each > 0, np.floor(room / each), p.most_stages)
-    held = np.where(room < 0, 0.0, held)
-    return np.minimum(held, p.most_stages).astype(np.int64)
+        fitting = np.floor(room / micro_batch_bytes)
+    fitting = np.where(micro_batch_bytes > 0, fitting, p.most_stages)
+    fitting = np.where(room < 0, 0.0, fitting)
+    return np.minimum(fitting, p.most_stages).astype(np.int64)
 
 
 def least_objective(problem: DittoProblem) -> float:
-    """A simple lower bound on T (0 when layers are free): W + (N_b - S_max) theta, every layer on
-    its best option.
+    """A lower bound on T: W + (N_b - S_max) theta, where every layer runs on its fastest option.
+    It is 0 where layers take no time.
 
-    T = sum_k t_k + (N_b - S + k* - 1) theta + sum_{k >= k*} t_k >= sum_k t_k + (N_b - S) theta,
-    with sum_k t_k >= W, the work of all layers; the slowest stage theta takes no less than any
-    layer, nor than W / S, but for the tie.
+    T = sum_k t_k + (N_b - S + k* - 1) theta + sum_{k >= k*} t_k >= sum_k t_k + (N_b - S) theta.
+    sum_k t_k is at least W, the seconds of all layers. theta is at least the seconds of the slowest
+    layer and at least W / S_max, each less `TIE`.
     """
     layers = problem.weight.min(axis=0)
     work, stages = float(layers.sum()), problem.most_stages
@@ -175,83 +182,91 @@ def least_objective(problem: DittoProblem) -> float:
 
 @dataclass(frozen=True)
 class Variables:
-    """The columns: before, after [Q], peak [P], theta; `arcs` says what they stand for."""
+    """The model's columns, over Q arcs and P peaks."""
 
     arcs: Arcs
-    before: Columns
-    after: Columns
-    peak: Columns
-    theta: Columns
+    before: Columns  # [Q]
+    after: Columns  # [Q]
+    peak: Columns  # [P]
+    theta: Columns  # seconds
 
     def every(self, chosen: Ints, values: Ints) -> Expression:
-        """The sum over some arcs of their values [Q], for each arc that is a stage in any role."""
+        """The sum of the values of those chosen arcs that are stages: in front of k*, behind it, or
+        as k*. values: of every arc, [Q]."""
         peaks = self.arcs.peaks_of(chosen)
-        of_arcs, of_peaks = values[chosen], values[self.arcs.peak_arc[peaks]]
-        beside_peak = of_arcs @ self.before[chosen] + of_arcs @ self.after[chosen]
-        return beside_peak + of_peaks @ self.peak[peaks]
+        arc_values = values[chosen]
+        peak_values = values[self.arcs.peak_arc[peaks]]
+        other_stages = arc_values @ self.before[chosen] + arc_values @ self.after[chosen]
+        return other_stages + peak_values @ self.peak[peaks]
 
 
 def follow_a_path(model: Model, v: Variables) -> None:  # (1)
-    """Stages in front of k* lead from layer 0 up to it, stages behind it from there to layer L."""
-    arcs, layers = v.arcs, v.arcs.problem.layers
-    for at in range(layers + 1):
-        ends, begins = np.flatnonzero(arcs.last == at), np.flatnonzero(arcs.first == at)
-        enters, leaves = int(at == 0), int(at == layers)
-        peak_begins = v.peak[arcs.peaks_of(begins)].sum()
-        peak_ends = v.peak[arcs.peaks_of(ends)].sum()
-        model.row(
-            "path_in_front", enters + v.before[ends].sum() == v.before[begins].sum() + peak_begins
-        )
-        model.row("path_behind", v.after[ends].sum() + peak_ends == v.after[begins].sum() + leaves)
+    """Stages in front of k* lead from layer 0 to k*, stages behind it from there to layer L."""
+    arcs = v.arcs
+    layers = arcs.problem.layers
+    for layer in range(layers + 1):
+        ending = np.flatnonzero(arcs.last == layer)
+        beginning = np.flatnonzero(arcs.first == layer)
+        source, sink = int(layer == 0), int(layer == layers)
+        before_in, before_out = v.before[ending].sum(), v.before[beginning].sum()
+        after_in, after_out = v.after[ending].sum(), v.after[beginning].sum()
+        peak_in = v.peak[arcs.peaks_of(ending)].sum()
+        peak_out = v.peak[arcs.peaks_of(beginning)].sum()
+        model.row("path_in_front", source + before_in == before_out + peak_out)
+        model.row("path_behind", after_in + peak_in == after_out + sink)
 
 
 def keep_below_the_slowest(model: Model, v: Variables) -> None:  # (2)
-    """No stage in front of k* is slower than it, none behind it by more than the tie."""
+    """No stage in front of k* is slower than k*, and no stage behind it is slower by more than
+    `TIE`."""
     arcs = v.arcs
     model.row("theta", arcs.seconds[arcs.peak_arc] @ v.peak == v.theta)
-    behind = arcs.seconds * (1 - TIE)
+    least_theta = arcs.seconds * (1 - TIE)  # [Q] theta when the arc is a stage behind k*
     for layer in range(arcs.problem.layers):
         q = np.flatnonzero((arcs.first <= layer) & (layer < arcs.last))
-        model.row("slowest", arcs.seconds[q] @ v.before[q] + behind[q] @ v.after[q] <= v.theta)
+        model.row("slowest", arcs.seconds[q] @ v.before[q] + least_theta[q] @ v.after[q] <= v.theta)
 
 
 def count_stages_behind(model: Model, v: Variables) -> None:  # (3)
-    """k* knows how many stages lie behind it."""
+    """The chosen peak's number of stages behind it is the number of those stages."""
     model.row("count", v.arcs.behind @ v.peak == v.after.sum())
 
 
 def keep_to_devices(model: Model, v: Variables) -> None:  # (4)
-    """Each kind gives what it has."""
+    """The stages on a kind use no more devices than there are of it."""
     for i, available in enumerate(v.arcs.problem.devices.tolist()):
         on_kind = np.flatnonzero(v.arcs.kind == i)
         model.row("devices", v.every(on_kind, v.arcs.devices) <= available)
 
 
 def keep_to_micro_batches(model: Model, v: Variables) -> None:  # (5)
-    """No more stages than micro-batches."""
+    """A template has no more stages than micro-batches."""
     stages = v.before.sum() + v.after.sum() + v.peak.sum()
     model.row("stages", stages <= v.arcs.problem.micro_batches)
 
 
 def fit_memory(model: Model, v: Variables) -> None:  # (6)
-    """A stage holds as many micro-batches as there are stages from it on."""
+    """A stage has one micro-batch in flight for itself and one for each stage behind it; they fit
+    in its memory."""
     arcs = v.arcs
     if not arcs.problem.has_memory:
         return
     most = arcs.problem.most_stages
     for a in range(arcs.problem.layers):
-        # most - alive for the stage that begins here, and one for each stage from it on
-        taken = np.where(arcs.first == a, most - arcs.alive, 0) + 1
-        from_here = np.flatnonzero(arcs.first >= a)
-        model.row("memory", v.every(from_here, taken) <= most)
+        # stages from a on <= alive of the stage that begins at a, or <= S_max where none does:
+        # every stage counts 1, the stage that begins at a another S_max - alive
+        counted = np.where(arcs.first == a, most - arcs.alive, 0) + 1
+        from_a = np.flatnonzero(arcs.first >= a)
+        model.row("memory", v.every(from_a, counted) <= most)
 
 
 def minimise_time(model: Model, v: Variables) -> None:
-    """T, written with theta."""
+    """Minimise T. It counts a stage in front of k* once, a stage behind it twice, and k* once per
+    micro-batch less the number of stages behind it."""
     arcs = v.arcs
-    passes = arcs.problem.micro_batches - arcs.behind
-    at_peak = passes * arcs.seconds[arcs.peak_arc]
-    model.minimize(arcs.seconds @ v.before + 2 * arcs.seconds @ v.after + at_peak @ v.peak)
+    times_counted = arcs.problem.micro_batches - arcs.behind
+    peak_seconds = times_counted * arcs.seconds[arcs.peak_arc]
+    model.minimize(arcs.seconds @ v.before + 2 * arcs.seconds @ v.after + peak_seconds @ v.peak)
 
 
 def build(arcs: Arcs, run: Run | None = None) -> Model:
@@ -275,7 +290,8 @@ def build(arcs: Arcs, run: Run | None = None) -> Model:
 
 
 def formulate(data: DittoData, run: Run) -> Formulation[DittoDecision] | Outcome[DittoDecision]:
-    """The model, with a simple bound and the first template of `exact`."""
+    """The model of an instance, with `least_objective` and the first template of `exact`; or the
+    outcome of an instance that has no template."""
     problem = compile_problem(data)
     reason = infeasible_because(problem)
     if reason is not None:

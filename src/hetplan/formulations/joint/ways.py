@@ -1,5 +1,12 @@
-"""All ways to run the replicas of an instance, each with a bound by computing alone: the columns of
-the model that `general.py` states."""
+"""All ways to run the replicas of an instance, each with a lower bound on the seconds of a plan by
+its computation alone. They are the columns x_k of the model in `general.py`.
+
+A layout is a `Design` that leaves open how its replicas are run. Its replicas have their devices,
+no cuts, micro-batches of one sample, and as `samples` a number of micro-batches: at first one
+round of an interleaved schedule (one micro-batch under all other schedules), of which a replica's
+number of micro-batches must be a multiple. From ZeRO 2 on all replicas run equally many
+micro-batches, and the layout of a `Way` states that number.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,57 +21,66 @@ from hetplan.solvers.run import Run
 
 
 class Way(NamedTuple):
-    """One way to run one replica of a layout.
-
-    A layout is a design whose replicas say no more than their devices, and as `samples` the fewest
-    micro-batches that they can take: one round of an interleaved schedule. From ZeRO 2 on it is the
-    number of micro-batches of all replicas.
-    """
+    """One way to run one replica of a layout."""
 
     layout: Design
-    replica: int  # its number in the layout
-    pipeline: Pipeline
-    seconds: float  # E_k, that no plan with this replica is below
+    replica: int  # the replica's number in the layout
+    pipeline: Pipeline  # the replica with its cuts, samples and micro-batches
+    seconds: float  # E_k: a lower bound on the seconds of every plan with this replica
 
 
 def all_ways(data: JointData, space_of: Callable[[int], Space], run: Run) -> Iterator[Way]:
     """Every way to run every replica, with the seconds of its computation alone.
 
-    space_of: the space of the instance with that many samples. Raises Stopped when `run` ends.
+    space_of: number of samples -> the space of the instance with this global batch. Raises Stopped
+    when `run` ends.
     """
     for layout in all_layouts(data):
         for i in range(len(layout.pipelines)):
             for pipeline in ways_of(data, layout, i):
                 run.check()
-                exact_layout = layout
-                if layout.zero > 1:
-                    if any(pipeline.steps % other.samples for other in layout.pipelines):
-                        continue  # no whole rounds in another replica
-                    exact_layout = with_steps(layout, pipeline.steps)
-                alone = replace(layout, pipelines=(pipeline,))
-                seconds = space_of(pipeline.samples).lower_bound(alone)
-                yield Way(exact_layout, i, pipeline, seconds)
+                layout_of_way = layout
+                if layout.zero > 1:  # all replicas run equally many micro-batches
+                    if not whole_rounds(layout, pipeline.steps):
+                        continue
+                    layout_of_way = with_steps(layout, pipeline.steps)
+                single_replica = replace(layout, pipelines=(pipeline,))
+                seconds = space_of(pipeline.samples).lower_bound(single_replica)
+                yield Way(layout_of_way, i, pipeline, seconds)
 
 
 def all_layouts(data: JointData) -> Iterator[Design]:
-    """Layouts under all schedules, ZeRO levels and modes of recomputation; of those that are alike
-    but for the names of devices, one.
+    """All layouts under all schedules, ZeRO levels and modes of recomputation. Of layouts that
+    differ in interchangeable devices only, one is listed.
 
-    Between stages, levels above the framework's highest do as the highest does.
+    A framework treats ZeRO levels above its highest one for pipelines as that highest one, so those
+    levels are not listed for layouts with several virtual stages.
     """
-    highest_between_stages = max(data.framework.pipeline_levels)
+    highest_for_pipelines = max(data.framework.pipeline_levels)
     for replicas in layouts(data):
-        deepest = max(map(len, replicas))
+        most_stages = max(map(len, replicas))
         for schedule, chunks in SCHEDULES:
-            if deepest * chunks > len(data.layers):
+            if most_stages * chunks > len(data.layers):
                 continue
+            interleaved = schedule == "interleaved-1f1b"
             pipelines = tuple(
-                Pipeline(stages, (), 1, len(stages) if schedule == "interleaved-1f1b" else 1)
-                for stages in replicas
+                Pipeline(
+                    groups=groups,
+                    cuts=(),
+                    micro_batch=1,
+                    samples=len(groups) if interleaved else 1,
+                )
+                for groups in replicas
             )
-            highest = 3 if deepest == chunks == 1 else highest_between_stages
+            one_virtual_stage = most_stages == 1 and chunks == 1
+            highest = 3 if one_virtual_stage else highest_for_pipelines
             for zero, mode in product(range(highest + 1), data.modes):
                 yield Design(pipelines, schedule, chunks, zero, mode)
+
+
+def whole_rounds(layout: Design, steps: int) -> bool:
+    """Whether this number of micro-batches makes whole rounds in every replica of the layout."""
+    return all(steps % replica.samples == 0 for replica in layout.pipelines)
 
 
 def with_steps(layout: Design, steps: int) -> Design:
@@ -74,19 +90,21 @@ def with_steps(layout: Design, steps: int) -> Design:
 
 
 def ways_of(data: JointData, layout: Design, i: int) -> Iterator[Pipeline]:
-    """All ways to run replica i: its cuts, samples and micro-batches."""
-    replica, others = layout.pipelines[i], len(layout.pipelines) - 1
-    most = data.global_batch - others  # every other replica has a sample
-    fewest = 1 if others else most
+    """Replica i of a layout with all choices of cuts, samples and micro-batches."""
+    replica = layout.pipelines[i]
+    other_replicas = len(layout.pipelines) - 1
+    most_samples = data.global_batch - other_replicas  # each other replica has at least one
+    fewest_samples = 1 if other_replicas else most_samples
+    round_length = replica.samples
     for cuts in cuts_of(data, layout, replica):
-        for samples in range(fewest, most + 1):
+        for samples in range(fewest_samples, most_samples + 1):
             for micro_batch in range(1, samples + 1):
                 pipeline = Pipeline(replica.groups, cuts, micro_batch, samples)
-                if pipeline.steps % replica.samples == 0:
+                if pipeline.steps % round_length == 0:
                     yield pipeline
 
 
 def cuts_of(data: JointData, layout: Design, replica: Pipeline) -> list[tuple[int, ...]]:
-    """All ways to cut the layers into the replica's virtual stages."""
+    """All choices of `Pipeline.cuts`: the first layer of every virtual stage but the first."""
     virtual_stages = len(replica.groups) * layout.chunks
     return list(combinations(range(1, len(data.layers)), virtual_stages - 1))

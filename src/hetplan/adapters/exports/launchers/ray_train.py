@@ -1,6 +1,7 @@
-"""Ray Train: a script with one worker per rank.
+"""Export for Ray Train: a script that starts one worker per rank of the plan.
 
-Ray numbers its workers itself: each worker takes a rank of a node like its own (`seats`).
+Ray chooses the nodes and numbers of the workers. `seats` then gives each worker a rank that the
+plan has on a node of the same device type with the same number of workers.
 """
 
 import re
@@ -28,29 +29,30 @@ from hetplan.adapters.exports.launchers.ray_train import seats
 PLAN = @PLAN@
 OPTIONS = @OPTIONS@
 VARIABLES = @VARIABLES@
-LABELS = @LABELS@  # of the nodes of each device type
-DEVICES = @DEVICES@  # of each worker
+LABELS = @LABELS@  # device type -> labels of its nodes
+DEVICES = @DEVICES@  # device type of each worker
 
 
 def work():
-    """Take the rank that the plan has for a node like this one, and run it."""
-    node = ray.get_runtime_context().get_node_id()
-    labels = next(other["Labels"] for other in ray.nodes() if other["NodeID"] == node)
-    kind = next(kind for kind, own in LABELS.items() if own.items() <= labels.items())
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
+    """Take a rank of the plan on a node of this device type, and run it."""
+    node_id = ray.get_runtime_context().get_node_id()
+    labels = next(node["Labels"] for node in ray.nodes() if node["NodeID"] == node_id)
+    kind = next(kind for kind, wanted in LABELS.items() if wanted.items() <= labels.items())
+    with socket.socket() as free_port:
+        free_port.bind(("", 0))
+        port = free_port.getsockname()[1]
     workers = [None] * distributed.get_world_size()
     address = ray.util.get_node_ip_address()
-    distributed.all_gather_object(workers, (node, kind, address, port))
-    taken = seats(load_plan(PLAN), [worker[:2] for worker in workers])
-    rank, local, beside = taken[distributed.get_rank()]
-    first = workers[[seat[0] for seat in taken].index(0)]
-    place = {
-        "RANK": rank, "WORLD_SIZE": len(workers), "LOCAL_RANK": local,
-        "LOCAL_WORLD_SIZE": beside, "MASTER_ADDR": first[2], "MASTER_PORT": first[3],
+    distributed.all_gather_object(workers, (node_id, kind, address, port))
+    worker_seats = seats(load_plan(PLAN), [(node, kind) for node, kind, _, _ in workers])
+    rank, local_rank, node_ranks = worker_seats[distributed.get_rank()]
+    worker_of_rank = {seat[0]: worker for worker, seat in zip(workers, worker_seats)}
+    _, _, master_address, master_port = worker_of_rank[0]
+    torchrun = {
+        "RANK": rank, "WORLD_SIZE": len(workers), "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": node_ranks, "MASTER_ADDR": master_address, "MASTER_PORT": master_port,
     }
-    variables = {**VARIABLES, **{name: str(value) for name, value in place.items()}}
+    variables = {**VARIABLES, **{name: str(value) for name, value in torchrun.items()}}
     # Ray puts the working folder first on Python's path, before Python's own modules
     folders = (os.environ | variables).get("PYTHONPATH", "").split(os.pathsep)
     others = [folder for folder in folders if os.path.realpath(folder) != os.getcwd()]
@@ -72,14 +74,15 @@ TorchTrainer(
 
 
 def ray(start: Start) -> dict[str, str]:
-    """A script for Ray Train: one worker per rank, on a node with its device type."""
+    """File name -> text of a script for Ray Train, which starts one worker per rank on a node with
+    the rank's device type. Raises InputError where Ray would not take the folder to the workers."""
     require(
         not start.folder.startswith(".."),
         "the folder is not in the working directory, which Ray takes to the workers",
         got=start.folder,
     )
     kinds = [start.plan.devices[device].type for device in start.plan.ranks]
-    values = {  # of the names between @ in RAY
+    values = {  # what stands for each `@NAME@` in RAY
         "PLAN": f"{start.folder}/plan.json",
         "OPTIONS": list(start.words),
         "VARIABLES": start.launcher.env,
@@ -87,32 +90,39 @@ def ray(start: Start) -> dict[str, str]:
         "DEVICES": kinds,
         "GPUS": start.gpus,
     }
-    # Python takes its encoding from the first comment that names one: not from a plan's name
+    # Python reads a source's encoding from its first two lines. A line of its own states it, since
+    # the heading holds the plan's name, which could name another encoding.
     lines = ["# -*- coding: utf-8 -*-", *heading(start.plan, "Ray Train", "Ray 2.51 and later")]
     program = re.sub("@([A-Z]+)@", lambda name: repr(values[name[1]]), RAY)
     return {"train.py": "\n".join([*lines, program])}
 
 
 def seats(plan: Plan, workers: Sequence[tuple[str, str]]) -> list[tuple[int, int, int]]:
-    """(rank, rank within the node, ranks of the node) of each worker.
+    """The place of each worker in the plan: (rank, rank within the node, ranks of the node).
 
-    workers: (node, device type) of each. A node of the plan takes any of Ray's nodes with as many
-    workers on the same type. Raises InputError where there is none.
+    workers: (node, device type) of each worker. Each node of the plan is matched with one of Ray's
+    nodes that has equally many workers and the same device type. Raises InputError where Ray has no
+    such node left.
     """
-    type_of = dict(workers)
-    on_node = grouped((node, worker) for worker, (node, _) in enumerate(workers))
-    free: dict[tuple[str, int], list[list[int]]] = {}  # (type, workers) -> workers of each node
-    for node, of_node in on_node.items():
-        free.setdefault((type_of[node], len(of_node)), []).append(of_node)
+    type_of_node = dict(workers)
+    workers_of_node = grouped((node, worker) for worker, (node, _) in enumerate(workers))
+    # (device type, number of workers) -> the workers of each of Ray's nodes that is not matched yet
+    free: dict[tuple[str, int], list[list[int]]] = {}
+    for node, members in workers_of_node.items():
+        free.setdefault((type_of_node[node], len(members)), []).append(members)
+    placed = [
+        f"{len(members)} on {type_of_node[node]}" for node, members in workers_of_node.items()
+    ]
     seat_of = dict[int, tuple[int, int, int]]()
     for devices in plan.nodes.values():
         kind, count = plan.devices[devices[0]].type, len(devices)
         require(
             free.get((kind, count)),
             "Ray placed the workers on other nodes than the plan's",
-            got=", ".join(f"{len(own)} on {type_of[node]}" for node, own in on_node.items()),
+            got=", ".join(placed),
             expected=f"a node with {count} on {kind}",
         )
-        for local, worker in enumerate(free[kind, count].pop()):
-            seat_of[worker] = plan.ranks[devices[local]], local, count
+        members = free[kind, count].pop()
+        for local_rank, (worker, device) in enumerate(zip(members, devices, strict=True)):
+            seat_of[worker] = plan.ranks[device], local_rank, count
     return [seat_of[worker] for worker in range(len(workers))]
