@@ -21,9 +21,9 @@ from hetplan.formulations.joint.passes import all_cuts, in_flight, longest, sequ
 from hetplan.formulations.joint.space import Space
 from hetplan.plans.plan import Recomputation
 from hetplan.replays.arrays import Floats
-from hetplan.replays.zero import tensor_rings
 from hetplan.replays.simulator.pipeline import Schedule
 from hetplan.replays.updates import UPDATE_BYTES
+from hetplan.replays.zero import tensor_rings
 
 PROBE_BYTES = 1e9  # of weights, with which seconds per byte are asked for
 
