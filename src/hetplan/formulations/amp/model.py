@@ -273,8 +273,9 @@ def order_equals(m: Programme) -> None:  # (8)
     equal = np.flatnonzero(kinds[1:] == kinds[:-1]) + 1  # equal cells lie side by side
     for c in equal.tolist():
         in_cell, in_cell_before = m.x[c].reshape(-1), m.x[c - 1].reshape(-1)  # by position
-        for p in range(len(in_cell)):
-            m.model.row("equal_cells", in_cell[p] <= in_cell_before[:p].sum())
+        for position in range(len(in_cell)):
+            before = in_cell_before[:position].sum()
+            m.model.row("equal_cells", in_cell[position] <= before)
     first_of_data_ranks = [(0, i, 0) for i in range(dp)]
     first_of_tensor_ranks = [(0, 0, r) for r in range(tp)]
     for positions in (first_of_data_ranks, first_of_tensor_ranks):
