@@ -85,7 +85,7 @@ class ZeroCosts:
         first_owners = self.owners(0)
         return {
             layer: layers[layer].tied_param_bytes
-            for layer in self.costs.tied
+            for layer in self.costs.tied_layers
             if self.owners(layer) != first_owners
         }
 

@@ -117,7 +117,7 @@ class Placed(Trained):
         parameters: dict[str, nn.Parameter] = {}
         for k in self.layout.layers(self.place):
             layer = self.chain.layers[k]
-            for name_in_layer, name in self.chain.own[k].items():
+            for name_in_layer, name in self.chain.parameter_names[k].items():
                 submodule, _, attribute = name_in_layer.rpartition(".")
                 if name not in parameters:
                     parameter: Any = layer.get_parameter(name_in_layer)
