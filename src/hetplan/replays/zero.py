@@ -1,15 +1,19 @@
-"""The collectives of ZeRO's sharded states, for replicas that take every step together (data
-parallelism, tensor ranks too): of a step and of an iteration, and how they hide behind computation.
+"""The collectives of ZeRO's sharded states, per step and per iteration, and how computation hides
+them. A step is one micro-batch on every replica.
 
-Levels as in Rajbhandari et al. 2020 (ZeRO), Section 5: 1 reduces and scatters gradients and gathers
-weights once per iteration; 2 reduces and scatters in every step; 3 also gathers each layer's
-weights before each of its passes. Without prefetch a step's collectives stand behind its passes,
-priced by Poplar's formula for replicas of one device each. With prefetch (FSDP) a step has one link
-beside its computation (`overlap.prefetched_pass`), and what hides there is not free
-(`overlap.uncovered`). The forward pass ends with its last layer. What the link still does when the
-backward pass has computed stands behind it as the step's collective. Between stages of pipelines
-nothing is taken in steps: there ZeRO 2 and 3 join gradients and gather weights once per iteration,
-as our runtime does, and take the time of ZeRO 1.
+The model holds for replicas of one stage, with or without tensor ranks, that take every step
+together. The levels are the ones of Rajbhandari et al. 2020 (ZeRO), Section 5. Level 1
+reduce-scatters gradients and all-gathers weights once per iteration. Level 2 reduce-scatters
+gradients in every step. Level 3 also all-gathers each layer's weights before each of its passes.
+
+Without prefetch a step's collectives follow its passes. For replicas of one device each their time
+is that of Poplar's formula (`collectives.collective_seconds`). With prefetch (FSDP) one link works
+beside the computation of a step (`overlap.prefetched_pass`), and hidden communication still takes
+some time (`overlap.uncovered`). The forward pass ends when its last layer has computed.
+Communication that is left when the backward pass has computed follows it as the step's collective.
+
+Replicas of several stages do not take steps together: there ZeRO 2 and 3 reduce gradients and
+gather weights once per iteration, as hetplan's runtime does, and take the time of ZeRO 1.
 """
 
 from bisect import bisect_right
@@ -33,50 +37,60 @@ Owner = tuple[int, int]  # replica, stage
 
 
 class Joined(NamedTuple):
-    """What `owners` join: gradients behind their last backward passes, in so many buckets at least;
-    and with ZeRO the weights behind their updates."""
+    """The collectives over weights that several stages hold."""
 
-    owners: tuple[Owner, ...]
-    gradients: Traffic
-    weights: Traffic | None
-    buckets: int = 1
+    owners: tuple[Owner, ...]  # the stages that hold the weights
+    gradients: Traffic  # after the owners' last backward passes
+    weights: Traffic | None  # all-gather after the owners' updates; None without ZeRO
+    buckets: int = 1  # of the gradients, at least
 
 
 @dataclass(frozen=True)
 class ZeroCosts:
-    """ZeRO's collectives in a plan. rings: over all row groups, one per tensor rank; () where
-    `gradient_collectives` joins gradients (ZeRO 0, pipelines, ZeRO 1 with tensor ranks).
-    divided [D]: each device's share of the states that it holds with its ring; None: undivided."""
+    """ZeRO's collectives in a plan, and their costs."""
 
     plan: Plan
     costs: Costs
-    prefetch: int
+    prefetch: int  # layers whose weights are gathered ahead; 0: nothing overlaps
+    # Devices of each ring of the steps' collectives: one ring per tensor rank, over the row groups
+    # of all replicas. () for ZeRO 0, for pipelines and for ZeRO 1 with tensor ranks: their
+    # collectives are those of `joined`.
     rings: tuple[tuple[int, ...], ...]
+    # [D] each device's share of the states that its ring divides; None without rings
     divided: Floats | None
 
     @classmethod
     def of(cls, plan: Plan, costs: Costs, prefetch: int = 0) -> "ZeroCosts":
-        """prefetch: layers whose weights are gathered ahead; 0: nothing overlaps."""
-        if plan.zero == 0 or not (plan.in_step and (plan.zero > 1 or single_stage(plan))):
+        """The costs of a plan's collectives.
+
+        prefetch: layers whose weights are gathered ahead; 0: nothing overlaps.
+        """
+        sharded_in_steps = plan.zero > 1 or (plan.zero == 1 and single_stage(plan))
+        if not (plan.in_step and sharded_in_steps):
             return cls(plan, costs, prefetch, (), None)
-        groups = [g for replica in plan.replicas for g in replica.stages[0].devices]
-        ranks = max(map(len, groups))
-        rings = tuple(tuple(g[r * len(g) // ranks] for g in groups) for r in range(ranks))
-        parts = plan.zero_shares or [1.0] * len(plan.devices)
+        groups = [group for replica in plan.replicas for group in replica.stages[0].devices]
+        rings = tuple(tuple(ring) for ring in tensor_rings(groups))
+        weights = plan.zero_shares or [1.0] * len(plan.devices)
         divided = np.zeros(len(plan.devices))
         for ring in rings:
-            whole = sum(parts[device] for device in ring)
-            divided[list(ring)] = [parts[device] / whole for device in ring]
+            total = sum(weights[device] for device in ring)
+            divided[list(ring)] = [weights[device] / total for device in ring]
         return cls(plan, costs, prefetch, rings, divided)
 
     @cached_property
     def copies(self) -> dict[int, float]:
-        """Bytes of weights tied to the first layer's that holders of another layer copy."""
-        tied, layers, first = self.costs.tied_layers, self.costs.data.layers, self.owners(0)
-        return {l: layers[l].tied_param_bytes for l in tied if self.owners(l) != first}
+        """Layer -> bytes of its weights that are tied to the first layer's, for the layers whose
+        owners hold a copy because they do not own the first layer."""
+        layers = self.costs.data.layers
+        first_owners = self.owners(0)
+        return {
+            layer: layers[layer].tied_param_bytes
+            for layer in self.costs.tied_layers
+            if self.owners(layer) != first_owners
+        }
 
     def copied_in(self, stage: Stage) -> tuple[tuple[int, float], ...]:
-        """(layer, bytes) of `copies` in the stage."""
+        """(layer, bytes) of each copy of tied weights that the stage holds (`copies`)."""
         return tuple(
             (layer, size)
             for layer, size in self.copies.items()
@@ -85,35 +99,39 @@ class ZeroCosts:
 
     @cached_property
     def firsts(self) -> list[list[int]]:
-        """The first layers of each replica's virtual stages."""
+        """[replicas] the first layer of each virtual stage, ascending."""
         return [
             sorted(first for stage in replica.stages for first, _ in stage.layers)
             for replica in self.plan.replicas
         ]
 
     def owners(self, layer: int) -> tuple[Owner, ...]:
-        """The stage of every replica that holds the layer."""
-        replicas = self.plan.replicas
-        virtual = (bisect_right(firsts, layer) - 1 for firsts in self.firsts)
-        return tuple((i, v % len(replicas[i].stages)) for i, v in enumerate(virtual))
+        """The stage of each replica that holds the layer."""
+        owners = []
+        for i, firsts in enumerate(self.firsts):
+            virtual_stage = bisect_right(firsts, layer) - 1
+            owners.append((i, virtual_stage % len(self.plan.replicas[i].stages)))
+        return tuple(owners)
 
     @cached_property
     def _data_ranks(self) -> dict[int, int]:
-        """By the first layer of a stage, how many row groups of all replicas hold it."""
-        heads = [
-            firsts[: len(r.stages)]
-            for firsts, r in zip(self.firsts, self.plan.replicas, strict=True)
+        """First layer of a stage's first chunk -> the row groups of all replicas that hold it."""
+        replicas = self.plan.replicas
+        # the virtual stages of a replica begin with the first chunk of each stage
+        first_chunks = [
+            firsts[: len(replica.stages)]
+            for firsts, replica in zip(self.firsts, replicas, strict=True)
         ]
-        return {
-            first: sum(
-                len(replica.stages[bisect_right(head, first) - 1].devices)
-                for head, replica in zip(heads, self.plan.replicas, strict=True)
-            )
-            for first in {*chain(*heads)}
-        }
+        row_groups: dict[int, int] = {}
+        for layer in {*chain(*first_chunks)}:
+            row_groups[layer] = 0
+            for firsts, replica in zip(first_chunks, replicas, strict=True):
+                stage = replica.stages[bisect_right(firsts, layer) - 1]
+                row_groups[layer] += len(stage.devices)
+        return row_groups
 
     def shares(self, stage: Stage) -> tuple[float, ...]:
-        """Of the shards of its states that each device of the stage has."""
+        """The share of its sharded states that each device of the stage holds."""
         if self.divided is not None:
             return tuple(self.divided[stage.all_devices].tolist())
         ranks = self._data_ranks[stage.layers[0][0]] if self.plan.zero else 1
@@ -121,40 +139,45 @@ class ZeroCosts:
 
     @property
     def level(self) -> int:
-        """The level by which states are held: on pipelines what the framework offers there, and
-        full shards with further degrees."""
-        as_said = self.divided is not None or self.costs.degrees is not None
-        deepest = max(self.costs.data.framework.pipeline_levels)
-        return self.plan.zero if as_said else min(self.plan.zero, deepest)
+        """The ZeRO level that says which states devices hold sharded: the plan's; on pipelines
+        without further degrees, at most the highest that the framework offers there."""
+        if self.divided is not None or self.costs.degrees is not None:
+            return self.plan.zero
+        highest = max(self.costs.data.framework.pipeline_levels)
+        return min(self.plan.zero, highest)
 
     def shared_parts(self) -> dict[tuple[Owner, ...], tuple[float, float]]:
-        """Who holds them -> bytes of all weights, those of experts apart; tied ones in two stages
-        have the holders of both."""
+        """Owners -> (bytes of the weights that they hold, without experts; bytes of experts).
+
+        Tied weights in two stages of a replica belong to both.
+        """
         sums, experts, first = self.costs.param_sums, self.costs.expert_sums, self.owners(0)
         parts: dict[tuple[Owner, ...], tuple[float, float]] = {}
 
-        def add(owners: tuple[Owner, ...], size: float, apart: float = 0.0) -> None:
-            before = parts.get(owners, (0.0, 0.0))
-            parts[owners] = before[0] + (size - apart), before[1] + apart
+        def add(owners: tuple[Owner, ...], size: float, expert_size: float = 0.0) -> None:
+            others_so_far, experts_so_far = parts.get(owners, (0.0, 0.0))
+            parts[owners] = others_so_far + (size - expert_size), experts_so_far + expert_size
 
         for begin, end in pairwise([*sorted({*chain(*self.firsts)}), len(sums) - 1]):
             add(self.owners(begin), sums[end] - sums[begin], experts[end] - experts[begin])
         for layer, copied in self.copies.items():
-            add(first, -copied)  # the first layer's own, joined with the copies instead
+            add(first, -copied)  # the first layer's weights are joined with the copies instead
             add(tuple(sorted({*first, *self.owners(layer)})), copied)
         return parts
 
     def joined(self) -> Iterator[Joined]:
-        """All-reduces of what several devices hold: rings over the owners' row groups, one per
-        tensor rank, each with its part of the bytes. ZeRO reduces and scatters first, and gathers
-        after the update."""
+        """The collectives over all weights that several devices hold: rings over the owners' row
+        groups, one per tensor rank, each with an equal part of the bytes.
+
+        Without ZeRO gradients are all-reduced. ZeRO reduce-scatters them, and all-gathers weights
+        after the update.
+        """
         replicas = self.plan.replicas
         for owners, (size, _) in self.shared_parts().items():
             groups = [group for i, j in owners for group in replicas[i].stages[j].devices]
-            ranks = max(map(len, groups))
-            rings = [[group[r * len(group) // ranks] for group in groups] for r in range(ranks)]
+            rings = tensor_rings(groups)
             if len(groups) > 1:
-                yield self.join(owners, rings, size / ranks, divided=self.plan.zero > 0)
+                yield self.join(owners, rings, size / len(rings), divided=self.plan.zero > 0)
 
     def join(
         self,
@@ -164,95 +187,118 @@ class ZeroCosts:
         *,
         divided: bool,
     ) -> Joined:
-        """Of `size` bytes of weights on every rank of the rings. divided: whether each has a shard
-        of the states."""
+        """The collectives over `size` bytes of weights on every rank of the rings.
+
+        divided: whether each rank holds a shard of the states.
+        """
         gradients = self.costs.ring(rings, self.costs.gradient_bytes(size))
         if not divided:
             return Joined(owners, gradients, None)
         weights = self.costs.ring(rings, size)
-        first, then = (x._replace(seconds=x.seconds / 2) for x in (gradients, weights))
-        return Joined(owners, first, then)
+        # reduce-scatter and all-gather each take half of an all-reduce of the same bytes
+        reduce_scatter = gradients._replace(seconds=gradients.seconds / 2)
+        all_gather = weights._replace(seconds=weights.seconds / 2)
+        return Joined(owners, reduce_scatter, all_gather)
 
     @cached_property
     def half_rings(self) -> dict[float, tuple[float, Ports]]:
-        """Answers of `half_ring`."""
+        """Bytes -> the answer of `half_ring`."""
         return {}
 
     def half_ring(self, size: float) -> tuple[float, Ports]:
-        """(seconds, ports) of gathering, or reducing and scattering, `size` bytes of every model
-        replica: rounds of the largest shard."""
+        """(seconds, ports) of an all-gather, or of a reduce-scatter, of `size` bytes of every model
+        replica. Every round takes as long as the largest shard."""
         if size not in self.half_rings:
             assert self.divided is not None
-            largest = max(float(self.divided[d]) for ring in self.rings for d in ring)
-            padded = size / len(self.rings) * largest * len(self.rings[0])
-            both = self.costs.ring(self.rings, padded)
-            self.half_rings[size] = both.seconds / 2, both.ports
+            largest_share = max(float(self.divided[d]) for ring in self.rings for d in ring)
+            ranks = len(self.rings[0])
+            # the bytes of a ring when all its shards are as large as the largest
+            padded = size / len(self.rings) * largest_share * ranks
+            all_reduce = self.costs.ring(self.rings, padded)
+            self.half_rings[size] = all_reduce.seconds / 2, all_reduce.ports
         return self.half_rings[size]
 
     def layers(self, *, weights: bool) -> list[float]:
-        """[L] seconds of gathering weights, or of reducing and scattering gradients."""
+        """[L] seconds of the all-gather of each layer's weights, or of the reduce-scatter of its
+        gradients."""
         sizes = [layer.param_bytes for layer in self.costs.data.layers]
         if not weights:
             sizes = [self.costs.gradient_bytes(size) for size in sizes]
         return [self.half_ring(size)[0] if size else 0.0 for size in sizes]
 
     def step(self, stage: Stage, samples: int) -> tuple[float, float, float]:
-        """(forward, backward) seconds of a micro-batch with what they wait for, and the link's
-        seconds after it."""
+        """(forward, backward, left) seconds of a micro-batch: both passes with the communication
+        that computation does not hide, and the link's communication after the backward pass."""
         layers = range(len(self.costs.data.layers))
         each = [self.costs.passes(stage, (l, l + 1), samples) for l in layers]
-        ahead = [forward for forward, _ in each]
-        back = [backward for _, backward in reversed(each)]
-        none = [0.0] * len(layers)
-        gather = self.layers(weights=True) if self.plan.zero == 3 else none
+        forwards = [forward for forward, _ in each]
+        backwards = [backward for _, backward in reversed(each)]
+        nothing = [0.0] * len(layers)
+        gather = self.layers(weights=True) if self.plan.zero == 3 else nothing
         scatter = self.layers(weights=False)
-        computed, _ = prefetched_pass(ahead, gather, none, self.prefetch)
-        hidden = sum(ahead) + sum(gather) - computed
-        forward = sum(ahead) + float(uncovered(sum(gather), hidden))
-        computed, left = prefetched_pass(back, gather[::-1], scatter[::-1], self.prefetch)
+
+        computed, _ = prefetched_pass(forwards, gather, nothing, self.prefetch)
+        hidden = sum(forwards) + sum(gather) - computed
+        forward = sum(forwards) + float(uncovered(sum(gather), hidden))
+
+        computed, left = prefetched_pass(backwards, gather[::-1], scatter[::-1], self.prefetch)
         exchanged = sum(gather) + sum(scatter)
-        hidden = sum(back) + exchanged - computed - left
-        backward = sum(back) + float(uncovered(exchanged, hidden)) - left
+        hidden = sum(backwards) + exchanged - computed - left
+        backward = sum(backwards) + float(uncovered(exchanged, hidden)) - left
         return forward, backward, left
 
     def passes(self, stage: Stage, samples: int) -> tuple[float, float] | None:
-        """(forward, backward) seconds of a micro-batch where collectives hide in them, else
-        None."""
+        """(forward, backward) seconds of a micro-batch, with the collectives that overlap them;
+        None where nothing overlaps."""
         return self.step(stage, samples)[:2] if self.overlaps else None
 
     @property
     def overlaps(self) -> bool:
-        """Whether anything hides in passes."""
+        """Whether collectives of the steps overlap the passes."""
         return bool(self.rings) and self.plan.zero > 1 and self.prefetch > 0
 
     def seconds(self) -> tuple[float, float]:
-        """Of the collectives behind a step's passes, and of those of an iteration."""
-        plan, costs = self.plan, self.costs
+        """(seconds of the collectives after a step's passes, seconds of those once per
+        iteration)."""
+        plan = self.plan
         if self.divided is not None and single_stage(plan) and not self.overlaps:
-            used, weights = sorted(plan.ranks), costs.param_sums[-1]
-            links = [costs.link(a, b) for a, b in pairwise([*used, used[0]])]
-            ring = min(speed for speed, _ in links), max(delay for _, delay in links)
-            calls = len(costs.data.layers) if plan.zero == 3 else 1
-            reduce, gather = (
-                collective_seconds(size, self.divided[used], *ring, messages=calls)
-                for size in (costs.gradient_bytes(weights), weights)
-            )
-            if plan.zero == 3:
-                return 2 * gather + reduce, 0.0
-            return (0.0, reduce + gather) if plan.zero == 1 else (reduce, gather)
-        once = self.half_ring(self.costs.param_sums[-1])[0]
-        scattered, gathered = (sum(self.layers(weights=weights)) for weights in (False, True))
-        step = scattered + 2 * gathered if plan.zero == 3 else scattered
+            return self._seconds_by_poplar(self.divided)
+        scatter, gather = sum(self.layers(weights=False)), sum(self.layers(weights=True))
         if self.overlaps:
             step = max(
                 self.step(replica.stages[0], batch.samples)[2]
                 for replica in plan.replicas
                 for batch in replica.micro_batches
             )
-        return step, once if plan.zero == 2 else 0.0
+        elif plan.zero == 3:
+            step = scatter + 2 * gather  # weights before the forward and the backward pass
+        else:
+            step = scatter
+        iteration = 0.0
+        if plan.zero == 2:
+            iteration, _ = self.half_ring(self.costs.param_sums[-1])
+        return step, iteration
+
+    def _seconds_by_poplar(self, divided: Floats) -> tuple[float, float]:
+        """`seconds` by Poplar's formula, for replicas of one device each."""
+        costs, level = self.costs, self.plan.zero
+        used, weights = sorted(self.plan.ranks), costs.param_sums[-1]
+        links = [costs.link(a, b) for a, b in pairwise([*used, used[0]])]
+        bandwidth = min(rate for rate, _ in links)
+        latency = max(delay for _, delay in links)
+        calls = len(costs.data.layers) if level == 3 else 1
+        reduce_scatter, all_gather = (
+            collective_seconds(size, divided[used], bandwidth, latency, messages=calls)
+            for size in (costs.gradient_bytes(weights), weights)
+        )
+        if level == 1:
+            return 0.0, reduce_scatter + all_gather
+        if level == 2:
+            return reduce_scatter, all_gather
+        return 2 * all_gather + reduce_scatter, 0.0
 
     def collectives(self) -> list[Collective]:
-        """Of every step, and once after the update."""
+        """The collectives of every step, and those once per iteration, around the update."""
         if not self.rings or self.plan.world_size == 1:
             return []
         members = [(i, 0) for i in range(len(self.plan.replicas))]
@@ -271,8 +317,17 @@ class ZeroCosts:
         return self.costs.stage_update_seconds(stage, self.shares(stage), self.copied_in(stage))
 
 
+def tensor_rings(groups: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Rings over row groups, one per tensor rank of the largest group, with one device of each.
+
+    A group of fewer devices is in several rings with the same device.
+    """
+    ranks = max(map(len, groups))
+    return [[group[r * len(group) // ranks] for group in groups] for r in range(ranks)]
+
+
 def single_stage(plan: Plan) -> bool:
-    """Whether every replica is one stage on one device: data parallelism."""
+    """Whether every replica is one stage on one device: plain data parallelism."""
     return all(
         len(replica.stages) == 1 and len(replica.stages[0].all_devices) == 1
         for replica in plan.replicas

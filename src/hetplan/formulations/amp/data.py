@@ -4,8 +4,9 @@ Sets   d in 0..D-1 devices, l in 0..L-1 layers.
 Data   bandwidth[d][d'] bytes/s; per layer param_bytes, activation_bytes and tensor_bytes (per
        sample); layer_seconds[(type, tensor, micro_batch)][l] seconds, forward + backward of one
        micro-batch on one tensor group; global_batch samples; optional memory.
-Decide degrees (pipeline, data, tensor) with product D, micro_batch, placement, stages.
-Source AMP (NeurIPS 2022), Section 3, eq. 1-5; the memory constraint is hetplan's (1F1B).
+Decide degrees (pipeline, data, tensor) with product D; micro_batch samples; placement, a device for
+       each stage, data rank and tensor rank; stages, the layers of each stage.
+Source AMP (NeurIPS 2022), Section 3, eq. 1-5; the memory constraint, for 1F1B, is hetplan's.
 """
 
 from typing import Self
@@ -28,54 +29,53 @@ from hetplan.schema import (
 
 
 class Device(StrictModel):
-    """One accelerator: the name of its type and the node that it sits in."""
+    """One accelerator."""
 
-    type: Name
-    node: Count
+    type: Name  # of its device type
+    node: Count  # number of the node that it is in
 
 
 class Layer(StrictModel):
-    """One layer of the chain; `activation_bytes` and `tensor_bytes` are per sample."""
+    """One layer of the chain."""
 
     name: Name
-    param_bytes: NonNegative
-    activation_bytes: NonNegative
-    tensor_bytes: NonNegative = 0.0
+    param_bytes: NonNegative  # of the whole layer, on all tensor ranks
+    activation_bytes: NonNegative  # per sample, sent to the next stage where a cut follows
+    tensor_bytes: NonNegative = 0.0  # per sample, all-reduced by the tensor ranks
 
 
 class LayerSeconds(StrictModel):
-    """The table of one device type: seconds [L] of each layer's forward and backward pass for one
-    micro-batch on a group of `tensor` such devices."""
+    """The measured times of all layers on one device type, for one tensor degree and one size of
+    micro-batch."""
 
-    type: Name
-    tensor: PositiveCount
-    micro_batch: PositiveCount
-    seconds: Row
+    type: Name  # of the device type
+    tensor: PositiveCount  # devices in the tensor group
+    micro_batch: PositiveCount  # samples
+    seconds: Row  # [L] forward and backward pass of one micro-batch
 
 
 class Memory(StrictModel):
-    """The optional memory constraint: 1F1B keeps min(gas, pp - j) micro-batches alive on stage
-    j."""
+    """The optional memory constraint.
 
-    device_bytes: dict[Name, NonNegative]
-    state_bytes_per_param_byte: NonNegative
-    layer_bytes_per_sample: Row
+    Under 1F1B stage j of pp stages keeps the activations of min(gas, pp - j) of its gas
+    micro-batches.
+    """
+
+    device_bytes: dict[Name, NonNegative]  # device type -> memory of one device
+    state_bytes_per_param_byte: NonNegative  # weights, gradients and optimizer states
+    layer_bytes_per_sample: Row  # [L] activations kept until the backward pass, on all tensor ranks
 
 
 class AmpData(StrictModel):
-    """`data` of an `amp` instance.
+    """`data` of an `amp` instance."""
 
-    devices: [D]. bandwidth: [D][D] bytes/s, symmetric, its diagonal ignored. layers: [L].
-    layer_seconds: at most one table per type, tensor degree and micro-batch, and at least one per
-    type. global_batch: samples per iteration. memory: None where memory does not count.
-    """
-
-    devices: list[Device] = Field(min_length=1, max_length=4096)
-    bandwidth: Matrix
-    layers: list[Layer] = Field(min_length=1, max_length=4096)
+    devices: list[Device] = Field(min_length=1, max_length=4096)  # [D]
+    bandwidth: Matrix  # [D][D] bytes/s, symmetric; the diagonal is ignored
+    layers: list[Layer] = Field(min_length=1, max_length=4096)  # [L]
+    # at most one table per type, tensor degree and micro-batch, at least one table per type
     layer_seconds: list[LayerSeconds] = Field(min_length=1)
-    global_batch: PositiveCount
-    memory: Memory | None = None
+    global_batch: PositiveCount  # samples per iteration
+    memory: Memory | None = None  # None: memory is not limited
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -100,10 +100,10 @@ class AmpData(StrictModel):
     def _check_bandwidth_is_symmetric_and_positive(self) -> None:
         for i, row in enumerate(self.bandwidth):
             for j in range(i):  # the diagonal is ignored
-                rate, back = row[j], self.bandwidth[j][i]
-                if rate != back:
+                rate, reverse = row[j], self.bandwidth[j][i]
+                if rate != reverse:
                     raise ValueError(
-                        f"bandwidth[{i}][{j}] is {rate!r} but bandwidth[{j}][{i}] is {back!r}, "
+                        f"bandwidth[{i}][{j}] is {rate!r} but bandwidth[{j}][{i}] is {reverse!r}, "
                         "expected a symmetric matrix"
                     )
                 if rate < SMALLEST:
@@ -128,8 +128,8 @@ class AmpData(StrictModel):
             first[key] = i
 
     def _check_every_type_has_a_table(self) -> None:
-        tabled = {table.type for table in self.layer_seconds}
-        missing = {device.type for device in self.devices} - tabled
+        types_with_table = {table.type for table in self.layer_seconds}
+        missing = {device.type for device in self.devices} - types_with_table
         if missing:
             raise ValueError(
                 f"layer_seconds has no table for device type {min(missing)!r}, "
@@ -143,11 +143,11 @@ class AmpData(StrictModel):
 
 
 class AmpDecision(StrictModel):
-    """`decision`: placement[stage][data rank][tensor rank] -> device; stages as [first, last)."""
+    """`decision` of an `amp` instance."""
 
-    pipeline: PositiveCount
-    data: PositiveCount
-    tensor: PositiveCount
-    micro_batch: PositiveCount
-    placement: list[list[list[Count]]]
-    stages: list[Range]
+    pipeline: PositiveCount  # degree
+    data: PositiveCount  # degree
+    tensor: PositiveCount  # degree
+    micro_batch: PositiveCount  # samples
+    placement: list[list[list[Count]]]  # [stage][data rank][tensor rank] number of the device
+    stages: list[Range]  # [pipeline] layers [first, end) of each stage

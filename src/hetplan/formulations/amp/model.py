@@ -1,12 +1,13 @@
-"""AMP's problem by general solvers: one model per configuration, cheap bounds first, one incumbent
-for all.
+"""AMP's problem for general solvers: one model per configuration, one incumbent for all of them.
 
-A configuration fixes the degrees and the micro-batch. The bound of its single pipelines (rows.py)
-orders and prunes; each survivor becomes a model (below) that looks only for decisions cheaper
-than the incumbent. The whole problem's bound is the least of the configurations' bounds: proven by
-a model, the cut-off where a model found nothing below it, or still the cheap one.
+A configuration fixes the degrees and the micro-batch. The search takes configurations in the order
+of a quick lower bound, which is that of their single pipelines (module `rows`), and closes a
+configuration when its bound reaches the threshold. Every other configuration becomes a model, which
+accepts only decisions that cost less than the incumbent. A configuration's bound is then the one
+that the solver proves, or the cut-off where the model is infeasible. The bound of the problem is
+the least bound of all configurations.
 
-The model of a configuration (pp, dp, tp, mbs):
+The model of a configuration (pp, dp, tp, mbs; gas micro-batches per pipeline):
 
 Source: AMP (NeurIPS 2022), Section 3, eq. 3-5.
 Sets   c cells of interchangeable devices (n_c of them, of type k_c); p = (j, i, r) stage, data
@@ -15,8 +16,10 @@ Sets   c cells of interchangeable devices (n_c of them, of type k_c); p = (j, i,
 Vars   x[c,p] in {0,1}: position p holds a device of cell c.    y[j,n] in {0,1}: stage j is interval
        n. v[j,l] in {0,1}: stage j ends before layer l. reach[..,λ]: a tensor group, a link, the
        data groups of a stage have a bandwidth of level λ or lower somewhere.
-       on[j,i,k]: a tensor group has a device of type k.
-       t_ij, e_ij, m_i, sigma, T >= 0 seconds.
+       on[j,i,k]: the tensor group (j, i) has a device of type k.
+       t_ij: one micro-batch on tensor group (j, i); e_ij: its message to stage j + 1; m_i: the
+       slowest t_ij of pipeline i; sigma: the slowest synchronisation; T: the iteration; all in
+       seconds, >= 0.
        min T  s.t.
 (1) sum_c x[c,p] = 1,  sum_p x[c,p] = n_c
 (2) sum_n y[0,n] = 1;  v[j,l] = sum of the y[j,n] that end before l = sum of the y[j+1,n] that begin
@@ -28,9 +31,9 @@ Vars   x[c,p] in {0,1}: position p holds a device of cell c.    y[j,n] in {0,1}:
 (5) t_ij, e_ij and synchronisation cost what two choices cost together, say interval n and profile
     S: where on[k] for all types k of S (or reach[λ]), t >= sum_n cost[S,n] y[n]
 (6) m_i >= t_ij;  T >= (gas - 1) m_i + sum_j t_ij + sum_j e_ij + sigma for every i;  sigma >=
-synchronisation of every j
-(7) intervals beyond capacity κ, and cells of at most that capacity: sum_n y[j,n] + sum_c x[c,p] <=
-1
+    synchronisation of every j
+(7) over the intervals n that need more than capacity κ, and the cells c of at most that capacity:
+    sum_n y[j,n] + sum_c x[c,p] <= 1
 (8) the least of all equivalent placements, read as a word of cells, position by position. They are
     equivalent if they differ by a permutation of equal cells, of the data ranks, or of the tensor
     ranks of all groups alike. In the least word each of a class of equal cells first appears after
@@ -70,16 +73,16 @@ from hetplan.solvers.run import Outcome, Run, Stop, Stopped
 
 @dataclass(frozen=True)
 class Question:
-    """What a model is asked: the cheapest decision of one configuration that costs at most `cutoff`
-    seconds (None: any); it costs at least `lower`."""
+    """The problem of one model: the cheapest decision of one configuration, up to a cut-off."""
 
     tables: Tables
-    lower: float
-    cutoff: float | None
+    lower: float  # seconds, a lower bound of every decision
+    cutoff: float | None  # seconds that a decision may cost at most; None: any
 
     @property
     def upper(self) -> float:
-        """The cut-off, or what no decision of the configuration exceeds; 1 where all is free."""
+        """Seconds that T does not exceed: the least of the cut-off and the slowest decision's; 1
+        where every decision costs 0."""
         seconds = self.tables.slowest_seconds
         if self.cutoff is not None:
             seconds = min(seconds, self.cutoff)
@@ -87,8 +90,10 @@ class Question:
 
     @property
     def totals(self) -> Totals:
-        """For the writers. Rounded down are two values in each t_ij, one in each e_ij and in
-        sigma."""
+        """Bounds on the objective, from which the writers of models choose units.
+
+        Each t_ij has two values that are rounded down, each e_ij and sigma have one.
+        """
         pp, gas = self.tables.configuration.pipeline, self.tables.configuration.gas
         return Totals(
             least=min(self.lower, self.upper),
@@ -98,12 +103,12 @@ class Question:
 
 
 class Programme:
-    """The model under construction; names as in the module's docstring."""
+    """The model of one configuration, with its columns by the names of the module's docstring."""
 
     def __init__(self, question: Question, most_terms: float, run: Run | None = None) -> None:
-        """Raises `TooLarge` beyond `most_terms` terms."""
-        t = self.tables = question.tables
-        self.upper = question.upper
+        """Build the model. Raises `TooLarge` when it has more than `most_terms` terms."""
+        self.tables = t = question.tables
+        self.upper = question.upper  # of T, seconds
         self.model = Model("amp", run, question.totals, most_terms=most_terms)
         self.stages, self.ranks, self.lanes = (range(n) for n in t.shape)
         self.groups = list(product(self.stages, self.ranks))
@@ -112,7 +117,7 @@ class Programme:
         self.total = self.model.seconds("T", lower=question.totals.least, upper=self.upper)
         self.model.minimize(self.total)
         self.v: list[Columns] = []
-        # t_ij, e_ij: what is to be added up
+        # (j, i) -> the terms whose sums are t_ij and e_ij
         self.stage: dict[tuple[int, int], list[Linear]] = {group: [] for group in self.groups}
         self.link: dict[tuple[int, int], list[Linear]] = {group: [] for group in self.groups}
         place_every_device(self)
@@ -127,32 +132,36 @@ class Programme:
     def both(
         self, name: str, first: Columns, conditions: Columns | list[Columns], seconds: Floats
     ) -> Linear:  # (5)
-        """The cost of two choices together, seconds [len(conditions), len(first)].
+        """The cost that two choices have together.
 
-        first: columns of which one is 1; conditions: for each row of the costs, the columns that
-        have to be 1 for it to count.
+        first: columns of the first choice, exactly one of which is 1.
+        conditions: for each row of `seconds`, the columns that are all 1 when the row counts.
+        seconds: [len(conditions), len(first)]; the largest of the rows that count is the cost.
         """
-        costs = np.minimum(seconds, 2 * self.upper)  # what nobody can afford is alike
+        # costs beyond the upper bound of T need not be told apart
+        costs = np.minimum(seconds, 2 * self.upper)
         if len(conditions) == 1:
-            only: Floats = costs[0]
-            return only @ first
+            unconditional: Floats = costs[0]
+            return unconditional @ first
         time = self.model.seconds(f"t_{name}")
         for condition, cost in zip(conditions, costs, strict=True):
-            # the least stands apart, so that it counts before a member is chosen
+            # the least cost is a constant, so that it counts before the first choice is made
             least = cost.min()
             more = (cost - least) @ first
             self.model.row(f"{name}_cost", time >= least + more, when=condition)
         return time
 
     def strategy(self, answer: ModelAnswer) -> Strategy:
-        """Placement and cut of the incumbent."""
-        t = self.tables
-        chosen = [answer.values(row).argmax() for row in self.y]
-        last = [int(n.last[k]) for n, k in zip(t.stages, chosen, strict=True)]
+        """The placement and the cut of the answer's solution."""
+        ends = []
+        for intervals, y in zip(self.tables.stages, self.y, strict=True):
+            chosen = answer.values(y).argmax()
+            ends.append(int(intervals.last[chosen]))
+        cell_of_position = answer.values(self.x).argmax(axis=0)
         return Strategy(
-            t.configuration,
-            t.cells.devices(answer.values(self.x).argmax(axis=0)),
-            np.array([0, *last]),
+            self.tables.configuration,
+            self.tables.cells.devices(cell_of_position),
+            np.array([0, *ends]),
         )
 
 
@@ -164,20 +173,19 @@ def place_every_device(m: Programme) -> None:  # (1)
 
 
 def cut_into_stages(m: Programme) -> None:  # (2)
-    """A path of intervals from layer 0 to L."""
+    """The stages' intervals form a path from layer 0 to layer L."""
     m.model.row("first_stage", m.y[0].sum() == 1)
-    for j, (here, after) in enumerate(pairwise(m.tables.stages)):
-        ends = np.unique(here.last)
+    for j, (intervals, next_intervals) in enumerate(pairwise(m.tables.stages)):
+        ends = np.unique(intervals.last)
         v = m.model.binary(f"v_{j}", len(ends))
         m.v.append(v)
         for l, end in zip(ends, v, strict=True):
-            m.model.row("boundary", m.y[j][here.last == l].sum() == end)
-            m.model.row("boundary", m.y[j + 1][after.first == l].sum() == end)
+            m.model.row("boundary", m.y[j][intervals.last == l].sum() == end)
+            m.model.row("boundary", m.y[j + 1][next_intervals.first == l].sum() == end)
 
 
 def price_compute(m: Programme) -> None:  # (3) (5)
-    """Each group runs at the slowest of its types; whatever these are, no faster than the
-    fastest."""
+    """Each tensor group computes as slowly as the slowest of its device types."""
     profiles, cells = m.tables.profiles, m.tables.cells
     for j, i in m.groups:
         on = m.model.binary(f"on_{j}_{i}", len(m.tables.problem.types))
@@ -185,17 +193,19 @@ def price_compute(m: Programme) -> None:  # (3) (5)
             for k in range(len(on)):
                 of_type = m.x[cells.type == k, j, i]  # [cell, lane]
                 m.model.row("held", on[k] >= of_type.sum(axis=0))
-        # the first row of costs is the least that any group needs; it needs no type
-        least = m.tables.stages[j].sums(m.tables.seconds.min(axis=0))
-        costs = np.vstack([least, m.tables.compute(j)])
-        conditions = [on[:0], *(on[list(types)] for types in profiles)]
+        # No group is faster than the fastest type on each layer. This first row always counts: its
+        # condition has no columns.
+        fastest = m.tables.stages[j].sums(m.tables.seconds.min(axis=0))
+        costs = np.vstack([fastest, m.tables.compute(j)])
+        always = on[:0]
+        conditions = [always, *(on[list(types)] for types in profiles)]
         m.stage[j, i].append(m.both(f"compute_{j}_{i}", m.y[j], conditions, costs))
 
 
 def price_reduce(m: Programme) -> None:  # (4) (5)
     """A tensor group all-reduces at the lowest bandwidth between two of its devices."""
     bandwidths = m.tables.tensor_levels
-    if not len(bandwidths):
+    if not len(bandwidths):  # nothing is all-reduced
         return
     for j, i in m.groups:
         pairs = [(m.x[:, j, i, r], m.x[:, j, i, s]) for r, s in combinations(m.lanes, 2)]
@@ -206,7 +216,7 @@ def price_reduce(m: Programme) -> None:  # (4) (5)
 def price_links(m: Programme) -> None:  # (4) (5)
     """A micro-batch goes to the next stage over the slowest of the group's lanes."""
     bandwidths = m.tables.link_levels
-    if not len(bandwidths):
+    if not len(bandwidths):  # nothing is sent
         return
     for j, i in product(m.stages[:-1], m.ranks):
         pairs = [(m.x[:, j, i, r], m.x[:, j + 1, i, r]) for r in m.lanes]
@@ -215,11 +225,14 @@ def price_links(m: Programme) -> None:  # (4) (5)
 
 
 def price_synchronisation(m: Programme) -> Linear:  # (4) (5) (6)
-    """sigma: a stage synchronises at the lowest bandwidth in its data groups; the slowest stage
-    counts. 0 where nothing is synchronised."""
+    """sigma, the seconds of the slowest stage's synchronisation; 0 where nothing is synchronised.
+
+    A stage synchronises at the lowest bandwidth in its data groups.
+    """
     bandwidths = m.tables.sync_levels
     if not len(bandwidths):
-        return total([])
+        nothing: Linear = total([])
+        return nothing
     sigma = m.model.seconds("sigma", upper=m.upper)
     for j in m.stages:
         members = product(m.lanes, combinations(m.ranks, 2))
@@ -244,7 +257,7 @@ def add_up(m: Programme) -> None:  # (6)
 
 
 def fit_memory(m: Programme) -> None:  # (7)
-    """No device of a stage whose layers need more than it has."""
+    """Layers that need more memory than a device has are on no stage of that device."""
     capacity = m.tables.capacity[m.tables.cells.type]
     for j, n in enumerate(m.tables.stages):
         for room in np.unique(capacity):
@@ -255,16 +268,18 @@ def fit_memory(m: Programme) -> None:  # (7)
 
 
 def order_equals(m: Programme) -> None:  # (8)
-    """The least word of cells among those that symmetry makes equivalent."""
+    """Of all equivalent placements only the least one, as a word of cells, remains."""
     kinds, (_, dp, tp) = m.tables.cells.kind, m.tables.shape
     equal = np.flatnonzero(kinds[1:] == kinds[:-1]) + 1  # equal cells lie side by side
     for c in equal.tolist():
-        mine, other = m.x[c].reshape(-1), m.x[c - 1].reshape(-1)
-        for at in range(len(mine)):
-            m.model.row("equal_cells", mine[at] <= other[:at].sum())
-    data_ranks, tensor_ranks = [(0, i, 0) for i in range(dp)], [(0, 0, r) for r in range(tp)]
-    for line in (data_ranks, tensor_ranks):
-        for p, q in pairwise(line):
+        in_cell, in_cell_before = m.x[c].reshape(-1), m.x[c - 1].reshape(-1)  # by position
+        for position in range(len(in_cell)):
+            before = in_cell_before[:position].sum()
+            m.model.row("equal_cells", in_cell[position] <= before)
+    first_of_data_ranks = [(0, i, 0) for i in range(dp)]
+    first_of_tensor_ranks = [(0, 0, r) for r in range(tp)]
+    for positions in (first_of_data_ranks, first_of_tensor_ranks):
+        for p, q in pairwise(positions):
             for c in range(1, len(kinds)):
                 here, after = m.x[c:, *p], m.x[c:, *q]
                 m.model.row("equal_ranks", here.sum() <= after.sum())
@@ -273,15 +288,19 @@ def order_equals(m: Programme) -> None:  # (8)
 def levels(
     m: Programme, name: str, bandwidths: Floats, pairs: list[tuple[Columns, Columns]]
 ) -> Columns:  # (4)
-    """reach[λ] over the pairs of positions, each given by its columns [K]."""
+    """The columns reach[λ]: whether some pair of positions has a bandwidth of level λ or lower.
+
+    bandwidths: [λ] bytes/s, ascending. pairs: the columns [K] of x at both positions of a pair.
+    """
     reach = m.model.binary(f"reach_{name}", len(bandwidths))
     m.model.fix(reach[-1:], 1)
     m.model.row(f"{name}_reach", reach[1:] >= reach[:-1])
-    # (c, λ, cells at B_λ or less from c) for each level below the top that some cell has to c
+    # (c, λ, cells whose bandwidth to c is B_λ or lower) for each level λ below the highest that
+    # some cell has to c
     slow: list[tuple[int, int, Ints]] = []
     top = len(bandwidths) - 1
     for c, level_to in enumerate(m.tables.crossing(bandwidths)):
-        linked = level_to >= 0
+        linked = level_to >= 0  # -1: a cell of one device has no bandwidth to itself
         for level in np.unique(level_to[linked & (level_to < top)]).tolist():
             slow.append((c, level, np.flatnonzero(linked & (level_to <= level))))
     for p, q in pairs:
@@ -295,7 +314,7 @@ TOO_LARGE = "more than {} terms in its model; the method exact has no such limit
 
 @dataclass(frozen=True)
 class Parameters:
-    """What the loop trades."""
+    """Limits and shares of the search over configurations."""
 
     # Share of the gap by which a decision must beat the incumbent to be worth a model's while.
     worth: float = 0.5
@@ -307,35 +326,35 @@ class Parameters:
     most_terms: int = 500_000
 
 
-# (method, model, run for it, where incumbents and bounds go) -> what a solver says of the model
+# (method, model, run of this model, receiver of incumbents and bounds) -> the solver's answer
 Minimise = Callable[[str, Model, Run, Sink], ModelAnswer]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration."""
+    """A node of the search: one configuration."""
 
     tables: Tables
-    bound: float  # proven so far, +inf when it has no decision at all
+    bound: float  # seconds, proven so far; +inf when the configuration has no decision
 
 
 @dataclass
 class Sweep:
-    """The search over the configurations, of the least bound first; each model may take all the
-    time that is left."""
+    """The solution of configurations' models, one after the other. Each model may take all the time
+    that is left."""
 
     run: Run
-    incumbent: Incumbent[Strategy]
-    method: str
-    most_terms: float
+    incumbent: Incumbent[Strategy]  # of all configurations
+    method: str  # name of the general solver
+    most_terms: float  # of a model
     minimise: Minimise
-    build_seconds: float = 0.0
-    models: int = 0
-    message: str = ""
-    failed: bool = False
+    build_seconds: float = 0.0  # of all models so far
+    models: int = 0  # number of models so far
+    message: str = ""  # of the last model that was too large or met an error
+    failed: bool = False  # whether a solver met an error
 
     def expand(self, case: Case, threshold: float) -> Expansion[Case]:
-        """One model, which looks only for decisions below the threshold."""
+        """Solve the model of a configuration, which accepts only decisions below the threshold."""
         chosen = case.tables.configuration
         self.run.report(note=str(chosen))
         self.models += 1
@@ -357,7 +376,7 @@ class Sweep:
             placed = place(case.tables.problem, strategy.configuration, strategy.placement)
             self.incumbent.offer(placed.seconds(strategy.cut), strategy)
         if answer.stop is Stop.INFEASIBLE:
-            return Expansion(dropped_bound=threshold)
+            return Expansion(dropped_bound=threshold)  # the model's cut-off
         if answer.stop is Stop.ERROR:
             self.failed = True
             self.message = f"{chosen}: {answer.message}"
@@ -371,22 +390,27 @@ def solve_by(
     minimise: Minimise = general.minimise,
     parameters: Parameters = Parameters(),
 ) -> Outcome[AmpDecision]:
-    """The best decision over all configurations, with the bound that the solver behind `method`
-    proves; minimise: another way to have a model solved."""
+    """The best decision over all configurations, and the least of their proven bounds.
+
+    method: name of the general solver. minimise: the function that has it solve a model.
+    """
     begun, solver = CLOCK.seconds(), general.label(method, run.options)
     problem = compile_problem(data)
     cells = find_cells(problem)
-    gap = parameters.worth * run.options.gap if run.tap is None else -parameters.exported
+    gap = parameters.worth * run.options.gap
+    if run.tap is not None:  # the models go to files
+        gap = -parameters.exported
     incumbent = Incumbent[Strategy](run, gap)
     cases = [
         Case(Tables(problem, config, cells), quick_seconds(problem, config))
         for config in problem.configurations()
     ]
     first_seconds = parameters.first_share * run.remaining
-    part = run.part(time_limit=first_seconds if math.isfinite(first_seconds) else None)
+    time_limit = first_seconds if math.isfinite(first_seconds) else None
+    part = run.part(time_limit=time_limit)
     find_first(problem, cells, incumbent, part)
     cases.sort(key=lambda case: case.bound)
-    with contextlib.suppress(Stopped):  # the bounds that take no time stand
+    with contextlib.suppress(Stopped):  # the other configurations keep their quick bounds
         for at, case in enumerate(cases):
             layout = lay_out(problem, cells, case.tables.configuration)
             bound = root_bound(row_model(layout), part.check)
@@ -395,7 +419,8 @@ def solve_by(
     proof = search([(case.bound, case) for case in cases], sweep.expand, incumbent, run)
     stop, message = proof.verdict(run, NO_ROOM if cases else NO_CONFIGURATION)
     if not proof.proven:
-        stop = Stop.ERROR if sweep.failed and not run.should_stop else stop
+        if sweep.failed and not run.should_stop:
+            stop = Stop.ERROR
         message = sweep.message
     return Outcome(
         stop=stop,

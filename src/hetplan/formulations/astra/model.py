@@ -1,7 +1,7 @@
-"""Problem `astra` for general solvers: stages counted by (type, layers) instead of numbered, so
-that nothing is symmetric.
+"""Problem `astra` for general solvers. The model counts stages by (type, layers) instead of
+numbering them, so that it has no symmetric solutions.
 
-Sets   q in 0..Q-1 kinds of stage, each a type i(q) and a number of layers x(q) <= most_layers;
+Sets   q in 0..Q-1 kinds of stage: a type i(q) and a number of layers x(q) in 1..most_layers;
        i in 0..M-1 types; k in 0..S-1 the distinct times v_0 < v_1 < ... of the kinds.
 Data   a_q = c x + h seconds of a stage of kind q; most_stages_i; N, P, K.
 Vars   w_q in Z>=0: stages of kind q;  step_k in {0,1}: the slowest stage takes v_k or longer;
@@ -14,8 +14,8 @@ Min    sum_q a_q w_q + (K-1) theta   s.t.
 (5) step_0 = 1, step_k >= step_(k+1), theta = v_0 + sum_k (v_k - v_(k-1)) step_k
 (6) w_q <= most_stages_i pick_q, sum_{q of i} pick_q <= 1    only with equal layers per type
 (7) P theta >= sum_q a_q w_q                 implied: the slowest is no faster than the average
-Kinds that cost more than a simple decision does, whatever goes with them, are left out; n_s >= 1
-and max_layers hold by the choice of the kinds.
+A kind is left out when every decision with a stage of it costs more than an even decision
+(`even_stages`). At least one layer per stage and max_layers hold because no other kinds exist.
 Source Astra, eq. 22-23; the counted form is hetplan's.
 """
 
@@ -42,30 +42,40 @@ from hetplan.solvers.general import Formulation, Known, solve_with
 from hetplan.solvers.model import Model, Totals
 from hetplan.solvers.run import Outcome, Run, Stop
 
-# Bounds are sums in another order than the evaluator's.
+# Share by which a bound may exceed the evaluator's objective, which sums in another order.
 ROUNDING = 1e-12
 
 
 class Kinds:
-    """The kinds of stage of a problem: type [Q], layers [Q], seconds [Q]; a type's kinds lie side
-    by side, x = 1, 2, …"""
+    """The Q kinds of stage of a problem, sorted by type and number of layers."""
+
+    problem: AstraProblem
+    upper: float  # seconds that the optimum costs at most
+    type: Ints  # [Q] type of each kind
+    layers: Ints  # [Q] layers of one stage
+    seconds: Floats  # [Q] of one micro-batch on one stage
+    most: Ints  # [Q] most stages of the kind, by its type's devices
 
     def __init__(self, problem: AstraProblem) -> None:
-        p = self.problem = problem
-        even = even_decision(p)
-        worst = (p.P + p.K - 1) * float(p.thresholds[-1])
-        # what the optimum costs at most, seconds; a stage that alone costs more is left out
-        self.upper = worst if even is None else even
-        alone = np.maximum(p.K * p.stage_seconds, (p.K - 1) * p.stage_seconds + least_work(p))
-        kept = np.minimum(p.most_layers, (alone[:, 1:] <= self.upper * (1 + 1e-9)).sum(axis=1))
-        self.type: Ints = np.repeat(np.arange(p.M), kept)
-        self.layers: Ints = np.concatenate([np.arange(1, most + 1) for most in kept])
-        self.seconds: Floats = p.stage_seconds[self.type, self.layers]
-        self.most: Ints = p.most_stages[self.type]
+        self.problem = p = problem
+        even_objective = even_decision(p)
+        if even_objective is None:
+            self.upper = (p.P + p.K - 1) * float(p.thresholds[-1])  # all stages as the slowest
+        else:
+            self.upper = even_objective
+        # [M, N + 1] a lower bound on every decision with a stage of the type and the layers: the
+        # stage counts K times, or K - 1 times beside the work of all stages
+        least = np.maximum(p.K * p.stage_seconds, (p.K - 1) * p.stage_seconds + least_work(p))
+        affordable = least[:, 1:] <= self.upper * (1 + 1e-9)
+        most_layers = np.minimum(p.most_layers, affordable.sum(axis=1))  # [M]
+        self.type = np.repeat(np.arange(p.M), most_layers)
+        self.layers = np.concatenate([np.arange(1, most + 1) for most in most_layers])
+        self.seconds = p.stage_seconds[self.type, self.layers]
+        self.most = p.most_stages[self.type]
 
     @cached_property
     def totals(self) -> Totals:
-        """Bounds on the optimum and on every total of the model."""
+        """Lower bound of the optimum, and the largest value of any total of the model, seconds."""
         p, lower = self.problem, least_total(self.problem)
         return Totals(
             least=lower,
@@ -78,11 +88,11 @@ class Kinds:
         return np.flatnonzero(self.type == i)
 
     def at_least(self, q: int) -> Ints:
-        """The kinds of q's type with as many layers as q, or more."""
+        """The kinds of q's type whose stages have at least as many layers as those of q."""
         return np.flatnonzero((self.type == self.type[q]) & (self.layers >= self.layers[q]))
 
     def stages(self, counts: Ints) -> list[tuple[int, int]]:
-        """Counts w [Q] as stages (type, layers)."""
+        """(type, layers) of every stage, from the number of stages of each kind. counts: w [Q]."""
         chosen = np.repeat(np.arange(len(counts)), counts)
         return list(zip(self.type[chosen].tolist(), self.layers[chosen].tolist(), strict=True))
 
@@ -95,14 +105,15 @@ def keep_to_devices(model: Model, kinds: Kinds, w: Columns) -> None:  # (3)
 
 
 def cover_slowest_stage(model: Model, kinds: Kinds, w: Columns) -> Columns:  # (4), (5)
-    """theta is no less than the time of any stage: a kind in use needs its step."""
-    levels, rung = np.unique(kinds.seconds, return_inverse=True)
-    step = model.binary("step", len(levels))
+    """The column theta, no less than the time of any stage: stages of kind q need step_k = 1 where
+    v_k is the time of q."""
+    times, time_of = np.unique(kinds.seconds, return_inverse=True)  # v [S], k of each kind [Q]
+    step = model.binary("step", len(times))
     model.fix(step[:1], 1)
-    theta = model.staircase("theta", step, levels)
-    for q in np.flatnonzero(rung > 0).tolist():
-        as_long = w[kinds.at_least(q)].sum()
-        model.row("reach", as_long <= kinds.most[q] * step[rung[q]])
+    theta = model.staircase("theta", step, times)
+    for q in np.flatnonzero(time_of > 0).tolist():
+        no_faster = w[kinds.at_least(q)].sum()  # stages of the type that take v_k or longer
+        model.row("reach", no_faster <= kinds.most[q] * step[time_of[q]])
     return theta
 
 
@@ -123,11 +134,11 @@ def outlast_the_average(model: Model, kinds: Kinds, w: Columns, theta: Columns) 
 
 
 def build(kinds: Kinds, run: Run | None = None) -> Model:
-    """The model of a problem that `infeasible_because` has no objection to."""
+    """The model of a problem for which `infeasible_because` is None."""
     model = Model("astra", run, kinds.totals)
     w = model.integer("w", len(kinds.type), 0, kinds.most)
-    model.row("stages", w.sum() == kinds.problem.P)  # (1): as many as the pipeline has
-    model.row("layers", kinds.layers @ w == kinds.problem.N)  # (2): every one on one stage
+    model.row("stages", w.sum() == kinds.problem.P)  # (1)
+    model.row("layers", kinds.layers @ w == kinds.problem.N)  # (2)
     keep_to_devices(model, kinds, w)
     theta = cover_slowest_stage(model, kinds, w)
     one_number_per_type(model, kinds, w)
@@ -137,8 +148,8 @@ def build(kinds: Kinds, run: Run | None = None) -> Model:
 
 
 def formulate(data: AstraData, run: Run) -> Formulation[AstraDecision] | Outcome[AstraDecision]:
-    """The model, with the simplest decision and the bound from the least work and its even
-    share."""
+    """The model, with the even decision (`even_stages`) as a first incumbent and `least_total` as a
+    first lower bound; the outcome where counting alone proves that no decision exists."""
     problem = compile_problem(data)
     reason = infeasible_because(problem)
     if reason is not None:
@@ -157,7 +168,10 @@ def formulate(data: AstraData, run: Run) -> Formulation[AstraDecision] | Outcome
 
 
 def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
-    """The model through CP-SAT, without the options that are meant for a method of that name."""
+    """The outcome of the model under CP-SAT.
+
+    Native options are not passed on: they are meant for the method `cp-sat` alone.
+    """
     return solve_with(
         "cp-sat", formulate, data, replace(run, options=replace(run.options, native={}))
     )

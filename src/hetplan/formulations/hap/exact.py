@@ -1,19 +1,22 @@
-"""Problem `hap` to proven optimality, jointly over programs and ratios: the code that proves an
-instance.
+"""The exact method of problem `hap`: it minimizes over programs and ratios together, and proves the
+optimum.
 
-Branch and bound over cells of ratios (module `cell_search`) on the graph of needs, in all orders
-or, where that has too many states, in one order (the canonical graph, module `needs`).
+The search is a branch and bound over cells, which are sets of ratios (module `cell_search`). It
+bounds a cell by shortest paths in the graph of needs (module `needs`): the graph in all orders or,
+where that has too many states, the graph in one order, called canonical.
 
-Theorem. Without memory, on the graph in all orders, the search ends with the optimum and a bound
-within the gap asked for, where stages are few enough to become arcs: cells cover the ratios that
-hold an optimum (module `cells`), every minimal program is a path (`needs`), the bound of a cell
-that shrinks to a point tends to the least cost there (`whole_stages`), and what is left out costs
-no less than the threshold. Stopped earlier, the least bound of open cells is valid. With memory,
-prices bound the best mixture of programs that fits on average, which may leave a gap.
+Theorem. Without a memory limit, on the graph in all orders, the search ends with an optimum and a
+bound within the gap asked for, provided that stages are few enough to become arcs
+(`Parameters.stages_per_arc`). For cells cover ratios that are optimal (module `cells`), every
+minimal program is a path (`needs`), the bound of a cell that shrinks to a point tends to the least
+cost at the point (`whole_stages`), and cells that are closed cost no less than the threshold. When
+the search stops earlier, the least bound of the open cells is still valid. With a memory limit,
+the bound from Lagrangian multipliers (`byte_prices`) is at most the cost of the best mixture of
+programs that fits on average, which may leave a gap.
 
-Where cells are too many (several segments, many device types), or do not close the gap on a graph
-in all orders, HiGHS solves the mixed-integer programme of paths (module `model`), from the bound
-and the program found. Source: hetplan, for HAP, Section 3.2.
+Where cells would be too many (several segments, many device types), or leave a gap on a graph in
+all orders, HiGHS solves the mixed-integer programme of paths (module `model`), starting from the
+bound and the best program of the search. Source: hetplan, for HAP, Section 3.2.
 """
 
 from contextlib import suppress
@@ -40,7 +43,8 @@ from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Proof, SearchLimits
 from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason
 
-# Rounding in sums of thousands of terms, as a share of the optimum; taken off bounds.
+# Rounding error of sums of thousands of terms, as a share of the optimum. It is subtracted from
+# bounds.
 SUM_ROUNDING = 1e-10
 WIDE = (
     "the theory is too wide for an exact order of its parallel branches; "
@@ -58,8 +62,8 @@ def solve(data: HapData, run: Run, parameters: Parameters = DEFAULTS) -> Outcome
     run.report(bound=bound)
     incumbent = Incumbent(run, gap=0.5 * run.options.gap, theory=theory)
     if problem.capacity is not None:
-        # Perhaps no program fits in memory. Until one does, the incumbent costs more than any
-        # program and its decision is None.
+        # Perhaps no program fits in memory. Until the search has one that does, the incumbent has
+        # no decision and an objective above that of any program; 1e-300 keeps it above 0 seconds.
         incumbent.objective = problem.seconds_of_all * (1 + 1e-6) + 1e-300
     incumbent.try_program(first_program(theory))
     if problem.capacity is not None:
@@ -84,21 +88,25 @@ def _searched(
     run: Run,
     parameters: Parameters,
 ) -> Outcome[HapDecision]:
-    """The outcome of the search over cells, or of HiGHS where that may finish what is open.
+    """The outcome of the search over cells, or of HiGHS where the search ends without a proof and
+    HiGHS can find one.
 
-    graph: None where time was up before it was complete, or where it has too many states.
-    bound: seconds, proven before the search.
+    graph: None where the time was up before the graph was complete, or where it has too many
+        states.
+    bound: seconds, a lower bound proven before the search.
     """
     problem = theory.problem
     all_orders = graph is not None and graph.in_execution_order
     too_many_ratios = all_orders and _has_too_many_ratios(theory, parameters)
     milp_can_finish = all_orders and (problem.g > 1 or problem.capacity is not None)
-    proven, details = False, dict[str, object]()
+    proven = False
+    details: dict[str, object] = {}
     if graph is not None and not too_many_ratios and _can_be_bounded(graph, parameters):
         share = parameters.cells_share if milp_can_finish else 1.0
         part = run.part(time_limit=share * run.remaining, quiet=False)
         proof = _proof_by_cells(graph, incumbent, part, parameters)
-        proven, bound = proof.proven, max(bound, proof.bound or 0.0)
+        proven = proof.proven
+        bound = max(bound, proof.bound or 0.0)
         details = {
             "states": graph.n,
             "arcs": len(graph.head),
@@ -140,7 +148,8 @@ def _searched(
 
 
 def _has_too_many_ratios(theory: ReducedTheory, parameters: Parameters) -> bool:
-    """Whether cells have too many vertices, or too many ratios can be chosen, to divide them."""
+    """Whether a cell has too many vertices, or the instance too many free ratios, for a search that
+    divides cells."""
     problem = theory.problem
     vertices = problem.K**problem.g
     free_ratios = problem.g * (problem.K - 1)
@@ -148,7 +157,7 @@ def _has_too_many_ratios(theory: ReducedTheory, parameters: Parameters) -> bool:
 
 
 def _can_be_bounded(graph: Graph, parameters: Parameters) -> bool:
-    """Whether the graph is small enough to bound a cell on it."""
+    """Whether the graph is small enough to bound the first cell on it."""
     if graph.in_execution_order:
         return True
     problem = graph.theory.problem
@@ -157,12 +166,19 @@ def _can_be_bounded(graph: Graph, parameters: Parameters) -> bool:
 
 
 def _proof_by_cells(graph: Graph, incumbent: Incumbent, run: Run, parameters: Parameters) -> Proof:
-    """The proof of the branch and bound over cells of ratios; it improves the incumbent."""
+    """The proof of the branch and bound over cells of ratios.
+
+    The search improves the incumbent, which reports to `run` from then on.
+    """
     problem = graph.theory.problem
     incumbent.run = run
-    multipliers = None if problem.capacity is None else first_multipliers(problem)
+    multipliers = None
+    if problem.capacity is not None:
+        multipliers = first_multipliers(problem)
     first = Cell(whole_cell(problem), multipliers=multipliers)
-    patience = None if surely_ends(graph) else parameters.patience
+    patience = None  # a search that surely ends with a proof is not given up
+    if not surely_ends(graph):
+        patience = parameters.patience
     return branch_and_bound.search(
         [(0.0, first)],
         CellSearch(graph, incumbent, parameters).expand,

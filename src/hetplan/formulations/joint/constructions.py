@@ -1,8 +1,9 @@
 """Designs that the local search begins with, and variations that it tries on the best of them.
 
-Constructions need no paper: devices in the order of their nodes, the fastest or the slowest first,
-are cut into tensor groups; these are dealt to replicas one after the other, or in blocks. Cuts make
-the slowest stage as fast as can be, and replicas take samples in proportion to their speed.
+A construction sorts the devices by node, or the fastest or the slowest first, and divides them into
+tensor groups. It deals the tensor groups to replicas one after the other, or in blocks. Cuts make
+the slowest stage of a replica as fast as can be, and replicas take samples in proportion to their
+speeds. Source: hetplan.
 """
 
 from collections import Counter
@@ -14,43 +15,51 @@ from itertools import groupby, product
 from hetplan.formulations.joint.design import SCHEDULES, Design, Group, Pipeline
 from hetplan.formulations.joint.space import Space
 
-MICRO_BATCHES = (1, 2, 4, 8, 16)  # samples of the micro-batches that constructions have
-ROUND = 64  # micro-batches of a replica while its speed is compared with others'
+MICRO_BATCHES = (1, 2, 4, 8, 16)  # samples of one micro-batch; each construction has every size
+ROUND = 64  # micro-batches of every replica while the replicas' speeds are compared
 
 
 def constructions(space: Space) -> Iterator[Design]:
-    """GPipe designs of many shapes, each in all sizes of `MICRO_BATCHES`.
-
-    Numbers of replicas divide the number of some type's tensor groups.
-    """
+    """GPipe designs of many shapes, each with every micro-batch size of `MICRO_BATCHES`."""
+    # of one sample's forward and backward pass through all layers on one device
     seconds = {kind: space.prefix_seconds(kind, 1, 1, "none")[-1] for kind in space.kind}
     devices = range(len(space.kind))
-    for sign, width in product(
-        (-1, 0, 1), space.tensor_degrees
-    ):  # slowest, in order, fastest first
-        order = sorted(devices, key=lambda e: (sign * seconds[space.kind[e]], space.node[e]))
+    # sign -1: slowest devices first, 0: by node alone, 1: fastest devices first
+    for sign, width in product((-1, 0, 1), space.tensor_degrees):
+        order = sorted(
+            devices,
+            key=lambda device: (sign * seconds[space.kind[device]], space.node[device]),
+        )
         groups = list(tensor_groups(space, order, width))
-        groups_of_types = Counter(space.kind[group[0][0]] for group in groups).values()
-        for count in range(1, min(len(groups), space.batch) + 1):
-            if any(number % count == 0 for number in groups_of_types):
-                for dealt, size in product(deals(groups, count), MICRO_BATCHES):
-                    design = replicas_of(space, dealt, size)
-                    if design is not None:
-                        yield design
+        for count in replica_counts(space, groups):
+            for dealt, size in product(deals(groups, count), MICRO_BATCHES):
+                design = replicas_of(space, dealt, size)
+                if design is not None:
+                    yield design
+
+
+def replica_counts(space: Space, groups: list[Group]) -> Iterator[int]:
+    """The numbers of replicas among which the tensor groups of some device type divide evenly."""
+    groups_of_types = Counter(space.kind[group[0][0]] for group in groups).values()
+    for count in range(1, min(len(groups), space.batch) + 1):
+        if any(number % count == 0 for number in groups_of_types):
+            yield count
 
 
 def tensor_groups(space: Space, order: list[int], width: int) -> Iterator[Group]:
-    """Tensor groups of neighbours on one node; what is left over makes smaller groups."""
+    """Tensor groups of `width` neighbours in `order` on one node, each as a stage of one row group.
+    Devices of a node that are left over make groups of smaller tensor degrees."""
     for _, on_node in groupby(order, key=lambda device: space.node[device]):
-        left = list(on_node)
-        while left:
-            size = max(t for t in space.tensor_degrees if t <= min(width, len(left)))
-            yield (tuple(left[:size]),)
-            left = left[size:]
+        ungrouped = list(on_node)
+        while ungrouped:
+            degree = max(t for t in space.tensor_degrees if t <= min(width, len(ungrouped)))
+            yield (tuple(ungrouped[:degree]),)
+            ungrouped = ungrouped[degree:]
 
 
 def deals(groups: list[Group], count: int) -> tuple[list[list[Group]], list[list[Group]]]:
-    """The tensor groups of each of `count` replicas: dealt in blocks, and one after the other."""
+    """([count] dealt in blocks, [count] dealt one after the other): the tensor groups of each
+    replica."""
     ends = [len(groups) * k // count for k in range(count + 1)]
     blocks = [groups[ends[k] : ends[k + 1]] for k in range(count)]
     in_turn = [groups[k::count] for k in range(count)]
@@ -58,8 +67,11 @@ def deals(groups: list[Group], count: int) -> tuple[list[list[Group]], list[list
 
 
 def replicas_of(space: Space, dealt: list[list[Group]], size: int) -> Design | None:
-    """A design whose stages are these groups, with samples in proportion to the replicas' speeds;
-    None where a replica would have no sample or too few layers. size: of micro-batches."""
+    """A GPipe design whose stages are the dealt groups, with samples in proportion to the replicas'
+    speeds; None where a replica has more stages than layers, or the first one has no sample.
+
+    dealt: the stages of each replica. size: samples of one micro-batch.
+    """
     pipelines = []
     for groups in dealt:
         pipeline = Pipeline(tuple(groups), (), size, ROUND * size)
@@ -69,21 +81,21 @@ def replicas_of(space: Space, dealt: list[list[Group]], size: int) -> Design | N
         pipelines.append(fitted)
     speeds = [1 / space.lower_bound(Design((pipeline,))) for pipeline in pipelines]
     shares = [max(round(space.batch * speed / sum(speeds)), 1) for speed in speeds]
-    shares[0] += space.batch - sum(shares)  # what rounding leaves
+    shares[0] += space.batch - sum(shares)  # the first replica takes what rounding leaves
     if shares[0] < 1:
         return None
     with_samples = (
         replace(pipeline, samples=share, micro_batch=min(size, share))
         for pipeline, share in zip(pipelines, shares, strict=True)
     )
-    return Design(tuple(with_samples), "gpipe")
+    return Design(tuple(with_samples), schedule="gpipe")
 
 
 def variations(space: Space, design: Design) -> Iterator[Callable[[Design], Design | None]]:
-    """Changes worth a trial one after the other: all rotations of the design's stages, schedules,
-    ZeRO levels and recomputations."""
-    longest = max(len(pipeline.groups) for pipeline in design.pipelines)
-    for by in range(1, longest):
+    """Changes for the search to try one after the other: all rotations of the design's stages, all
+    schedules, ZeRO levels and modes of recomputation."""
+    most_stages = max(len(pipeline.groups) for pipeline in design.pipelines)
+    for by in range(1, most_stages):
         yield partial(rotated, by)
     for schedule, chunks in SCHEDULES:
         yield partial(space.with_schedule, schedule=schedule, chunks=chunks)
@@ -94,7 +106,7 @@ def variations(space: Space, design: Design) -> Iterator[Callable[[Design], Desi
 
 
 def rotated(by: int, design: Design) -> Design:
-    """The design in which the first `by` stages of every longer replica come last."""
+    """The design in which the first `by` stages of every replica with more stages come last."""
     pipelines = list(design.pipelines)
     for i, pipeline in enumerate(pipelines):
         if by < len(pipeline.groups):

@@ -1,10 +1,10 @@
-"""Random changes of a design, small ones and large ones. A move returns None where it does not
-apply.
+"""Random changes of a design, small and large ones; a move returns None where it does not apply.
 
-A move that changes one replica changes all that are like it (with stages of the same types, row
-groups and tensor ranks) as often as the search asks, so that equal replicas can stay equal. A move
-that changes the order of stages gives the replica new cuts half of the time, and one that changes
-their number always does.
+Two replicas are alike when their stages have, in order, the same device types, numbers of row
+groups and tensor degrees. A move that changes one replica changes every replica like it with
+probability `Moves.together`, so that equal replicas can stay equal. A move that changes the order
+of stages replaces the replica's cuts by even ones half of the time. A move that changes the number
+of stages always does.
 """
 
 import random
@@ -15,6 +15,7 @@ from itertools import pairwise, zip_longest
 from hetplan.formulations.joint.design import SCHEDULES, Design, Group, Pipeline, with_pipelines
 from hetplan.formulations.joint.space import Space
 
+# Devices of a replica's stages -> devices of its new stages; None where the move does not apply.
 Regroup = Callable[[Sequence[Group]], list[Group] | None]
 
 
@@ -23,10 +24,13 @@ class Moves:
 
     def __init__(self, space: Space, rng: random.Random) -> None:
         self.space, self.rng = space, rng
-        self.together = 0.5  # how often a change of one replica changes all that are like it
+        self.together = 0.5  # probability that a move changes every replica like the one it draws
 
     def draw(self, name: str, design: Design) -> Design | None:
-        """The named move: a neighbour that keeps the rules of the plan file, or None."""
+        """The neighbour that the named move makes, repaired to keep the rules of the plan file.
+
+        None where the move does not apply, no repair exists or the design stays as it is.
+        """
         changed: Design | None = getattr(self, name)(design)
         if changed is None:
             return None
@@ -34,76 +38,83 @@ class Moves:
         return None if repaired == design else repaired
 
     def _chance(self, probability: float = 0.5) -> bool:
-        """True with this probability."""
+        """True with the given probability, else False."""
         return self.rng.random() < probability
 
-    def _replica(self, design: Design) -> int:
-        """The number of a replica."""
-        return self._replica_and_stage(design)[0]
+    def _random_replica(self, design: Design) -> int:
+        """The number of a replica, drawn at random."""
+        return self._random_stage(design)[0]
 
-    def _replica_and_stage(self, design: Design) -> tuple[int, int]:
-        """Numbers of a replica and of one of its stages."""
+    def _random_stage(self, design: Design) -> tuple[int, int]:
+        """(number of a replica, number of one of its stages), drawn at random."""
         i = self.rng.randrange(len(design.pipelines))
         return i, self.rng.randrange(len(design.pipelines[i].groups))
 
     def _one_or_alike(
         self, design: Design, i: int, change: Callable[[Pipeline], Pipeline | None]
     ) -> Design | None:
-        """The design with replica i changed, and at times all that are like it."""
+        """The design with replica i changed and, with probability `together`, all replicas like
+        it."""
         shapes = self.space.shapes(design.pipelines[i].groups)
-        together = self._chance(self.together)
+        changes_all_alike = self._chance(self.together)
         pipelines: list[Pipeline | None] = []
         for j, pipeline in enumerate(design.pipelines):
-            alike = together and self.space.shapes(pipeline.groups) == shapes
+            alike = changes_all_alike and self.space.shapes(pipeline.groups) == shapes
             pipelines.append(change(pipeline) if j == i or alike else pipeline)
         return with_pipelines(design, pipelines)
 
     def _regrouped(self, design: Design, i: int, regroup: Regroup) -> Design | None:
-        """The design with other stages of replica i, and at times of all that are like it."""
+        """The design with other stages in replica i and, with probability `together`, in all
+        replicas like it."""
         new_cuts = self._chance()
 
-        def changed(pipeline: Pipeline) -> Pipeline | None:
+        def change(pipeline: Pipeline) -> Pipeline | None:
             groups = regroup(pipeline.groups)
             if not groups:
                 return None
-            keeps_cuts = not new_cuts and len(groups) == len(pipeline.groups)
-            cuts = pipeline.cuts if keeps_cuts else ()
+            same_number = len(groups) == len(pipeline.groups)
+            cuts = pipeline.cuts
+            if new_cuts or not same_number:
+                cuts = ()
             return self._cut(design, replace(pipeline, groups=tuple(groups), cuts=cuts))
 
-        return self._one_or_alike(design, i, changed)
+        return self._one_or_alike(design, i, change)
 
     def _cut(self, design: Design, pipeline: Pipeline) -> Pipeline | None:
-        """The replica, with even cuts where it has none."""
+        """The replica, with even cuts where it has none; None where it has too few layers."""
         if pipeline.cuts:
             return pipeline
         return self.space.with_even_cuts(pipeline, design.chunks, design.recomputation)
 
     def cut(self, design: Design) -> Design | None:
-        """A cut moves by one or two layers; or several do, and layers wander through stages."""
+        """One cut, or several cuts in a row, move by one or two layers in the same direction."""
+        # the first and the last cut that move, as shares of the number of cuts
         first, last = sorted((self.rng.random(), self.rng.random()))
-        if not self._chance():
+        only_one = not self._chance()
+        if only_one:
             last = first
         step = self.rng.choice((-2, -1, -1, 1, 1, 2))
 
-        def changed(pipeline: Pipeline) -> Pipeline | None:
-            if len(pipeline.groups) == 1:  # where the chunks of one stage begin does not matter
+        def change(pipeline: Pipeline) -> Pipeline | None:
+            if len(pipeline.groups) == 1:  # one stage computes all its chunks, wherever they begin
                 return None
             number = len(pipeline.cuts)
-            moved = range(int(first * number), int(last * number) + 1)
-            cuts = tuple(cut + step if j in moved else cut for j, cut in enumerate(pipeline.cuts))
+            cuts = list(pipeline.cuts)
+            for j in range(int(first * number), int(last * number) + 1):
+                cuts[j] += step
             rising = all(a < b for a, b in pairwise((0, *cuts, self.space.layers)))
-            return replace(pipeline, cuts=cuts) if rising else None
+            return replace(pipeline, cuts=tuple(cuts)) if rising else None
 
-        return self._one_or_alike(design, self._replica(design), changed)
+        return self._one_or_alike(design, self._random_replica(design), change)
 
     def order(self, design: Design) -> Design | None:
-        """A stage, or a run of stages, goes to another place."""
-        i, begin = self._replica_and_stage(design)
+        """A stage, or several consecutive stages, move to another place in their replica."""
+        i, begin = self._random_stage(design)
         count = len(design.pipelines[i].groups)
         end = begin + 1
         if self.rng.randrange(2):
             end = self.rng.randrange(begin, count) + 1
-        place = self.rng.randrange(count)
+        place = self.rng.randrange(count)  # among the stages that do not move
 
         def regroup(groups: Sequence[Group]) -> list[Group]:
             rest = [*groups[:begin], *groups[end:]]
@@ -112,8 +123,9 @@ class Moves:
         return self._regrouped(design, i, regroup)
 
     def swap(self, design: Design) -> Design | None:
-        """Two stages exchange their devices, also between replicas."""
-        (i, a), (j, b) = self._replica_and_stage(design), self._replica_and_stage(design)
+        """Two stages of one replica or of two exchange their devices."""
+        i, a = self._random_stage(design)
+        j, b = self._random_stage(design)
         if i == j:
 
             def regroup(groups: Sequence[Group]) -> list[Group]:
@@ -122,46 +134,49 @@ class Moves:
                 return swapped
 
             return self._regrouped(design, i, regroup)
-        here, there = list(design.pipelines[i].groups), list(design.pipelines[j].groups)
-        here[a], there[b] = there[b], here[a]
         pipelines = list(design.pipelines)
-        pipelines[i] = replace(pipelines[i], groups=tuple(here))
-        pipelines[j] = replace(pipelines[j], groups=tuple(there))
+        groups_i, groups_j = list(pipelines[i].groups), list(pipelines[j].groups)
+        groups_i[a], groups_j[b] = groups_j[b], groups_i[a]
+        pipelines[i] = replace(pipelines[i], groups=tuple(groups_i))
+        pipelines[j] = replace(pipelines[j], groups=tuple(groups_j))
         return replace(design, pipelines=tuple(pipelines))
 
     def merge(self, design: Design) -> Design | None:
-        """A stage goes; its devices join a neighbour as rows or tensor ranks, or stay idle."""
-        i, a = self._replica_and_stage(design)
+        """A stage is removed; its devices join a neighbouring stage as row groups or as tensor
+        ranks, or become idle."""
+        i, a = self._random_stage(design)
         joins_as = self.rng.choice(("idle", "rows", "tensor ranks"))
         count = len(design.pipelines[i].groups)
         if count < 2:
             return None
-        joins_the_one_before = a > 0 and (self.rng.randrange(2) or a + 1 == count)
-        b = a - 1 if joins_the_one_before else a + 1
+        neighbour = a + 1
+        is_last = a + 1 == count
+        if a > 0 and (self.rng.randrange(2) or is_last):
+            neighbour = a - 1
 
         def regroup(groups: Sequence[Group]) -> list[Group] | None:
-            joined, gone = groups[b], groups[a]
+            merged, removed = groups[neighbour], groups[a]
             if joins_as == "rows":
-                joined = joined + gone
+                merged = merged + removed
             elif joins_as == "tensor ranks":
-                if len(joined) != len(gone):
+                if len(merged) != len(removed):
                     return None
-                joined = tuple(row + more for row, more in zip(joined, gone, strict=True))
-            if not self.space.can_be_stage(joined):
+                merged = tuple(row + more for row, more in zip(merged, removed, strict=True))
+            if not self.space.can_be_stage(merged):
                 return None
-            merged = list(groups)
-            merged[b] = joined
-            del merged[a]
-            return merged
+            remaining = list(groups)
+            remaining[neighbour] = merged
+            del remaining[a]
+            return remaining
 
         return self._regrouped(design, i, regroup)
 
     def split(self, design: Design) -> Design | None:
-        """A stage becomes two: each with half of its rows or tensor ranks, or an idle device
-        takes one."""
-        i, a = self._replica_and_stage(design)
+        """A stage becomes two: each has half of its row groups or tensor ranks. A stage of one
+        device keeps it, and an idle device becomes the second stage."""
+        i, a = self._random_stage(design)
         devices = {*range(len(self.space.kind))}
-        idle = sorted(devices - design.used, key=lambda _: self.rng.random())
+        idle = sorted(devices - design.used, key=lambda _: self.rng.random())  # in random order
 
         def regroup(groups: Sequence[Group]) -> list[Group] | None:
             group = groups[a]
@@ -172,7 +187,7 @@ class Moves:
             elif half_ranks:
                 parts = [(group[0][:half_ranks],), (group[0][half_ranks:],)]
             elif idle:
-                parts = [group, ((idle.pop(),),)]
+                parts = [group, ((idle.pop(),),)]  # every replica that changes takes another one
             else:
                 return None
             if not all(map(self.space.can_be_stage, parts)):
@@ -182,33 +197,41 @@ class Moves:
         return self._regrouped(design, i, regroup)
 
     def pair(self, design: Design) -> Design | None:
-        """Rows become tensor ranks, or the reverse, of one stage or of all like it."""
-        (i, a), width = self._replica_and_stage(design), self.rng.choice(self.space.tensor_degrees)
+        """The devices of one stage, or of all stages of its shape, form row groups of another
+        tensor degree."""
+        i, a = self._random_stage(design)
+        width = self.rng.choice(self.space.tensor_degrees)
         all_alike = self._chance()
 
         def regroup(groups: Sequence[Group]) -> list[Group] | None:
-            shapes, changed = self.space.shapes(groups), []
+            shapes = self.space.shapes(groups)
+            regrouped = list(groups)
             for s, group in enumerate(groups):
-                if s == a or (all_alike and shapes[s] == shapes[a]):
-                    devices = tuple(device for row in group for device in row)
+                alike = all_alike and shapes[s] == shapes[a]
+                if s == a or alike:
+                    devices = [device for row in group for device in row]
                     begins = range(0, len(devices), width)
-                    group = tuple(devices[begin : begin + width] for begin in begins)
-                changed.append(group)
-            return changed if all(map(self.space.can_be_stage, changed)) else None
+                    regrouped[s] = tuple(tuple(devices[b : b + width]) for b in begins)
+            return regrouped if all(map(self.space.can_be_stage, regrouped)) else None
 
         return self._regrouped(design, i, regroup)
 
     def unite(self, design: Design) -> Design | None:
-        """Two replicas become one, or all do by twos: the stages of the two take turns, or they
-        join as rows of one stage."""
+        """Two replicas become one, or all replicas unite in pairs.
+
+        The stages of the two alternate, or the s-th stages of both become one stage with the row
+        groups of both.
+        """
         if len(design.pipelines) < 2:
             return None
         as_rows = self._chance()
         shuffled = self.rng.sample(design.pipelines, len(design.pipelines))
+        # with `together` = 1 equal replicas have to stay equal
         only_two = self._chance() and self.together < 1
-        united = 2 if only_two else len(shuffled) // 2 * 2
-        pipelines: list[Pipeline | None] = list(shuffled[united:])
-        for one, other in zip(shuffled[:united:2], shuffled[1:united:2], strict=True):
+        number_united = 2 if only_two else len(shuffled) // 2 * 2
+        united, others = shuffled[:number_united], shuffled[number_united:]
+        pipelines: list[Pipeline | None] = list(others)
+        for one, other in zip(united[::2], united[1::2], strict=True):
             if as_rows and len(one.groups) != len(other.groups):
                 return None
             pairs = list(zip_longest(one.groups, other.groups, fillvalue=()))
@@ -218,26 +241,31 @@ class Moves:
                 groups = tuple(group for pair in pairs for group in pair if group)
             if not all(map(self.space.can_be_stage, groups)):
                 return None
-            cuts, samples = one.cuts if as_rows else (), one.samples + other.samples
+            cuts = one.cuts if as_rows else ()
+            samples = one.samples + other.samples
             pipelines.append(self._cut(design, Pipeline(groups, cuts, one.micro_batch, samples)))
         return with_pipelines(design, pipelines)
 
     def divide(self, design: Design) -> Design | None:
-        """A replica, or every one, becomes two: each takes every other stage, or every other row of
-        all stages."""
-        by_rows, divides_all = self._chance(), self._chance() or self.together == 1
-        one = self.rng.randrange(len(design.pipelines))
+        """One replica, or every replica, becomes two: each half takes every other stage, or every
+        other row group of all stages."""
+        by_rows = self._chance()
+        # with `together` = 1 equal replicas have to stay equal
+        divides_all = self._chance() or self.together == 1
+        chosen = self.rng.randrange(len(design.pipelines))
         pipelines = list[Pipeline | None]()
         for i, pipeline in enumerate(design.pipelines):
-            if not divides_all and i != one:
+            if not divides_all and i != chosen:
                 pipelines.append(pipeline)
                 continue
             for k in (0, 1):
                 if by_rows:
-                    groups, cuts = tuple(group[k::2] for group in pipeline.groups), pipeline.cuts
+                    groups = tuple(group[k::2] for group in pipeline.groups)
+                    cuts = pipeline.cuts
                 else:
-                    groups, cuts = pipeline.groups[k::2], ()
-                samples = (pipeline.samples + k) // 2
+                    groups = pipeline.groups[k::2]
+                    cuts = ()
+                samples = (pipeline.samples + k) // 2  # the second half takes an odd sample
                 if not samples or not groups or not all(groups):
                     return None
                 micro_batch = min(pipeline.micro_batch, samples)
@@ -246,8 +274,8 @@ class Moves:
         return with_pipelines(design, pipelines)
 
     def samples(self, design: Design) -> Design | None:
-        """Samples go from one replica to another."""
-        i, j = self._replica(design), self._replica(design)
+        """One sample, or one or two micro-batches of them, go from one replica to another."""
+        i, j = self._random_replica(design), self._random_replica(design)
         micro_batch = design.pipelines[i].micro_batch
         moved = self.rng.choice((1, micro_batch, 2 * micro_batch))
         if i == j:
@@ -258,40 +286,44 @@ class Moves:
         return replace(design, pipelines=tuple(pipelines))
 
     def micro(self, design: Design) -> Design | None:
-        """Another micro-batch size, of one replica or of all."""
-        i = self._replica(design)
-        now, of_all = design.pipelines[i].micro_batch, self._chance(0.7) or self.together == 1
-        size = max(self.rng.choice((now - 1, now + 1, now // 2, 2 * now)), 1)
+        """One replica, or every replica, gets another micro-batch size."""
+        i = self._random_replica(design)
+        current = design.pipelines[i].micro_batch
+        # with `together` = 1 equal replicas have to stay equal
+        changes_all = self._chance(0.7) or self.together == 1
+        neighbours = (current - 1, current + 1, current // 2, 2 * current)
+        size = max(self.rng.choice(neighbours), 1)
         pipelines = list(design.pipelines)
         for j, pipeline in enumerate(pipelines):
-            if of_all or j == i:
+            if changes_all or j == i:
                 pipelines[j] = replace(pipeline, micro_batch=min(size, pipeline.samples))
         return replace(design, pipelines=tuple(pipelines))
 
     def schedule(self, design: Design) -> Design | None:
-        """Another schedule, or number of chunks."""
+        """The design gets another schedule, or another number of chunks."""
         return self.space.with_schedule(design, *self.rng.choice(SCHEDULES))
 
     def zero(self, design: Design) -> Design | None:
-        """Another ZeRO level."""
+        """The design gets another ZeRO level: level 1 twice as often as any other."""
         return replace(design, zero=self.rng.choice((0, 1, 1, 2, 3)))
 
     def mode(self, design: Design) -> Design | None:
-        """Another recomputation."""
+        """The design gets another mode of recomputation."""
         return replace(design, recomputation=self.rng.choice(self.space.modes))
 
     def further(self, design: Design) -> Design | None:
-        """Another expert or expert-tensor degree, exchange in attention, or sequence parallelism
-        switched; of a design with such degrees."""
+        """One of the further degrees changes: the expert or the expert-tensor degree, the exchange
+        in attention, or sequence parallelism. None for a design without further degrees."""
         if design.degrees is None:
             return None
-        now, tensor = design.degrees, len(design.pipelines[0].groups[0][0])
+        current = design.degrees
+        tensor = len(design.pipelines[0].groups[0][0])
         changes: tuple[dict[str, object], ...] = (
-            {"expert": 2 * now.expert},
-            {"expert": max(now.expert // 2, 1)},
-            {"expert_tensor": tensor if now.expert_tensor == 1 else 1},
-            {"sequence_parallel": not now.sequence_parallel},
-            {"exchange": "all-to-all" if now.exchange == "ring" else "ring"},
+            {"expert": 2 * current.expert},
+            {"expert": max(current.expert // 2, 1)},
+            {"expert_tensor": tensor if current.expert_tensor == 1 else 1},
+            {"sequence_parallel": not current.sequence_parallel},
+            {"exchange": "all-to-all" if current.exchange == "ring" else "ring"},
         )
-        degrees = now.model_copy(update=self.rng.choice(changes))
+        degrees = current.model_copy(update=self.rng.choice(changes))
         return replace(design, degrees=degrees)

@@ -1,5 +1,11 @@
-"""The passes of one replica, as the exact method's bounds need them: their order, the longest path
-through them for many ways to cut at once, and the samples that a stage keeps meanwhile."""
+"""The passes of one replica, for the bounds of the exact method.
+
+The module gives an order of all passes, the longest path through them for many cuts at once, and
+the samples that a stage keeps between their forward and backward passes.
+
+S stages, C chunks of each stage, M micro-batches; V = S C virtual stages, of which v = c S + s is
+chunk c of stage s; L layers. backward: 1 for a backward pass, 0 for a forward pass.
+"""
 
 import itertools
 from functools import cache, lru_cache
@@ -13,55 +19,69 @@ from hetplan.replays.simulator.pipeline import Schedule, order
 
 
 @cache
-def all_cuts(layers: int, runs: int) -> Ints:
-    """[N, runs + 1] all ways to cut a chain of layers; each begins with 0 and ends with L."""
-    inner = list(itertools.combinations(range(1, layers), runs - 1))
-    cuts = np.zeros((len(inner), runs + 1), np.int64)
-    cuts[:, 1:-1] = np.array(inner, np.int64).reshape(len(inner), runs - 1)
+def all_cuts(layers: int, virtual_stages: int) -> Ints:
+    """[N, V + 1] every way to cut a chain of layers into nonempty virtual stages: their first
+    layers, then the number of layers."""
+    inner = list(itertools.combinations(range(1, layers), virtual_stages - 1))
+    cuts = np.zeros((len(inner), virtual_stages + 1), np.int64)
+    cuts[:, 1:-1] = np.array(inner, np.int64).reshape(len(inner), virtual_stages - 1)
     cuts[:, -1] = layers
     return cuts
 
 
 @lru_cache(maxsize=1000)
 def sequence(schedule: Schedule, S: int, C: int, M: int) -> Ints:
-    """[2 S C M, 4] every pass (stage, backward, chunk, micro-batch), behind all that it needs.
+    """[2 S C M, 4] every pass (stage, backward, chunk, micro-batch) in a topological order.
 
-    A topological order: in turn, each stage does its passes up to the first one whose needs are
-    not done yet.
+    The stages take turns. Each does its passes in the schedule's order, up to the first pass whose
+    needed pass is not done yet.
     """
     queues = [np.array(order(schedule, S, s, M, C)).T.tolist() for s in range(S)]
-    next_of = [0] * S
+    done_of_stage = [0] * S  # passes
     done = set[tuple[int, int, int]]()  # (backward, virtual stage, micro-batch)
     passes = list[tuple[int, int, int, int]]()
     while len(passes) < 2 * S * C * M:
         for s, queue in enumerate(queues):
-            while next_of[s] < len(queue):
-                backward, c, m = queue[next_of[s]]
+            while done_of_stage[s] < len(queue):
+                backward, c, m = queue[done_of_stage[s]]
                 v = c * S + s
                 need = needed_pass(backward, v, m, last=S * C - 1)
                 if need is not None and need not in done:
                     break
                 done.add((backward, v, m))
                 passes.append((s, backward, c, m))
-                next_of[s] += 1
+                done_of_stage[s] += 1
     return np.array(passes)
 
 
 def needed_pass(backward: int, v: int, m: int, last: int) -> tuple[int, int, int] | None:
-    """The pass (backward, virtual stage, micro-batch) whose message, or loss, this one needs; None
-    for forward passes of the first virtual stage. last: the last virtual stage."""
+    """The pass (backward, virtual stage, micro-batch) whose result a pass needs; None for forward
+    passes of the first virtual stage.
+
+    v: virtual stage of the pass. m: its micro-batch. last: the last virtual stage, whose backward
+    pass needs the loss of its forward pass.
+    """
     if not backward:
-        return (0, v - 1, m) if v > 0 else None
-    return (1, v + 1, m) if v < last else (0, v, m)
+        if v == 0:
+            return None
+        return (0, v - 1, m)
+    if v == last:
+        return (0, v, m)
+    return (1, v + 1, m)
 
 
 @lru_cache(maxsize=10_000)
-def in_flight(schedule: Schedule, S: int, s: int, M: int, C: int, rows: int, last: int) -> Floats:
-    """[moments, C] samples of each chunk that a stage keeps after its forward passes, with so many
-    rows of a micro-batch and of the last one."""
+def in_flight(
+    schedule: Schedule, S: int, s: int, M: int, C: int, samples: int, last_samples: int
+) -> Floats:
+    """[moments, C] samples of each chunk that stage s keeps after its forward passes, without
+    repetitions.
+
+    samples: of a micro-batch, on one row group. last_samples: of the last micro-batch.
+    """
     backward, chunk, batch = order(schedule, S, s, M, C)
-    size = np.where(batch == M - 1, last, rows)
-    change = np.zeros((len(chunk), C))
+    size = np.where(batch == M - 1, last_samples, samples)
+    change = np.zeros((len(chunk), C))  # a forward pass adds its samples, a backward pass ends them
     change[np.arange(len(chunk)), chunk] = np.where(backward, -size, size)
     kept = change.cumsum(axis=0)
     return np.unique(kept[backward == 0], axis=0)
@@ -71,11 +91,18 @@ def in_flight(schedule: Schedule, S: int, s: int, M: int, C: int, rows: int, las
 def longest(
     passes: Ints, seconds: Floats, hops: Floats, sent: Floats, cuts: Ints, shape: Ints
 ) -> Floats:
-    """[N, S] when every stage has done its passes, where no port is waited for.
+    """[N, S] seconds at which each stage has done all its passes, by the longest path through them.
 
-    passes: as of `sequence`. seconds [S, 2, 2, L + 1, L + 1]: of layers [a, b), by direction, of a
-    micro-batch and of the last one. hops [V - 1, 2, 2, 2]: of a message, per byte and in all, by
-    direction and size. sent [L + 1]: bytes that pass between layers. cuts [N, V + 1]. shape: S, M.
+    Messages wait for no port, so that this is a lower bound.
+
+    passes: as `sequence` gives them.
+    seconds: [S, backward, size, a, b] of a pass of layers [a, b); size 0: any micro-batch but the
+        last, 1: the last one.
+    hops: [V - 1, backward, size, 2] of a message between virtual stages v and v + 1: seconds per
+        byte of one sample's activation, and seconds of latency.
+    sent: [L + 1] bytes of one sample that pass between layers l - 1 and l.
+    cuts: [N, V + 1], as `all_cuts` gives them.
+    shape: [2] S and M.
     """
     S, M = shape
     V = cuts.shape[1] - 1
@@ -85,13 +112,16 @@ def longest(
         free = np.zeros(S)
         for i in range(len(passes)):
             s, backward, c, m = passes[i]
-            v, size = c * S + s, int(m == M - 1)
-            here, start = v - 1 + backward, free[s]  # here: the hop that its message takes
-            if here >= 0 and here < V - 1:
-                start = max(start, done[backward, v + 1 if backward else v - 1, m])
-                hop = hops[here, backward, size]
-                start += hop[0] * sent[cuts[n, here + 1]] + hop[1]
-            start += seconds[s, backward, size, cuts[n, v], cuts[n, v + 1]]
-            done[backward, v, m] = free[s] = start
+            v = c * S + s
+            size = int(m == M - 1)
+            sender = v + 1 if backward else v - 1
+            hop = min(v, sender)  # between virtual stages hop and hop + 1
+            end = free[s]
+            if sender >= 0 and sender < V:
+                end = max(end, done[backward, sender, m])
+                message = hops[hop, backward, size]
+                end += message[0] * sent[cuts[n, hop + 1]] + message[1]
+            end += seconds[s, backward, size, cuts[n, v], cuts[n, v + 1]]
+            done[backward, v, m] = free[s] = end
         ends[n] = free
     return ends

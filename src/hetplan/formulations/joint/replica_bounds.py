@@ -23,6 +23,7 @@ from hetplan.plans.plan import Recomputation
 from hetplan.replays.arrays import Floats
 from hetplan.replays.simulator.pipeline import Schedule
 from hetplan.replays.updates import UPDATE_BYTES
+from hetplan.replays.zero import tensor_rings
 
 PROBE_BYTES = 1e9  # of weights, with which seconds per byte are asked for
 
@@ -67,7 +68,8 @@ class ReplicaBounds:
         return self.kept_seconds[key]
 
     def hop(self, here: Group, there: Group, samples: int) -> tuple[float, float]:
-        """Seconds per byte of one sample's activation between two stages, and in all."""
+        """(seconds per byte of one sample's activation, seconds of latency) of a message between
+        two stages."""
         largest = int(np.argmax(self.relaxation.sent[0][1:]))
         size = self.data.layers[largest].activation_bytes
         first, second = (self.space.stage(rows, (0, 1)) for rows in (here, there))
@@ -75,8 +77,8 @@ class ReplicaBounds:
         return (message.seconds / size if size else 0.0), message.latency
 
     def hops(self, stages: Sequence[Group], chunks: int, sizes: Sequence[int]) -> Floats:
-        """[V - 1, 2, 2, 2] of messages between virtual stages, by direction and micro-batch size:
-        seconds per byte and in all."""
+        """[V - 1, backward, size, 2] of messages between virtual stages v and v + 1: seconds per
+        byte of one sample's activation, and seconds of latency."""
         S, V = len(stages), len(stages) * chunks
         hops = np.zeros((max(V - 1, 1), 2, 2, 2))
         if S == 1:
@@ -120,9 +122,8 @@ class ReplicaBounds:
 
     def port_loads(self, groups: Sequence[tuple[int, ...]]) -> dict[int, float]:
         """Seconds per byte of weights for which the row groups that reduce them hold each port."""
-        costs, width = self.space.replayer.costs("none"), max(map(len, groups))
-        rings = [[group[r * len(group) // width] for group in groups] for r in range(width)]
-        ring = costs.ring(rings, PROBE_BYTES / width)
+        rings = tensor_rings(groups)
+        ring = self.space.replayer.costs("none").ring(rings, PROBE_BYTES / len(rings))
         return {port: share * ring.seconds / PROBE_BYTES for port, share in ring.ports}
 
     def paths(self, plan: PartialPlan, i: int, g: int, b: int) -> tuple[Ints, Floats]:

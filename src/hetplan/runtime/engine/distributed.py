@@ -48,16 +48,23 @@ from hetplan.runtime.tracing.experts import Experts
 from hetplan.runtime.tracing.split import leaves, mapped
 from hetplan.schema import Range
 
-# fp32: in the parameters' own type
+# precision -> type of the passes; None: the parameters' type
 COMPUTE = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Placed(TrainedPart):
-    """This rank's part of a model under a plan. seed: of dropout; step: iterations begun.
+    """This rank's part of a model under a plan.
 
+    module: the whole model; this rank's layers are cut in place.
+    loss: (outputs, targets) -> loss; None: the module's.
+    example: (inputs, targets) of one sample; None: from the module's `batch`.
     device: "cpu", "cuda" (this rank's GPU: by LOCAL_RANK, or torch's current one), "cuda:1" or
-    "auto". precision: of the passes and of what stages send each other; weights, gradients and
-    updates stay what they are. chain: of the module on a CPU, where it is there already.
+        "auto".
+    seed: of dropout and of synthetic data.
+    watch: records the spans of the run.
+    precision: type of the passes and of the messages between stages. Weights, gradients and updates
+        keep their types.
+    chain: the module as a chain of layers; None: it is made here.
     """
 
     def __init__(
@@ -103,79 +110,89 @@ class Placed(TrainedPart):
         self.watch = watch or Watch()
 
     def take(self, cuts: LocalCuts) -> dict[str, nn.Parameter]:
-        """Cut this rank's layers in place: every parameter becomes the part that this rank has, on
-        the device."""
-        made: dict[str, nn.Parameter] = {}
+        """Replace the parameters of this rank's layers by this rank's parts of them, on the device.
+
+        Returns name -> parameter. Layers that share a parameter share its part.
+        """
+        parameters: dict[str, nn.Parameter] = {}
         for k in self.layout.layers(self.place):
             layer = self.chain.layers[k]
-            for inside, name in self.chain.parameter_names[k].items():
-                owner, _, last = inside.rpartition(".")
-                if name not in made:
-                    parameter: Any = layer.get_parameter(inside)
+            for name_in_layer, name in self.chain.parameter_names[k].items():
+                submodule, _, attribute = name_in_layer.rpartition(".")
+                if name not in parameters:
+                    parameter: Any = layer.get_parameter(name_in_layer)
                     whole = self.module.initial(name, parameter) if parameter.is_meta else parameter
                     part = cuts[name].take(whole.detach()).to(self.device)
-                    made[name] = nn.Parameter(part.contiguous(), parameter.requires_grad)
-                setattr(layer.get_submodule(owner), last, made[name])
-            layer.to(self.device)  # what is left: buffers
-        return made
+                    parameters[name] = nn.Parameter(part.contiguous(), parameter.requires_grad)
+                setattr(layer.get_submodule(submodule), attribute, parameters[name])
+            layer.to(self.device)  # moves the buffers
+        return parameters
 
     def rows_of(self, step: int, rows: Rows | None) -> Rows:
-        """Data of an iteration's rows, each asked for once: the loop's, or the module's own, with
-        what is drawn for them the same on all ranks that read them. Raises InputError where there
-        are more or fewer rows than were asked for."""
-        of_step = rows or (lambda first, last: self.module.batch(step, first, last))
+        """The function that gives the data of rows in one iteration, and requests each range of
+        rows only once.
+
+        rows: gives the loop's data; None: the module's `batch` does. Numbers that it draws at
+        random are the same on all ranks that read the same rows.
+
+        The function raises InputError where the data have more or fewer rows than requested.
+        """
+        source = rows or (lambda first, last: self.module.batch(step, first, last))
 
         @cache
-        def checked(first: int, last: int) -> Any:
+        def requested(first: int, last: int) -> Any:
             with drawing_data(self.seed, step, first):
-                batch = paired(of_step(first, last))
+                batch = paired(source(first, last))
+            expected = last - first
             for value in leaves(batch):
-                rows = len(value) if isinstance(value, Tensor) else last - first
+                number = len(value) if isinstance(value, Tensor) else expected
                 require(
-                    rows == last - first,
+                    number == expected,
                     f"data of rows {first} to {last}",
-                    got=f"{rows} rows",
-                    expected=f"{last - first}",
+                    got=f"{number} rows",
+                    expected=f"{expected}",
                 )
             return batch
 
-        def taken(first: int, last: int) -> Any:
+        def read(first: int, last: int) -> Any:
             begin, end = self.layout.requested_rows(self.place.replica, (first, last))
-            batch = checked(begin, end)
+            batch = requested(begin, end)
             if (begin, end) == (first, last):
                 return batch
             return mapped(
                 batch, lambda x: x[first - begin : last - begin] if isinstance(x, Tensor) else x
             )
 
-        return taken
+        return read
 
     @cached_property
     def readings(self) -> list[Reading]:
-        """Rows that several ranks read, the same on every rank."""
-        ranks: dict[tuple[int, int, Range], list[int]] = defaultdict(list)
+        """The ranges of rows that several ranks request, in the same order on every rank."""
+        # (replica, micro-batch, requested rows) -> ranks that request them
+        readers: dict[tuple[int, int, Range], list[int]] = defaultdict(list)
         for place in self.plan.places:
-            if self.reads(place):
-                for batch in range(self.plan.replicas[place.replica].steps):
-                    own = self.layout.local_rows(place, batch)
-                    if own[0] < own[1]:
-                        asked = self.layout.requested_rows(place.replica, own)
-                        ranks[place.replica, batch, asked].append(place.rank)
+            if not self.reads(place):
+                continue
+            for batch in range(self.plan.replicas[place.replica].steps):
+                first, last = self.layout.local_rows(place, batch)
+                if first < last:
+                    requested = self.layout.requested_rows(place.replica, (first, last))
+                    readers[place.replica, batch, requested].append(place.rank)
         return [
-            Reading(rows, tuple(own), f"replica {replica}, micro-batch {batch}")
-            for (replica, batch, rows), own in sorted(ranks.items())
-            if len(own) > 1
+            Reading(rows, tuple(ranks), f"replica {replica}, micro-batch {batch}")
+            for (replica, batch, rows), ranks in sorted(readers.items())
+            if len(ranks) > 1
         ]
 
     def reads(self, place: Place) -> bool:
-        """Whether a rank reads data: for its layers, or to count what its targets weigh."""
+        """Whether a rank reads data: inputs of its layers, or targets whose weight it counts."""
         chunks = self.layout.stage(place).layers
         weighs = chunks[-1][1] == len(self.chain.names) and self.layout.reports_loss(place)
         return weighs or any(self.chain.source.reads(first, last) for first, last in chunks)
 
     def check_data(self, step: int, rows: Rows) -> None:
-        """Raise InputError where ranks have different data of the same rows. All ranks
-        together."""
+        """Raise InputError where ranks have different data of the same rows. A collective call: all
+        ranks make it together."""
         if self.readings:
             check_alike(step, self.readings, self.place.rank, rows)
 
@@ -200,9 +217,11 @@ class Placed(TrainedPart):
 
 
 class Distributed(Placed):
-    """A part on hetplan's own engine, which takes every plan. staging: "always" sends everything by
-    way of the host's memory (see `engine.transport`). bucket_bytes: of gradients that are summed
-    together while the passes go on.
+    """This rank's part of a model on hetplan's engine, which runs every plan of stages.
+
+    staging: "always" sends everything by way of the host's memory (see `engine.transport`).
+    bucket_bytes: bytes of the gradients that are summed together while the passes go on.
+    options: those of `Placed`.
 
     Under fp16 the loss is scaled by `scale` times a power of two near the batch's weight. If any
     gradient on any rank is not finite, all gradients become None, so that optimizers skip the step.
@@ -252,8 +271,12 @@ class Distributed(Placed):
         groups: Mapping[tuple[int, ...], Group],
         exchanging: Mapping[tuple[int, ...], Group],
     ) -> None:
-        """Give modules with a `tensor` their part of the tensor group, experts the group that they
-        exchange tokens with, and modules that can recompute the plan's choice of it."""
+        """Give modules with a `tensor` attribute this rank's tensor group, experts the group in
+        which they exchange tokens, and modules with selective recomputation the plan's mode.
+
+        groups: sorted ranks of a tensor group -> the group. exchanging: ranks over which experts
+        are spread -> the group.
+        """
         ranks = self.layout.ranks_of(self.place.replica, self.place.stage)[self.place.group]
         part = self.layout.part(self.place)
         group = TensorGroup(part.index, part.shares, part.expert, groups.get(tuple(sorted(ranks))))
@@ -267,13 +290,18 @@ class Distributed(Placed):
                 module.selective = True
 
     def iteration(self, step: int, rows: Rows | None) -> float:
-        """All passes of the plan; rows: (first, last) -> (inputs, targets)."""
+        """Run all passes of the plan and return the loss of the whole batch.
+
+        rows: (first, last) -> (inputs, targets); None: the module's `batch`.
+        """
         of_step = self.rows_of(step, rows)
         with self.watch.during("prepare", 0, step):
             self.states.begin(self.pipeline.visits)
             self.check_data(step, of_step)
             weight = host_total(self.pipeline.weight(of_step))
-        scale = 2.0 ** floor(log2(weight)) * self.scale.value if self.scaled else 1.0
+        scale = 1.0
+        if self.scaled:
+            scale = 2.0 ** floor(log2(weight)) * self.scale.value
         summed = self.pipeline.run(
             of_step, Position(self.seed, step, autocast=self.autocast), weight / scale
         )
@@ -281,7 +309,7 @@ class Distributed(Placed):
             self.pipeline.mail.settle()
             self.states.end()
             if self.scaled:
-                finite = isfinite(self.gradient_norm(inf))
+                finite = isfinite(self.gradient_norm(inf))  # of the gradients on all ranks
                 for _, parameter in self.updated():
                     if parameter.grad is not None:
                         parameter.grad = parameter.grad.div_(scale) if finite else None
@@ -289,12 +317,12 @@ class Distributed(Placed):
             return host_total(summed) / weight
 
     def updated(self) -> list[tuple[str, nn.Parameter]]:
-        """Shares of parameters under ZeRO, else what this rank holds."""
-        return (
-            list(self.states.parameters.items())
-            if self.states.zero == 0
-            else [(s.piece.name, s.parameter) for b in self.states.buckets for s in b.shares]
-        )
+        """(name, parameter) that this rank updates: its shares of parameters under ZeRO, else its
+        parts of parameters."""
+        if self.states.zero == 0:
+            return list(self.states.parameters.items())
+        shares = [share for bucket in self.states.buckets for share in bucket.shares]
+        return [(share.piece.name, share.parameter) for share in shares]
 
     def boxes(
         self,
@@ -316,8 +344,8 @@ class Distributed(Placed):
 
 
 def paired(batch: Any) -> tuple[Any, Any]:
-    """(inputs, targets) of some rows; a dictionary of all that a module's forward takes has no
-    targets beside."""
+    """(inputs, targets) of a batch. A dictionary holds all arguments of the module's forward, so
+    that its targets are None."""
     if isinstance(batch, Mapping):
         return batch, None
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
@@ -329,7 +357,7 @@ def paired(batch: Any) -> tuple[Any, Any]:
 
 
 def example_of(module: nn.Module) -> tuple[Any, Any]:
-    """One sample of the module's own data."""
+    """(inputs, targets) of one sample, from the module's `batch`."""
     batch = getattr(module, "batch", None)
     if not callable(batch):
         raise InputError(

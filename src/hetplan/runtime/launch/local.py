@@ -1,8 +1,9 @@
-"""Local ranks: forked, watched over, never left behind, and started again without a lost node.
+"""Runs on local ranks: this process forks the ranks, watches them and ends them with itself.
 
-An elastic run outlives its nodes: where a rank is lost, its node is, and the run goes on from the
-last complete checkpoint, under a plan for the nodes that are left; whoever starts it says how to
-get one. A rank that fails by an error of its own ends the run as ever: the error would come again.
+An elastic run survives the loss of nodes. When a rank is lost, its node counts as lost, and the run
+goes on from the last complete checkpoint, under another plan on the remaining nodes. The caller
+passes the function that makes this plan. A rank that fails by an error of its own ends the run,
+because the error would come again.
 """
 
 import os
@@ -20,20 +21,22 @@ from hetplan.runtime.measured import Measured
 
 
 def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[list[StepReport]]:
-    """Run the job with local ranks; the reports of each rank. tell: receives rank 0's as they come.
+    """Run the job on local ranks and return [ranks][steps] their reports.
 
-    Raises InputError before anything starts where plan and model do not fit, RankError when a rank
-    did not end well.
+    tell: receives each report of rank 0 as soon as it is there.
+
+    Raises InputError before any rank starts where plan and model do not fit, RankError when a rank
+    is lost or fails.
     """
     torch = required_torch("running plans")
     from hetplan.runtime.engine.worker import check_job
 
     torch.set_num_threads(1)
-    # torch asks whether there is a GPU while it traces a model; unless told to ask NVML it uses
-    # CUDA for that, and a process that has used CUDA cannot fork ranks that do
+    # While torch traces a model, it checks whether there is a GPU. By default it initializes CUDA
+    # for this check, and a process that has initialized CUDA cannot fork ranks that use CUDA.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     job = on_devices(job)
-    made = check_job(job)
+    shared = check_job(job)  # what the forked ranks need not compute again
     require(
         not (job.device == "cuda" and torch.cuda.is_initialized()),
         "CUDA was used before the ranks are forked",
@@ -41,7 +44,7 @@ def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[l
         expected="a model on the CPU or the meta device; the ranks bring it to their GPUs",
     )
     with tempfile.TemporaryDirectory(prefix="hetplan-run-") as folder:
-        supervisor = Supervisor(job, tell, made)
+        supervisor = Supervisor(job, tell, shared)
         with supervisor.signals():
             try:
                 supervisor.start(str(Path(folder) / "store"))
@@ -51,8 +54,8 @@ def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[l
     return [rank.steps for rank in supervisor.ranks]
 
 
-# (job of the plan that ran, numbers of all nodes lost so far) -> one of another plan, or None where
-# nothing fits
+# (job of the plan that ran, numbers of all nodes lost so far) -> job of a plan for the remaining
+# nodes, or None where no plan fits them
 Again = Callable[[Job, tuple[int, ...]], Job | None]
 
 
@@ -62,40 +65,55 @@ def launch_elastic(
     tell: Callable[[StepReport], None],
     lost: Callable[[Loss], None] | None = None,
 ) -> Measured:
-    """`launch`, and once more for every lost node; what the last plan measured, with the whole
-    curve.
+    """Run the job, and after each loss of a node the remaining steps under another plan.
 
-    The job has a folder for checkpoints. tell: receives rank 0's steps; lost: what was lost. Raises
-    RankError where no node or no plan is left.
+    Returns what the last plan measured, with the losses of nodes and the training loss of all
+    steps.
+
+    job: has a folder for checkpoints. again: makes the job to go on with. tell: receives each
+    report of rank 0. lost: receives each loss of a node.
+
+    Raises RankError where no node or no plan is left.
     """
-    end = job.steps + ((latest(job) or 0) if job.resume else 0)
+    first_step = 0
+    if job.resume:
+        first_step = latest(job) or 0
+    last_step = first_step + job.steps
     losses: list[Loss] = []
-    curve: dict[int, float] = {}
+    curve: dict[int, float] = {}  # step -> training loss
 
-    def hear(report: StepReport) -> None:
+    def record(report: StepReport) -> None:
         curve[report.step] = report.loss
         tell(report)
 
     while True:
         try:
-            return Measured(job, launch(job, hear), tuple(losses), curve)
+            return Measured(job, launch(job, record), tuple(losses), curve)
         except RankError as error:
             if error.device is None:
                 raise
-            begun, devices = time.monotonic(), job.plan.devices
-            gone = (*(loss.node for loss in losses), devices[error.device].node)
-            if {device.node for device in devices} <= set(gone):
+            begun = time.monotonic()
+            devices = job.plan.devices
+            lost_node = devices[error.device].node
+            lost_nodes = (*(loss.node for loss in losses), lost_node)
+            if {device.node for device in devices} <= set(lost_nodes):
                 raise
-            following = again(job, gone)
-            step = latest(job)
-            if following is None or step == end:
+            following = again(job, lost_nodes)
+            checkpoint = latest(job)
+            if following is None or checkpoint == last_step:
                 raise
-            job = replace(following, steps=end - (step or 0), resume=step is not None)
-            losses.append(
-                Loss(str(error), gone[-1], step or 0, job.plan.name, time.monotonic() - begun)
+            step = checkpoint or 0  # without a checkpoint the run begins anew
+            job = replace(following, steps=last_step - step, resume=checkpoint is not None)
+            loss = Loss(
+                error=str(error),
+                node=lost_node,
+                step=step,
+                plan=job.plan.name,
+                seconds=time.monotonic() - begun,
             )
+            losses.append(loss)
             if lost is not None:
-                lost(losses[-1])
+                lost(loss)
 
 
 def latest(job: Job) -> int | None:
