@@ -1,21 +1,22 @@
-"""Seconds of matrix products and of operators without: measured rates, scaled physics elsewhere.
+"""Seconds of matrix products and of operators without products: from measured rates where a device
+was measured, else from a roofline.
 
 The physics of a product is a roofline over tiles. A library cuts the result into tiles, and the
 inner dimension too where tiles are few; the multiprocessors compute them in waves, and the last
 wave takes as long as a full one (NVIDIA, "Matrix Multiplication Background", tile and wave
-quantisation). Of the tiles that libraries use the fastest counts; a product takes no less than its
+quantisation). The fastest of the tiles that libraries use counts; a product takes no less than its
 bytes need. How fast a device computes each tile is fitted to its measured products, and trees learn
 the logarithm of measured / physical seconds from the sizes and from how each tile fits them. A
 device that was not measured has the mean of the fits, and no trees.
 
-What is not smooth in truth is not smooth here: seconds jump where another wave begins, and fall a
-little where a larger product fits its tiles better.
+Measured seconds are not smooth, and these are not either: they jump where another wave begins, and
+fall a little where a larger product fits its tiles better.
 
-Operators without products take what they move over the bandwidth that they reach. NeuSight measured
-them in fp32 on P4, P100, V100, T4 and A100, from 16 MB on. The share of the
-bandwidth grows with the bytes, and of norms and softmax it depends on the length of a row. Fewer
-bytes than were measured are moved at the share of the fewest, and a kernel takes a few
-microseconds of its own. Numbers of 16 bits count as their bytes.
+The seconds of an operator without products are the bytes that it moves over the bandwidth that it
+reaches, and a few microseconds of its kernel. NeuSight measured such operators in fp32 on P4, P100,
+V100, T4 and A100, from 16 MB on. The share of the bandwidth grows with the bytes; that of norms and
+softmax also depends on the length of a row. Fewer bytes than were measured are moved at the share
+of the fewest. Numbers of 16 bits take the seconds of their bytes.
 """
 
 import math
@@ -35,32 +36,30 @@ from hetplan.schema import NonNegative, Positive, StrictModel
 
 @dataclass(frozen=True)
 class Physics:
-    """Constants of the roofline over tiles.
+    """Constants of the roofline over tiles."""
 
-    rows, columns, split: tiles of cuBLAS and CUTLASS, and into how many parts they cut the inner
-    dimension (CUTLASS documentation, "Efficient GEMM in CUDA"). share_16, share_32: of the peak, of
-    large products (vidur's A100, A40 and H100: 0.69 to 0.78; NeuSight's V100, A100: 0.8 to 0.97).
-    joules_32, joules_32_new: of an fp32 operation on devices up to Turing (NeuSight's T4: 70 W at
-    3.7 TFLOP/s) and from Ampere on (its L4: 72 W at 7.7 TFLOP/s); no device computes more than its
-    board's watts pay for. joules_16, joules_16_new: of one of tensor cores, likewise (a T4 at 70 W
-    computes 24 TFLOP/s, NVIDIA developer forum 264462; vidur's H100 at 700 W 720).
-    multiprocessors: of a device whose own are not known, a V100's. sharpness: of the minimum over
-    tiles, of the maximum with the bytes' seconds; libraries do not always choose the fastest. low,
-    high: around physics alone, of measured products (10 % and 90 % over all devices with the fits
-    of the others; `evidence/speed/fit_rates.py`).
-    """
-
+    # [T] rows and columns of each kind of tile of cuBLAS and CUTLASS, and the number of parts into
+    # which it cuts the inner dimension (CUTLASS documentation, "Efficient GEMM in CUDA")
     rows: tuple[int, ...] = (256, 128, 128, 256, 64, 128, 64, 64, 128, 64, 128, 64)
     columns: tuple[int, ...] = (128, 256, 128, 64, 256, 64, 128, 64, 128, 64, 128, 64)
     split: tuple[int, ...] = (1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 4, 4)
+    # share of the peak that large products reach: in 16 bits vidur's A100, A40 and H100 0.69 to
+    # 0.78, in fp32 NeuSight's V100 and A100 0.8 to 0.97
     share_16: float = 0.8
     share_32: float = 0.9
-    joules_32: float = 19e-12
-    joules_32_new: float = 9.3e-12
+    # joules of an operation; no device computes more than the watts of its board pay for
+    joules_32: float = 19e-12  # fp32, up to Turing (NeuSight's T4: 70 W at 3.7 TFLOP/s)
+    joules_32_new: float = 9.3e-12  # fp32, from Ampere on (NeuSight's L4: 72 W at 7.7 TFLOP/s)
+    # tensor cores up to Turing (a T4: 70 W at 24 TFLOP/s, NVIDIA developer forum 264462)
     joules_16: float = 2.9e-12
-    joules_16_new: float = 0.97e-12
-    multiprocessors: int = 80
+    joules_16_new: float = 0.97e-12  # from Ampere on (vidur's H100: 700 W at 720 TFLOP/s)
+    multiprocessors: int = 80  # of a device for which the catalogue has no number: a V100's
+    # exponents of the smooth minimum over tiles, because libraries do not always choose the fastest
+    # one, and of the smooth maximum of computing and moving
     sharpness: tuple[float, float] = (20.0, 10.0)
+    # Measured / physical seconds of a device that was not measured: 10 % of the products lie below
+    # `low`, 10 % above `high`, over all measured devices, each with the mean fit of the others
+    # (`evidence/speed/fit_rates.py`).
     low: float = 0.77
     high: float = 1.3
 
@@ -70,30 +69,27 @@ PHYSICS = Physics()
 
 @dataclass(frozen=True)
 class Machine:
-    """A device as the model of products sees it: FLOP/s of its datasheet and reached, bytes/s,
-    tiles at once.
+    """A device in one precision, as the roofline over tiles needs it."""
 
-    Multiprocessors that the catalogue does not know count as those of a V100.
-    """
-
-    peak: float
-    reached: float
-    bandwidth: float
-    multiprocessors: int
+    peak: float  # FLOP/s of the datasheet
+    reached: float  # FLOP/s of large products
+    bandwidth: float  # bytes/s of the datasheet
+    multiprocessors: int  # tiles that it computes at once
     element_bytes: int
 
     @classmethod
     def of(cls, spec: DeviceSpec, precision: Precision, physics: Physics = PHYSICS) -> "Machine":
-        """From a catalogue entry; raises InputError where it lacks `precision`."""
+        """The machine of a catalogue entry; raises InputError where it lacks `precision`."""
+        from_ampere_on = "bf16" in spec.peak_tflops
+        if precision == "fp32":
+            share = physics.share_32
+            joules = physics.joules_32_new if from_ampere_on else physics.joules_32
+        else:
+            share = physics.share_16
+            joules = physics.joules_16_new if from_ampere_on else physics.joules_16
         peak = spec.peak_flops(precision)
-        reached = peak * (physics.share_32 if precision == "fp32" else physics.share_16)
+        reached = peak * share
         if spec.tdp_w is not None:
-            joules = {
-                (True, True): physics.joules_32_new,
-                (True, False): physics.joules_32,
-                (False, True): physics.joules_16_new,
-                (False, False): physics.joules_16,
-            }[precision == "fp32", "bf16" in spec.peak_tflops]
             reached = min(reached, spec.tdp_w / joules)
         return cls(
             peak=peak,
@@ -106,27 +102,22 @@ class Machine:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Products cut into each kind of tile on a device.
+    """N products, each cut into every one of T kinds of tile, on one device."""
 
-    busy [N, T]: seconds of all waves at the reached rate, filled or not. waves [N, T]. lost [N, T]:
-    busy over the seconds of the product alone. alone, moved [N, 1]: seconds of the product alone at
-    the reached rate, and of its bytes at the datasheet's.
-    """
-
-    busy: Floats
-    waves: Floats
-    lost: Floats
-    alone: Floats
-    moved: Floats
+    busy: Floats  # [N, T] seconds of all waves, full or not, at the rate that large products reach
+    waves: Floats  # [N, T] number of waves
+    lost: Floats  # [N, T] busy / alone: the factor by which tiles and waves are larger
+    alone: Floats  # [N, 1] seconds of the product's operations at the reached rate
+    moved: Floats  # [N, 1] seconds of its bytes at the datasheet's bandwidth
 
     @classmethod
     def of(cls, machine: Machine, sizes: Floats, physics: Physics = PHYSICS) -> "Tiles":
-        """Tiles, waves and bytes of products `sizes` [N, 4]: count, m, k, n, each at least 1."""
-        count, m, k, n = sizes.T[:, :, None]
+        """The tiles of products `sizes` [N, 4]: count, m, k, n, each at least 1."""
+        count, m, k, n = sizes.T[:, :, None]  # [N, 1] each
         rows, columns, split = map(np.array, (physics.rows, physics.columns, physics.split))
         tiles = count * np.ceil(m / rows) * np.ceil(n / columns) * split
         waves = np.ceil(tiles / machine.multiprocessors)
-        inner = np.ceil(k / split / 32) * 32
+        inner = np.ceil(k / split / 32) * 32  # kernels take the inner dimension in steps of 32
         busy = 2.0 * waves * machine.multiprocessors * rows * columns * inner / machine.reached
         alone = 2.0 * count * m * k * n / machine.reached
         moved = count * (m * k + k * n + m * n) * machine.element_bytes / machine.bandwidth
@@ -136,41 +127,52 @@ class Tiles:
 def physical(
     machine: Machine, tiling: Tiling, sizes: Floats, physics: Physics = PHYSICS
 ) -> tuple[Floats, Floats]:
-    """Physical seconds [N] of products `sizes` [N, 4] (count, m, k, n), and what trees ask [N, F].
+    """(physical seconds [N], features of the trees [N, F]) of products `sizes` [N, 4]: count, m, k
+    and n.
 
-    Features are logarithms (base 2, in thousandths): of count, m, k, n; of the product's own
-    microseconds and their ratio to those of its bytes; of waves of the middle tile; of the best
-    tile's seconds over those of the bytes; for each tile of what it loses and of its seconds over
-    the best one's.
+    computed = (sum over tiles of seconds^-sharp)^(-1/sharp), a smooth minimum;
+    seconds = (computed^blunt + moved^blunt)^(1/blunt) + start, a smooth maximum.
     """
     sizes = np.maximum(sizes, 1.0)
-    cut, (sharp, blunt) = Tiles.of(machine, sizes, physics), physics.sharpness
-    each = cut.busy * np.array(tiling.slowness) + cut.waves * np.array(tiling.wave_seconds)
-    best = each.min(axis=1, keepdims=True)
-    computed = best * ((each / best) ** -sharp).sum(axis=1, keepdims=True) ** (-1 / sharp)
-    moved = cut.moved / tiling.memory
-    longest = np.maximum(computed, moved)
-    least = np.minimum(computed, moved)
-    seconds = longest * (1.0 + (least / longest) ** blunt) ** (1 / blunt) + tiling.start_seconds
-    asked = (
-        sizes, cut.alone * 1e6, cut.alone / cut.moved, cut.waves[:, 2:3], best / moved,
-        cut.lost, each / best,
-    )  # fmt: skip
-    return seconds[:, 0], np.round(1e3 * np.log2(np.concatenate(asked, axis=1)))
+    tiles = Tiles.of(machine, sizes, physics)
+    sharp, blunt = physics.sharpness
+    by_tile = tiles.busy * np.array(tiling.slowness) + tiles.waves * np.array(tiling.wave_seconds)
+    best = by_tile.min(axis=1, keepdims=True)
+    by_best = by_tile / best
+    computed = best * (by_best**-sharp).sum(axis=1, keepdims=True) ** (-1 / sharp)
+    moved = tiles.moved / tiling.memory
+    longer = np.maximum(computed, moved)
+    shorter = np.minimum(computed, moved)
+    seconds = longer * (1.0 + (shorter / longer) ** blunt) ** (1 / blunt) + tiling.start_seconds
+    measures = (
+        sizes,
+        tiles.alone * 1e6,  # microseconds
+        tiles.alone / tiles.moved,
+        tiles.waves[:, 2:3],  # of tiles of 128 x 128
+        best / moved,
+        tiles.lost,
+        by_best,
+    )
+    # Trees compare whole numbers: thousandths of logarithms to base 2.
+    features = np.round(1e3 * np.log2(np.concatenate(measures, axis=1)))
+    return seconds[:, 0], features
 
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """Complete binary trees as arrays, ready to ask."""
+    """T complete binary trees of one depth, as arrays.
 
-    start: float
-    feature: NDArray[np.int64]
-    threshold: Floats
-    leaf: Floats
+    The children of inner node i are 2 i + 1 and 2 i + 2; leaves are numbered after inner nodes.
+    """
+
+    start: float  # the sum's first summand
+    feature: NDArray[np.int64]  # [T, 2^depth - 1] the feature that an inner node compares
+    threshold: Floats  # [T, 2^depth - 1] a feature of at least so much leads to the right child
+    leaf: Floats  # [T, 2^depth] summands of the logarithm of measured / physical seconds
 
     @classmethod
     def of(cls, table: ProductTrees) -> "Trees":
-        """From the file's whole numbers."""
+        """The trees of a shipped table, whose leaves are ten-thousandths."""
         return cls(
             table.start,
             np.array(table.feature),
@@ -179,45 +181,46 @@ class Trees:
         )
 
     def sums(self, features: Floats) -> Floats:
-        """[N] sums over all trees for features [N, F]."""
-        tree, row = np.arange(len(self.feature)), np.arange(len(features))[:, None]
+        """[N] `start` and the sum of the leaves that features [N, F] reach in all trees."""
+        tree = np.arange(len(self.feature))
+        row = np.arange(len(features))[:, None]
         node = np.zeros((len(features), len(tree)), dtype=np.int64)
-        inner = self.feature.shape[1]
-        while node[0, 0] < inner:
-            node = (
-                2 * node
-                + 1
-                + (features[row, self.feature[tree, node]] >= self.threshold[tree, node])
-            )
-        return np.asarray(self.start + self.leaf[tree, node - inner].sum(axis=1))
+        inner_nodes = self.feature.shape[1]
+        while node[0, 0] < inner_nodes:  # all trees have the same depth
+            right = features[row, self.feature[tree, node]] >= self.threshold[tree, node]
+            node = 2 * node + 1 + right
+        return np.asarray(self.start + self.leaf[tree, node - inner_nodes].sum(axis=1))
 
 
 @cache
 def measured_products(device: str, precision: Precision) -> tuple[ProductTrees, Trees] | None:
-    """The shipped table and trees of a device type; None where it was not measured. bf16 counts as
-    fp16: tensor cores compute both at one rate."""
-    asked = "fp16" if precision == "bf16" else precision
-    tables = (table for table in shipped().products if table.precision == asked)
-    return next(((table, Trees.of(table)) for table in tables if device in table.devices), None)
+    """The shipped table of a device type and its trees; None where the type was not measured."""
+    for table in tables_of(precision):
+        if device in table.devices:
+            return table, Trees.of(table)
+    return None
+
+
+def tables_of(precision: Precision) -> list[ProductTrees]:
+    """The shipped tables of a precision. Those of bf16 are those of fp16, because tensor cores
+    compute both at one rate."""
+    measured = "fp16" if precision == "bf16" else precision
+    return [table for table in shipped().products if table.precision == measured]
 
 
 @cache
 def mean_tiling(precision: Precision) -> Tiling:
-    """The geometric mean of the measured devices' in a precision."""
-    asked = "fp16" if precision == "bf16" else precision
-    return mean_of([t.tiling for t in shipped().products if t.precision == asked])
+    """The geometric mean of the tilings of all devices that were measured in a precision."""
+    return mean_of([table.tiling for table in tables_of(precision)])
 
 
 def mean_of(tilings: Sequence[Tiling]) -> Tiling:
-    """The geometric mean of each figure."""
-    mean = np.exp(
-        np.log([[*t.slowness, *t.wave_seconds, t.memory, t.start_seconds] for t in tilings]).mean(
-            axis=0
-        )
-    ).tolist()
-    half = len(tilings[0].slowness)
+    """The tiling whose every field is the geometric mean of the field over `tilings`."""
+    fields = [[*t.slowness, *t.wave_seconds, t.memory, t.start_seconds] for t in tilings]
+    mean = np.exp(np.log(fields).mean(axis=0)).tolist()
+    tiles = len(tilings[0].slowness)
     return Tiling(
-        slowness=mean[:half], wave_seconds=mean[half:-2], memory=mean[-2], start_seconds=mean[-1]
+        slowness=mean[:tiles], wave_seconds=mean[tiles:-2], memory=mean[-2], start_seconds=mean[-1]
     )
 
 
@@ -228,7 +231,7 @@ def products_seconds(
     shapes: tuple[Shape, ...],
     physics: Physics = PHYSICS,
 ) -> tuple[Estimate, ...]:
-    """Seconds of each of `shapes` on a device type, all asked at once.
+    """Estimated seconds of each of `shapes` on a device type.
 
     device: its catalogue name, by which measurements are looked up. Raises InputError where the
     device has no units for `precision`.
@@ -239,8 +242,7 @@ def products_seconds(
 def product_seconds(
     device: str, spec: DeviceSpec, precision: Precision, shape: Shape, physics: Physics = PHYSICS
 ) -> Estimate:
-    """Seconds of one shape; each is computed once. As `products_seconds`, which is quicker for
-    many."""
+    """Estimated seconds of one shape; see `products_seconds`, which is faster for many shapes."""
     return products_seconds(device, spec, precision, (shape,), physics)[0]
 
 
@@ -252,49 +254,52 @@ def _estimates(
     shapes: tuple[Shape, ...],
     physics: Physics,
 ) -> tuple[Estimate, ...]:
-    """The estimate of each shape."""
-    known = measured_products(device, precision)
+    """The estimate of each shape; the last answers are cached."""
     sizes = np.array([(s.count, s.m, s.k, s.n) for s in shapes], float).reshape(-1, 4)
-    if known is None:
-        seconds, _ = physical(machine, mean_tiling(precision), sizes, physics)
-        source = "roofline over tiles, never measured"
-        return tuple(
-            Estimate(s, s * physics.low, s * physics.high, source) for s in seconds.tolist()
-        )
-    table, trees = known
-    seconds, features = physical(machine, table.tiling, sizes, physics)
-    corrected = seconds * np.exp(trees.sums(features))
+    measured = measured_products(device, precision)
     estimates = []
-    for s, far in zip(corrected.tolist(), beyond(table, sizes), strict=True):
+    if measured is None:
+        predicted, _ = physical(machine, mean_tiling(precision), sizes, physics)
+        source = "roofline over tiles, never measured"
+        for seconds in predicted.tolist():
+            low, high = seconds * physics.low, seconds * physics.high
+            estimates.append(Estimate(seconds, low, high, source))
+        return tuple(estimates)
+    table, trees = measured
+    predicted, features = physical(machine, table.tiling, sizes, physics)
+    corrected = predicted * np.exp(trees.sums(features))
+    for seconds, is_beyond in zip(corrected.tolist(), beyond(table, sizes), strict=True):
         low, high, source = table.errors.low, table.errors.high, table.origin
-        if far:
+        if is_beyond:
             low, high = min(low, physics.low), max(high, physics.high)
             source = f"{table.origin}, beyond its sizes"
-        estimates.append(Estimate(s, s * low, s * high, source))
+        estimates.append(Estimate(seconds, seconds * low, seconds * high, source))
     return tuple(estimates)
 
 
 def beyond(table: ProductTrees, sizes: Floats) -> list[bool]:
-    """[N] whether sizes [N, 4] are further than a factor of two from all that was measured; more
-    rows or columns are more of the same tiles, and never are."""
+    """[N] whether products `sizes` [N, 4] have a count, m, k or n below half of the least that was
+    measured, or a count or k above twice the most. A larger m or n is never beyond, because it only
+    adds tiles of the same kind."""
     largest = np.array([table.most[0], np.inf, table.most[2], np.inf])
     far = (sizes < np.array(table.least) / 2) | (sizes > 2 * largest)
     return [bool(row.any()) for row in far]
 
 
-# binary: two tensors in, one out. pointwise: one in, one out (activations, casts, copies, scaling).
+# Operators without products, by the tensors that they move. binary: two in, one out. pointwise: one
+# in, one out (activations, casts, copies, scaling). norm, softmax: one in, one out, over rows.
 MoveKind = Literal["binary", "pointwise", "norm", "softmax"]
 
 
 @dataclass(frozen=True)
 class Moving:
-    """start_seconds: a kernel's own time on the device (the least that profilers show of an empty
-    one, 2 to 4 us; NVIDIA Nsight). row: length where none is given, the middle of what was
-    measured. low, high: of a device that was not measured, by the one of the nearest bandwidth
-    (`evidence/speed/fit_rates.py` prints each device by the others)."""
+    """Constants of operators without products."""
 
+    # a kernel's seconds without data: profilers show 2 to 4 us of an empty one (NVIDIA Nsight)
     start_seconds: float = 3e-6
-    row: float = 1536.0
+    row: float = 1536.0  # numbers in a row where none are given: the middle of the measured ones
+    # Measured / estimated seconds of a device that was not measured, with the rates of the device
+    # of the nearest bandwidth (`evidence/speed/fit_rates.py` prints each device by the others).
     low: float = 0.72
     high: float = 1.33
 
@@ -304,28 +309,37 @@ MOVING = Moving()
 
 @cache
 def rate_of(device: str, bandwidth: float, kind: MoveKind) -> tuple[MoveRate, bool]:
-    """The measured rate of a device type, or of the one of the nearest memory bandwidth (False)."""
+    """(rate, whether it was measured on `device`) of one kind of operator; where `device` was not
+    measured, the rate of the device of the nearest memory bandwidth.
+
+    bandwidth: bytes/s of the memory of `device`.
+    """
     rates = [rate for rate in shipped().moves if rate.kind == kind]
+    for rate in rates:
+        if device in rate.devices:
+            return rate, True
 
-    def apart(rate: MoveRate) -> float:
-        own = catalogue()[rate.devices[0]].memory_bytes_per_s
-        return -1.0 if device in rate.devices else abs(math.log(own / bandwidth))
+    def distance(rate: MoveRate) -> float:
+        """Between the logarithms of both bandwidths."""
+        measured_bandwidth = catalogue()[rate.devices[0]].memory_bytes_per_s
+        return abs(math.log(measured_bandwidth / bandwidth))
 
-    nearest = min(rates, key=apart)
-    return nearest, device in nearest.devices
+    return min(rates, key=distance), False
 
 
 class MoveCurve(StrictModel):
-    """Seconds by bytes moved: a start, and the bytes over the share of the bandwidth that so many
-    reach (log2_bytes, share [B]: straight lines between, constant beyond)."""
+    """Seconds of an operator by the bytes that it moves: start_seconds + bytes / (bytes_per_second
+    share), where the share of the bandwidth depends on the bytes."""
 
     start_seconds: NonNegative
-    bytes_per_second: Positive
+    bytes_per_second: Positive  # the datasheet's bandwidth
+    # [B] base-2 logarithms of bytes, ascending, and the share of the bandwidth at each: straight
+    # lines between them, constant beyond
     log2_bytes: list[NonNegative]
     share: list[Positive]
 
     def move_seconds(self, moved: float) -> float:
-        """Seconds in which these bytes move; never fewer for more bytes."""
+        """Seconds in which `moved` bytes move; never fewer for more bytes."""
         share = float(np.interp(math.log2(max(moved, 1.0)), self.log2_bytes, self.share))
         return self.start_seconds + moved / (self.bytes_per_second * share)
 
@@ -338,7 +352,8 @@ def move_curve(
     row: float | None = None,
     moving: Moving = MOVING,
 ) -> MoveCurve:
-    """The curve of one kind of operator on a device type; see `move_seconds`."""
+    """The seconds of one kind of operator by bytes, on a device type; parameters as of
+    `move_seconds`."""
     rate, _ = rate_of(device, spec.memory_bytes_per_s, kind)
     length = math.log2(row or moving.row)
     return MoveCurve(
@@ -358,10 +373,10 @@ def move_seconds(
     row: float | None = None,
     moving: Moving = MOVING,
 ) -> Estimate:
-    """Seconds of one operator that moves `moved` bytes, what it reads and what it writes.
+    """Estimated seconds of one operator; never fewer for more bytes in rows of the same length.
 
-    device: its catalogue name, by which measurements are looked up. row: numbers in a row of a norm
-    or softmax. Never less for more bytes, row for row.
+    moved: bytes that it reads and writes. device: its catalogue name, by which measurements are
+    looked up. row: numbers in a row of a norm or softmax; None: `moving.row`.
     """
     rate, measured = rate_of(device, spec.memory_bytes_per_s, kind)
     seconds = move_curve(kind, device, spec, row=row, moving=moving).move_seconds(moved)
