@@ -32,7 +32,7 @@ from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.workload import Workload
 from hetplan.replays.assumptions import Assumptions
 from hetplan.replays.blocks import Pass, block_times
-from hetplan.replays.costs import Costs, summed
+from hetplan.replays.costs import Costs, prefix_sums
 from hetplan.replays.data import Kept
 from hetplan.replays.degree_checks import check_replayable, ranks_of
 from hetplan.replays.exchanges import EXCHANGED_BYTES, BlockExchanges
@@ -129,7 +129,7 @@ class DegreeCosts(Costs):
         )
         self.degrees, self.context = degrees, degrees.context
         self.fully_sharded = plan.zero == 3  # whether weights are gathered for each pass
-        self.expert_sums = summed(expert_bytes)
+        self.expert_sums = prefix_sums(expert_bytes)
         self.assumed = Assumptions(
             profile=of_rank.profile, links=workload.links, stack=of_rank.stack
         )
@@ -144,7 +144,7 @@ class DegreeCosts(Costs):
         """
         return BlockExchanges(
             facts=self.facts,
-            together=partial(group_seconds, self.offers[kind], self.assumed),
+            group_seconds=partial(group_seconds, self.offers[kind], self.assumed),
             ranks=self.ranks,
             rows=samples / self.context,
             sequence_parallel=self.degrees.sequence_parallel,
@@ -168,8 +168,8 @@ class DegreeCosts(Costs):
         forward, backward = super().passes(stage, layers, samples)
         blocks = self.blocks_among(layers)
         first_device = stage.devices[0][0]
-        forward_wait, backward_wait = self.waits(self.kind[first_device], samples)
-        if self.mode == "full":
+        forward_wait, backward_wait = self.waits(self.device_types[first_device], samples)
+        if self.recomputation == "full":
             backward_wait += forward_wait
         return forward + blocks * forward_wait, backward + blocks * backward_wait
 
@@ -247,7 +247,7 @@ class DegreeZero(ZeroCosts):
         offloaded: share of the optimizer states that are on the host.
         """
         costs = self.costs
-        offer = costs.offers[costs.kind[stage.devices[0][0]]]
+        offer = costs.offers[costs.device_types[stage.devices[0][0]]]
         weight_bytes, gradient_bytes = EXCHANGED_BYTES[costs.facts.precision]
         updated_bytes = sum(self.held(stage)) * stage.parts[0] * self.shares(stage)[0]
         window = 0.0

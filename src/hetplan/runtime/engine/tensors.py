@@ -311,7 +311,7 @@ def spread(
     for k in cuts:
         weights = {
             inside: [*[Replicate()] * (len(axes) - 1), Shard(held[name])]
-            for inside, name in chain.own[k].items() if name in held
+            for inside, name in chain.parameter_names[k].items() if name in held
         }  # fmt: skip
         chain.layers[k].forward = Spread(
             chain.layers[k],

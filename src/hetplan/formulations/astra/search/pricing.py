@@ -111,7 +111,7 @@ class Priced:
         self.exchanged = columns["cp_comm_type"] == 1
         self.ranks = Ranks(self.tp, self.cp, self.dp, self.ep, self.etp, self.copies)
         self.selective = (self.granularity == SELECTIVE) | (self.granularity == HYBRID)
-        self.together = partial(group_seconds, offer, assumed)
+        self.group_seconds = partial(group_seconds, offer, assumed)
 
     @cached_property
     def blocks(self) -> Floats:
@@ -124,7 +124,7 @@ class Priced:
         """The exchanges of one block in its passes."""
         return BlockExchanges(
             facts=self.facts,
-            together=self.together,
+            group_seconds=self.group_seconds,
             ranks=self.ranks,
             rows=self.own,
             sequence_parallel=self.sp == 1,
@@ -143,7 +143,7 @@ class Priced:
     def tensor_seconds(self) -> Floats:
         """Seconds of the tensor ranks' collectives of one block in one pass."""
         size = np.asarray(self.facts.boundary_bytes * self.own, dtype=np.float64)
-        return tensor_seconds(self.together, size, self.facts.joins, self.tp, self.sp)
+        return tensor_seconds(self.group_seconds, size, self.facts.joins, self.tp, self.sp)
 
     @cached_property
     def forward(self) -> Floats:
@@ -195,7 +195,7 @@ class Priced:
         overlap: h of eq. 22."""
         size = self.facts.boundary_bytes * self.own / np.where(self.sp == 1, self.tp, 1)
         stage_ranks = self.tp * self.cp * self.dp
-        return crossing_seconds(self.together, size, stage_ranks, self.pp)
+        return crossing_seconds(self.group_seconds, size, stage_ranks, self.pp)
 
     @property
     def stage_params(self) -> Floats:
@@ -264,7 +264,7 @@ class Priced:
         full_bucket = bucket_params(ranks, assumed.bucket_params, assumed.bucket_params_per_rank)
         bucket = np.where(window > 0, full_bucket, np.inf)
         size = np.minimum(params, bucket) * element_bytes
-        bucket_seconds = self.together(operation, size, stride, ranks)
+        bucket_seconds = self.group_seconds(operation, size, stride, ranks)
         return uncovered_buckets(bucket_seconds, bucket_count(params, bucket), window)
 
     def optimizer_params(self, dense: Floats, experts: Floats) -> Floats:
