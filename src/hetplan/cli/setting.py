@@ -1,5 +1,5 @@
-"""The workload of a command that takes a plan: the one that the plan carries, with what the options
-give in its place."""
+"""The workload of a command that takes a plan: the plan's workload, except for the cluster, model
+and profile that the command's options name instead."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,20 +48,27 @@ OwnProfileOption = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What may stand in place of the cluster, the model and the profile of a plan."""
+    """The options of a command that replace the cluster, the model and the profile of a plan."""
 
-    cluster: OwnClusterOption = None
-    model: OwnModelOption = None
-    profile: OwnProfileOption = None
+    cluster: OwnClusterOption = None  # file or example; None: the plan's
+    model: OwnModelOption = None  # built-in name or file; None: the plan's
+    profile: OwnProfileOption = None  # None: the plan's
 
     def known(self, plan: Plan) -> bool:
-        """Whether the cluster is known: given here, carried by the plan, or an example."""
-        named = plan.workload.cluster in example_clusters()
-        return self.cluster is not None or plan.inputs is not None or named
+        """Whether the plan's cluster can be loaded: an option gives it, the plan carries it, or the
+        plan names an example."""
+        is_example = plan.workload.cluster in example_clusters()
+        return self.cluster is not None or plan.inputs is not None or is_example
 
     def workload(self, plan: Plan, where: str | Path, *, quiet: bool = False) -> Workload:
-        """The workload that a plan was made for, with what stands here instead. Unless quiet, says
-        what has changed since the plan was made. where: the plan's file. Raises InputError."""
+        """The workload that a plan was made for, with the options' inputs in place of its inputs.
+
+        A note on stderr says which input files, or that the predictor, changed since the plan was
+        made.
+
+        where: the plan's file. quiet: write no note. Raises InputError for an input that cannot be
+        loaded or does not fit the plan.
+        """
         if plan.inputs is None:
             return self.named_workload(plan, where)
         replaced = self.replaced(plan)
@@ -71,26 +78,26 @@ class Setting:
         return workload_of(plan, str(where), replaced)
 
     def replaced(self, plan: Plan) -> Replaced:
-        """What stands here in place of the plan's inputs, loaded; raises InputError."""
+        """The inputs that the options give in place of those that the plan carries, loaded; raises
+        InputError for one that cannot be loaded."""
         assert plan.inputs is not None
-        stated, model = plan.workload, None
+        cluster, model = None, None
         if self.model is not None:
             model = load_model(
                 self.model,
-                sequence=stated.sequence,
-                precision=stated.precision,
+                sequence=plan.workload.sequence,
+                precision=plan.workload.precision,
                 attention=plan.inputs.stack.attention,
             )
-        return Replaced(
-            cluster=None if self.cluster is None else open_cluster(self.cluster),
-            model=model,
-            profile=self.profile,
-        )
+        if self.cluster is not None:
+            cluster = open_cluster(self.cluster)
+        return Replaced(cluster=cluster, model=model, profile=self.profile)
 
     def named_workload(self, plan: Plan, where: str | Path) -> Workload:
-        """The workload of a plan that carries none, by the names that it gives; raises InputError
-        for a name that is not known."""
-        lacking = []
+        """The workload of a plan that does not carry its inputs, from the names that it gives and
+        the options; raises InputError for a name that no option replaces and that is neither an
+        example cluster nor a built-in model."""
+        lacking = []  # the missing inputs, each with the option that gives it
         if not self.known(plan):
             lacking.append(f"the cluster {plan.workload.cluster!r} with --cluster")
         if self.model is None and plan.workload.model not in BUILT_IN:
@@ -113,13 +120,15 @@ class Setting:
 
 
 def with_links(workload: Workload, path: Path | None) -> Workload:
-    """The workload with a learned efficiency of its links, where a file is given; raises
-    InputError."""
+    """The workload with the links' efficiency that a file states; unchanged without a file.
+
+    path: a link efficiency file. Raises InputError where it cannot be loaded.
+    """
     if path is None:
         return workload
     file = SourceFile.of(path)
     files = dict(workload.files)
-    if file is not None:
+    if file is not None:  # a pipe is not recorded, since it cannot be read again
         files["links"] = file
     links = LearnedLinks(LinkEfficiencyFile.load(path))
     return replace(workload, links=links, files=files)

@@ -1,20 +1,22 @@
 """The replay of plans with further degrees (`Degrees`): context, expert, expert-tensor and sequence
 parallelism, full shards in pipelines, overlapped communication, offloaded optimizer states.
 
-Layers are those of one rank's cut of the model (`profiling.transformer.Cut`), priced as every
-predicted profile is. What a block waits for inside a pass (tokens on their way to experts, keys and
-heads between context ranks, shards that are gathered) is what `exchanges.BlockExchanges` says, for
-ranks in Megatron's order. Everything else is replayed: the schedule, messages (context ranks send
-their own tokens), what tensor ranks join, and at last the gradients, dense ones over replicas and
-context ranks, those of experts over the ranks that hold the same ones.
+Layers are one rank's cut of the model (`profiling.models.transformer.Cut`), priced as every
+predicted profile is. `exchanges.BlockExchanges` gives the seconds that a block waits inside a pass:
+for tokens on their way to experts, for keys and heads between context ranks, for the shards of its
+weights. Ranks are in Megatron's order. The replay adds the rest: the schedule, the messages between
+stages (each context rank sends its tokens), the collectives of tensor ranks, and last the reduction
+of gradients. Gradients of dense weights are reduced over replicas and context ranks, gradients of
+experts over the ranks that hold the same experts.
 
 With `degrees` ZeRO 3 is FSDP, on pipelines too: each block's weights are gathered in both passes
 and its gradients scattered, behind its computation; with several shard groups (HSDP) the gradients
-of shards are joined over the groups at the end. Embedding and head are not gathered.
-`overlap`: tensor ranks' collectives hide behind the computation of their pass; gradients leave in
-buckets during the last backward pass; weights are gathered during the next forward pass, and what
-that leaves uncovered stands behind the update; messages leave when they are made, their receives
-being posted ahead.
+of shards are reduced over the groups at the end. Embedding and head are not gathered.
+
+`overlap` names what hides. Collectives of tensor ranks hide behind the computation of their pass.
+Gradients leave in buckets during the last backward pass. Weights are gathered during the next
+forward pass; the seconds of gathering that this pass does not cover follow the update. A message
+leaves as soon as its tensor is computed, because its receive is posted ahead.
 """
 
 import math
@@ -49,32 +51,40 @@ from hetplan.replays.updates import FP32, adam_bytes, host_update_seconds
 from hetplan.replays.zero import Joined, Owner, ZeroCosts
 from hetplan.schema import Range
 
-Rings = Sequence[Sequence[int]]
+Rings = Sequence[Sequence[int]]  # groups of devices that join the same bytes, in ring order
 
 
 def cut_of(plan: Plan, degrees: Degrees) -> Cut:
-    """What one rank has of every block."""
+    """The degrees that divide every block of the model over a plan's ranks."""
     ranks = ranks_of(plan, degrees)
     return Cut(ranks.context, ranks.expert, ranks.tensor // ranks.expert_tensor)
 
 
 def one_rank(plan: Plan, workload: Workload, degrees: Degrees) -> Workload:
-    """The workload of one rank's cut of the model, with times of the plan's tensor degree and
-    micro-batches."""
-    tensor, cut = ranks_of(plan, degrees).tensor, cut_of(plan, degrees)
-    own, sequence_parallel = facts_of(workload).divided(cut), degrees.sequence_parallel
-    in_a_node = tensor <= min(o.node_devices for o in offers_of_cluster(workload.cluster))
-    hidden = "tensor" in degrees.overlap and in_a_node
+    """The workload whose model is one rank's cut.
+
+    A profile is predicted for the plan's tensor degree and micro-batches where the workload's own
+    profile is not of this cut.
+    """
+    tensor = ranks_of(plan, degrees).tensor
+    cut = cut_of(plan, degrees)
+    facts = facts_of(workload).divided(cut)
+    sequence_parallel = degrees.sequence_parallel
+    smallest_node = min(offer.node_devices for offer in offers_of_cluster(workload.cluster))
+    hides_reduces = "tensor" in degrees.overlap and tensor <= smallest_node
     stack, framework, profile = workload.stack, workload.framework, workload.profile
-    divided = {"sequence_parallel": sequence_parallel or framework.sequence_parallel}
-    framework = framework.model_copy(update=divided)
+    framework = framework.model_copy(
+        update={"sequence_parallel": sequence_parallel or framework.sequence_parallel}
+    )
     stack = replace(
         stack,
         sequence_parallel=stack.sequence_parallel or sequence_parallel,
-        hidden_reduces=stack.hidden_reduces or hidden,
+        hidden_reduces=stack.hidden_reduces or hides_reduces,
     )
-    model = replace(workload.model, layers=(own.embedding, *own.blocks, own.head))
-    if cut != Cut() or (sequence_parallel and profile.provenance.kind == "predicted"):
+    model = replace(workload.model, layers=(facts.embedding, *facts.blocks, facts.head))
+    # Sequence parallelism changes predicted times; a measured profile stands as it is.
+    predicted = profile.provenance.kind == "predicted"
+    if cut != Cut() or (sequence_parallel and predicted):
         sizes = sorted({batch.samples for batch in plan.replicas[0].micro_batches})
         profile = predict(
             model, workload.cluster, micro_batches=sizes, tensor_degrees=[tensor], stack=stack
@@ -83,51 +93,55 @@ def one_rank(plan: Plan, workload: Workload, degrees: Degrees) -> Workload:
 
 
 class DegreeCosts(Costs):
-    """Costs of plans with these degrees.
+    """The costs of a plan with further degrees.
 
-    ranks: how a plan's ranks divide the model. tensor: ranks of a tensor group. cut: what one rank
-    has of every block. fully_sharded: whether weights are gathered for each pass. facts: of the
-    whole model. offers: the cluster's device types by name. waits: of a device type and samples of
-    a micro-batch, see `_waits`.
-
-    Bytes of weights are such that a tensor rank's part of them is what it holds of dense weights
-    and of experts together.
+    `Costs` gives each tensor rank an even part of a layer's weights, but experts are divided by
+    `Ranks.expert_ranks`. So a layer's `param_bytes` count tensor / expert_ranks of its experts'
+    bytes: a tensor rank's part of the sum is then what it holds.
     """
 
     degrees: Degrees
 
     def __init__(self, plan: Plan, workload: Workload, degrees: Degrees) -> None:
-        own = one_rank(plan, workload, degrees)
-        self.ranks, self.cut = ranks_of(plan, degrees), cut_of(plan, degrees)
-        self.tensor = self.ranks.tensor
-        data = pose(own, tuple(dict.fromkeys((*PLAIN, plan.recomputation))))
-        experts, layers = [], []
-        for posed, whole, part in zip(
-            data.layers, workload.model.layers, own.model.layers, strict=True
+        of_rank = one_rank(plan, workload, degrees)
+        self.ranks = ranks_of(plan, degrees)
+        self.cut = cut_of(plan, degrees)
+        self.tensor = self.ranks.tensor  # ranks of a tensor group
+        modes = tuple(dict.fromkeys((*PLAIN, plan.recomputation)))
+        data = pose(of_rank, modes)
+        expert_bytes, layers = [], []
+        for posed, uncut, cut in zip(
+            data.layers, workload.model.layers, of_rank.model.layers, strict=True
         ):
-            all_experts = expert_params_of(whole) * data.element_bytes
-            held_experts = all_experts * self.tensor / self.ranks.expert_ranks
+            # Parameters of a cut layer are those of all ranks, all experts among them.
+            all_experts = expert_params_of(uncut) * data.element_bytes
             dense = posed.param_bytes - all_experts
-            kept = {
-                mode: further_kept(each, part, degrees, self.tensor, own, again=mode == "full")
-                for mode, each in posed.kept.items()
-            }
-            experts.append(held_experts)
-            update = {"param_bytes": dense + held_experts, "kept": kept}
+            counted_experts = all_experts * self.tensor / self.ranks.expert_ranks
+            kept = {}
+            for mode, plain in posed.kept.items():
+                again = mode == "full"
+                kept[mode] = further_kept(plain, cut, degrees, self.tensor, of_rank, again=again)
+            expert_bytes.append(counted_experts)
+            update = {"param_bytes": dense + counted_experts, "kept": kept}
             layers.append(posed.model_copy(update=update))
         super().__init__(
             data.model_copy(update={"layers": layers}), plan.recomputation, workload.links
         )
         self.degrees, self.context = degrees, degrees.context
-        self.fully_sharded = plan.zero == 3
-        self.expert_sums = prefix_sums(experts)
-        self.assumed = Assumptions(profile=own.profile, links=workload.links, stack=own.stack)
-        self.facts = facts_of(workload)
+        self.fully_sharded = plan.zero == 3  # whether weights are gathered for each pass
+        self.expert_sums = prefix_sums(expert_bytes)
+        self.assumed = Assumptions(
+            profile=of_rank.profile, links=workload.links, stack=of_rank.stack
+        )
+        self.facts = facts_of(workload)  # of the whole model
         self.offers = {offer.name: offer for offer in offers_of_cluster(workload.cluster)}
         self.waits = cache(self._waits)
 
     def exchanges(self, kind: str, samples: int) -> BlockExchanges[int]:
-        """What a block exchanges on devices of that type, for a micro-batch of so many samples."""
+        """The exchanges of a block in a micro-batch.
+
+        kind: the name of the ranks' device type. samples: of the micro-batch.
+        """
         return BlockExchanges(
             facts=self.facts,
             group_seconds=partial(group_seconds, self.offers[kind], self.assumed),
@@ -139,20 +153,22 @@ class DegreeCosts(Costs):
         )
 
     def _waits(self, kind: str, samples: int) -> tuple[float, float]:
-        """Seconds that a block waits for exchanges, forward and backward."""
-        on_rank = Pass(self.tensor, samples, self.degrees.sequence_parallel, self.cut)
-        block = block_times(self.facts, self.offers[kind], self.assumed, on_rank)
-        there, back = self.exchanges(kind, samples).waits(
+        """(forward, backward) seconds that a block waits for exchanges in a micro-batch of
+        `samples` samples on devices of type `kind`."""
+        rank_pass = Pass(self.tensor, samples, self.degrees.sequence_parallel, self.cut)
+        block = block_times(self.facts, self.offers[kind], self.assumed, rank_pass)
+        forward, backward = self.exchanges(kind, samples).waits(
             block.forward, block.backward, block.core_forward
         )
-        return float(there), float(back)
+        return float(forward), float(backward)
 
     def passes(self, stage: Stage, layers: Range, samples: int) -> tuple[float, float]:
-        """(forward, backward) seconds of one micro-batch, with what blocks wait for inside passes;
+        """(forward, backward) seconds of one micro-batch, with the waits of blocks for exchanges;
         a full recomputation waits for the forward pass's exchanges again."""
         forward, backward = super().passes(stage, layers, samples)
         blocks = self.blocks_among(layers)
-        forward_wait, backward_wait = self.waits(self.device_types[stage.devices[0][0]], samples)
+        first_device = stage.devices[0][0]
+        forward_wait, backward_wait = self.waits(self.device_types[first_device], samples)
         if self.recomputation == "full":
             backward_wait += forward_wait
         return forward + blocks * forward_wait, backward + blocks * backward_wait
@@ -164,75 +180,89 @@ class DegreeCosts(Costs):
 
 
 def further_kept(
-    kept: Kept, layer: Layer, degrees: Degrees, tensor: int, own: Workload, *, again: bool
+    kept: Kept, layer: Layer, degrees: Degrees, tensor: int, workload: Workload, *, again: bool
 ) -> Kept:
-    """What a layer keeps, with attention's output before the exchange of tokens for heads, and with
-    what tensor ranks gather for an expert whose columns they divide.
+    """The bytes that a layer keeps in a plan with further degrees.
 
-    again: whether the layer is computed again."""
-    exchanged = 0.0
+    Attention's output is kept twice where context ranks exchange tokens for heads: before the
+    exchange and after it. Tensor ranks that divide the columns of an expert gather its input.
+
+    kept: the layer's bytes without further degrees. tensor: the tensor degree. workload: of one
+    rank. again: whether the layer is computed again in the backward pass.
+    """
+    attention_output = 0.0
     if degrees.exchange == "all-to-all":
-        exchanged = saved_bytes_of(layer, ATTENTION_OUTPUT, own.precision)
-    common = float(gathered_for_experts(layer, own.precision, tensor, degrees.expert_tensor))
+        attention_output = saved_bytes_of(layer, ATTENTION_OUTPUT, workload.precision)
+    gathered = float(gathered_for_experts(layer, workload.precision, tensor, degrees.expert_tensor))
     if again:
         changes = {
-            "working_bytes": kept.working_bytes + exchanged,
-            "gathered_working_bytes": max(kept.gathered_working_bytes, common),
+            "working_bytes": kept.working_bytes + attention_output,
+            "gathered_working_bytes": max(kept.gathered_working_bytes, gathered),
         }
     else:
         changes = {
-            "saved_bytes": kept.saved_bytes + exchanged,
-            "gathered_bytes": max(kept.gathered_bytes, common),
+            "saved_bytes": kept.saved_bytes + attention_output,
+            "gathered_bytes": max(kept.gathered_bytes, gathered),
         }
     return kept.model_copy(update=changes)
 
 
 class DegreeZero(ZeroCosts):
-    """ZeRO's costs in a plan with degrees."""
+    """The costs of ZeRO's collectives and of the update in a plan with further degrees."""
 
     costs: DegreeCosts
 
     def held(self, stage: Stage) -> tuple[float, float]:
-        """Bytes of dense weights and of experts, as `DegreeCosts` counts them."""
+        """(dense, expert) bytes of weights that a tensor group of the stage holds, as `DegreeCosts`
+        counts them."""
         weights, experts = self.costs.param_sums, self.costs.expert_sums
         all_weights = sum(weights[last] - weights[first] for first, last in stage.layers)
-        of_experts = sum(experts[last] - experts[first] for first, last in stage.layers)
-        copied = sum(size for _, size in self.copied_in(stage))
-        return all_weights - of_experts + copied, of_experts
+        expert_weights = sum(experts[last] - experts[first] for first, last in stage.layers)
+        copied_tied_weights = sum(size for _, size in self.copied_in(stage))
+        return all_weights - expert_weights + copied_tied_weights, expert_weights
 
     def shares(self, stage: Stage) -> tuple[float, ...]:
-        """Of the states of dense weights and experts together."""
+        """The share that each device of a stage has of the model states of its weights, dense
+        weights and experts together; the same for all devices."""
         dense, experts = self.held(stage)
-        ranks = self.costs.ranks
-        sharing = (ranks.sharing, ranks.expert_sharing) if self.plan.zero else (1, 1)
-        share = float(own_shards(dense, experts, *sharing)) / (dense + experts)
+        sharing = expert_sharing = 1
+        if self.plan.zero:
+            ranks = self.costs.ranks
+            sharing, expert_sharing = ranks.sharing, ranks.expert_sharing
+        share = float(own_shards(dense, experts, sharing, expert_sharing)) / (dense + experts)
         return (share,) * len(stage.all_devices)
 
     def update_seconds(self, stage: Stage) -> float:
-        """On the device, and of the offloaded part on the host."""
-        on_device, offloaded = super().update_seconds(stage), self.costs.degrees.offloaded
+        """Seconds of a stage's update: on the device, then on the host for the offloaded states."""
+        on_device = super().update_seconds(stage)
+        offloaded = self.costs.degrees.offloaded
         if not offloaded:
             return on_device
         return (1 - offloaded) * on_device + self.host_seconds(stage, offloaded)
 
     def host_seconds(self, stage: Stage, offloaded: float) -> float:
-        """The host's part of a stage's update, its transfers hidden behind a backward pass where
-        offloading overlaps. offloaded: share of the optimizer states."""
-        costs, samples = self.costs, self.plan.replicas[0].micro_batches[0].samples
+        """Seconds of the host's part of a stage's update; its transfers hide behind a backward pass
+        where offloading overlaps.
+
+        offloaded: share of the optimizer states that are on the host.
+        """
+        costs = self.costs
         offer = costs.offers[costs.device_types[stage.devices[0][0]]]
-        weight, gradient = EXCHANGED_BYTES[costs.facts.precision]
-        held = sum(self.held(stage)) * stage.parts[0] * self.shares(stage)[0]
-        _, backward = self.stage_passes(stage, samples)
-        return float(
-            host_update_seconds(
-                offloaded * held / costs.data.element_bytes,
-                adam_bytes(weight, FP32),
-                offer.host_memory,
-                weight + gradient,
-                offer.host_link,
-                window=backward if "offload" in costs.degrees.overlap else 0.0,
-            )
+        weight_bytes, gradient_bytes = EXCHANGED_BYTES[costs.facts.precision]
+        updated_bytes = sum(self.held(stage)) * stage.parts[0] * self.shares(stage)[0]
+        window = 0.0
+        if "offload" in costs.degrees.overlap:
+            samples = self.plan.replicas[0].micro_batches[0].samples
+            _, window = self.stage_passes(stage, samples)
+        seconds = host_update_seconds(
+            params=offloaded * updated_bytes / costs.data.element_bytes,
+            moved=adam_bytes(weight_bytes, FP32),
+            host_memory=offer.host_memory,
+            exchanged=weight_bytes + gradient_bytes,
+            host_link=offer.host_link,
+            window=window,
         )
+        return float(seconds)
 
     def stage_passes(self, stage: Stage, samples: int) -> tuple[float, float]:
         """(forward, backward) seconds of one micro-batch in all chunks of the stage."""
@@ -240,35 +270,46 @@ class DegreeZero(ZeroCosts):
         return sum(forward for forward, _ in each), sum(backward for _, backward in each)
 
     def ring_parts(self, owners: Sequence[Owner]) -> Iterator[tuple[Rings, float]]:
-        """(rings, part of a rank's bytes that they join) of dense weights, and of experts."""
-        in_order = sorted(owners, key=lambda owner: owner[1])
-        holders = [self.plan.replicas[i].stages[j] for i, j in in_order]
+        """(rings, part) of the gradients of dense weights, then of experts.
+
+        rings: devices that reduce the same gradients. part: the part of a rank's bytes that a ring
+        reduces: all of them, or the rank's shard where stages are fully sharded.
+        """
+        by_stage = sorted(owners, key=lambda owner: owner[1])
+        holders = [self.plan.replicas[i].stages[j] for i, j in by_stage]
         order = [device for stage in holders for device in stage.all_devices]
-        stages, ranks = len({j for _, j in owners}), self.costs.ranks
-        dense = ranks.tensor, ranks.sharing
-        experts = ranks.expert_ranks, ranks.expert_sharing
+        stages = len({j for _, j in owners})
+        ranks = self.costs.ranks
+        dense = (ranks.tensor, ranks.sharing)
+        experts = (ranks.expert_ranks, ranks.expert_sharing)
         for stride, sharing in (dense, experts):
             if self.plan.zero < 3:
                 yield spaced(order, stride, stages * sharing), 1.0
-            elif stages > 1:  # the same shard of tied weights in both
-                yield spaced(order, len(order) // stages, stages), 1 / sharing
+                continue
+            shard = 1 / sharing
+            if stages > 1:  # tied weights: each ring joins one shard over the stages that hold it
+                yield spaced(order, len(order) // stages, stages), shard
             else:
-                yield spaced(order, stride * sharing, ranks.shard_groups), 1 / sharing
+                yield spaced(order, stride * sharing, ranks.shard_groups), shard
 
     def joined(self) -> Iterator[Joined]:
-        """Each over its own ranks."""
+        """The collectives at the end of an iteration, apart for dense weights and for experts,
+        because different ranks hold them."""
         for owners, sizes in self.shared_parts().items():
             for size, (rings, part) in zip(sizes, self.ring_parts(owners), strict=True):
-                own = size * part / self.costs.tensor
-                if size and len(rings[0]) > 1:
-                    joined = self.join(owners, rings, own, divided=0 < self.plan.zero < 3)
-                    yield self.hidden(joined, own, len(rings[0]), size / sum(sizes))
+                ranks = len(rings[0])
+                if size and ranks > 1:
+                    rank_bytes = size * part / self.costs.tensor
+                    joined = self.join(owners, rings, rank_bytes, divided=0 < self.plan.zero < 3)
+                    yield self.hidden(joined, rank_bytes, ranks, size / sum(sizes))
 
     def hidden(self, joined: Joined, size: float, ranks: int, part: float) -> Joined:
-        """In buckets, and with what the next forward pass leaves uncovered of gathering weights.
+        """The same collectives as far as the plan's overlap leaves them exposed: gradients in
+        buckets, weights by the seconds of gathering that the next forward pass does not cover.
 
-        size: bytes of weights on a rank. ranks: that join them. part: of that pass that may hide
-        them."""
+        size: bytes of weights on a rank. ranks: ranks that join them. part: the part of the forward
+        pass behind which they may hide.
+        """
         assumed, overlap = self.costs.assumed, self.costs.degrees.overlap
         bucket = bucket_params(ranks, assumed.bucket_params, assumed.bucket_params_per_rank)
         buckets = float(bucket_count(size / self.costs.data.element_bytes, bucket))
@@ -279,32 +320,43 @@ class DegreeZero(ZeroCosts):
         i, j = joined.owners[0]
         replica = self.plan.replicas[i]
         forward, _ = self.stage_passes(replica.stages[j], replica.micro_batches[0].samples)
-        left = uncovered_buckets(joined.weights.seconds / buckets, buckets, part * forward)
-        return joined._replace(weights=joined.weights._replace(seconds=float(left)))
+        bucket_seconds = joined.weights.seconds / buckets
+        exposed = uncovered_buckets(bucket_seconds, buckets, part * forward)
+        return joined._replace(weights=joined.weights._replace(seconds=float(exposed)))
 
 
 def spaced(order: Sequence[int], stride: int, ranks: int) -> Rings:
-    """Groups of so many of the ranks in order, `stride` apart."""
-    blocks = range(0, len(order), stride * ranks)
-    return [order[b + o : b + stride * ranks : stride] for b in blocks for o in range(stride)]
+    """Rings of `ranks` devices each, whose places in `order` are `stride` apart."""
+    rings = []
+    for begin in range(0, len(order), stride * ranks):
+        end = begin + stride * ranks
+        rings += [order[first:end:stride] for first in range(begin, begin + stride)]
+    return rings
 
 
 def zero_costs(plan: Plan, workload: Workload) -> ZeroCosts | None:
-    """Costs of a plan with degrees; made once, kept with the workload. None where the plan is the
-    same without them."""
-    degrees, tensor = plan.degrees, len(plan.replicas[0].stages[0].tensor_shares)
-    if degrees is not None and not facts_of(workload).expert_params:
+    """The costs of a plan with further degrees; None where the plan has none, or is the same plan
+    without them.
+
+    `DegreeCosts` are computed once for plans that differ in nothing they depend on, and stored with
+    the workload. Raises UnsupportedError or InputError as `check_replayable` does.
+    """
+    degrees = plan.degrees
+    if degrees is None:
+        return None
+    stages = plan.replicas[0].stages
+    tensor = len(stages[0].tensor_shares)
+    if not facts_of(workload).expert_params:
         degrees = degrees.model_copy(update={"expert_tensor": tensor})
-    # on pipelines full shards are further degrees themselves: without, the runtime joins once
+    # On pipelines `degrees` turn ZeRO 3 into FSDP even where each of them has its default; without
+    # them the runtime reduces gradients once per iteration.
     fully_sharded = plan.zero == 3
-    staged = len(plan.replicas[0].stages) > 1
-    if degrees is None or (
-        degrees == Degrees(expert_tensor=tensor) and not (fully_sharded and staged)
-    ):
+    sharded_pipeline = fully_sharded and len(stages) > 1
+    if degrees == Degrees(expert_tensor=tensor) and not sharded_pipeline:
         return None
     check_replayable(plan, workload, degrees)
     sizes = tuple(batch.samples for batch in plan.replicas[0].micro_batches)
     ranks = ranks_of(plan, degrees)
-    question = (DegreeCosts, degrees, ranks, plan.recomputation, sizes, fully_sharded)
-    made = partial(DegreeCosts, plan, workload, degrees)
-    return DegreeZero(plan, workload.answers.once(question, made), 0, (), None)
+    key = (DegreeCosts, degrees, ranks, plan.recomputation, sizes, fully_sharded)
+    costs = workload.answers.once(key, partial(DegreeCosts, plan, workload, degrees))
+    return DegreeZero(plan, costs, prefetch=0, rings=(), divided=None)

@@ -1,10 +1,10 @@
-"""What a device holds at its peak, by component: the one formula of the replay, of `fits` and of
+"""Peak memory of a device, by component: the one formula of the replay, of `fits` and of
 `plan search`.
 
 Sizes are numbers (of one device) or arrays (of the devices of many strategies at once). The peak is
-at the loss, or where a layer is computed again, whichever is more, since the two meet in no moment
-of a backward pass. A framework that says nothing of its logits may hold both at once, which is a
-safe bound.
+at the loss or at the recomputation of a layer, whichever is larger, because a backward pass does
+not do both at the same time. For a framework that states no bytes of its logits the two are added,
+which is an upper bound.
 """
 
 from dataclasses import asdict, dataclass
@@ -17,18 +17,17 @@ from hetplan.profiling.models.operators import Layer, Precision
 from hetplan.replays.arrays import Flags, Floats, Numbers
 from hetplan.text import bytes_text
 
-SMALL = 0.005  # of what is allocated: not worth a word
-# Saved tensors, as described transformers name them: the inputs of the products that tensor ranks
-# divide by columns, and what the head keeps for the loss.
+SMALL = 0.005  # share of the allocated bytes up to which `Held.text` leaves a component out
+# Names of saved tensors in `profiling.models.transformer`.
+# inputs of the products that tensor ranks divide by columns
 INPUTS = frozenset(("qkv input", "up input", "head input"))
-LOGITS = "logits"
-# What attention keeps before it meets other context ranks, and what the columns of an expert read.
-ATTENTION_OUTPUT = "attention output"
-EXPERT_INPUT = "up input"
+LOGITS = "logits"  # kept by the head for the loss
+ATTENTION_OUTPUT = "attention output"  # before context ranks exchange tokens for heads
+EXPERT_INPUT = "up input"  # input of the product whose columns expert-tensor ranks divide
 
 
 def saved_bytes_of(layer: Layer, name: str, precision: Precision) -> float:
-    """Bytes per sample of the saved tensors of that name, 0 where there are none."""
+    """Bytes per sample of the saved tensors named `name`, 0 where there are none."""
     return float(sum(t.size(precision) for t in layer.saved if t.name == name))
 
 
@@ -38,95 +37,106 @@ def inputs_bytes(layer: Layer, precision: Precision) -> float:
 
 
 def logits_of(head: Layer, precision: Precision) -> tuple[float, float]:
-    """(number of a sample's logits, bytes that the head keeps of them)."""
+    """(number of logits, bytes of them that the head keeps), per sample."""
     logits = [t for t in head.saved if t.name == LOGITS]
-    return float(sum(t.elements for t in logits)), float(sum(t.size(precision) for t in logits))
+    number = sum(t.elements for t in logits)
+    return float(number), saved_bytes_of(head, LOGITS, precision)
 
 
 def on_a_rank(
     split: Numbers, whole: Numbers, gathered: Numbers, tensor: Numbers, divided: bool | Flags
 ) -> Floats:
-    """Bytes that each of the tensor ranks keeps of a layer.
+    """Bytes that each tensor rank keeps of a layer:
 
-    split / tensor, and of what lies between products all of it, or where ranks divide tokens
-    whole / tensor + gathered (1 - 1 / tensor) (Korthikanti et al. 2022, Sections 4.2.2 and 4.2.3).
+        split / tensor + whole                                          tokens not divided
+        split / tensor + whole / tensor + gathered (1 - 1 / tensor)     tokens divided
 
-    split: bytes of tensors that all tensor ranks divide. whole: bytes of tensors that are divided
-    only where tokens are, else whole on every rank. gathered: bytes of the part of `whole` that
-    ranks which divide tokens gather and keep whole. tensor: ranks. divided: whether they divide
-    tokens.
+    Source: Korthikanti et al. 2022, Sections 4.2.2 and 4.2.3.
+
+    split: bytes of tensors that tensor ranks always divide. whole: bytes of tensors that they
+    divide only where they divide tokens; these lie between products. gathered: bytes of the part of
+    `whole` that ranks gather and keep although they divide tokens. tensor: the tensor degree.
+    divided: whether tensor ranks divide tokens (sequence parallelism).
     """
-    of_tokens = whole / tensor + gathered * (1 - 1 / tensor)
-    return np.asarray(split / tensor + np.where(divided, of_tokens, whole))
+    divided_tokens = whole / tensor + gathered * (1 - 1 / tensor)
+    return np.asarray(split / tensor + np.where(divided, divided_tokens, whole))
 
 
 def gathered_for_experts(
     layer: Layer, precision: Precision, tensor: Numbers, expert_tensor: Numbers
 ) -> Floats:
-    """The part of `on_a_rank`'s gathered bytes that an expert layer has, per sample.
+    """Bytes per sample that expert-tensor ranks gather: the parameter `gathered` of `on_a_rank` for
+    a layer of experts, 0 for any other.
 
-    The ranks that divide the columns of an expert all keep its input; the other tensor ranks hold
-    whole experts and their own tokens alone: input (expert_tensor - 1) / (tensor - 1).
+    All ranks that divide the columns of an expert keep the expert's whole input. Tensor ranks that
+    hold whole experts keep only the tokens of their experts. So a rank gathers
+    input (expert_tensor - 1) / (tensor - 1).
 
-    tensor, expert_tensor: degrees of the block and of an expert.
+    tensor, expert_tensor: tensor degree of the block and of an expert.
     """
-    common = saved_bytes_of(layer, EXPERT_INPUT, precision) if layer.kind == "moe-block" else 0.0
-    return np.asarray((expert_tensor - 1) / np.maximum(tensor - 1, 1) * common)
+    expert_input = 0.0
+    if layer.kind == "moe-block":
+        expert_input = saved_bytes_of(layer, EXPERT_INPUT, precision)
+    return np.asarray((expert_tensor - 1) / np.maximum(tensor - 1, 1) * expert_input)
 
 
 @dataclass(frozen=True)
 class Passes(Generic[Size]):
-    """Bytes per sample on each device of a stage. saved: kept from forward to backward. working:
-    of the layer that is computed again. logits: those that are kept, 0 without the head. loss:
-    logits, their copies and gradient at the loss. boundary: of the larger of what the stage takes
-    and sends, 0 for the whole model."""
+    """Bytes per sample that the passes of a stage need on each of its devices."""
 
-    saved: Size
-    working: Size
-    logits: Size
-    loss: Size
-    boundary: Size
+    saved: Size  # tensors kept from the forward to the backward pass
+    working: Size  # tensors of the layer that is computed again
+    logits: Size  # logits that are kept, 0 without the head
+    loss: Size  # logits with their copies and gradient at the loss
+    boundary: Size  # the larger of the tensors it receives and sends; 0 for the whole model
 
 
 @dataclass(frozen=True, slots=True)
 class Held(Generic[Size]):
-    """Bytes on one device at its peak, by component; all 0 on one that is not used.
-
-    optimizer: with the fp32 weights of mixed precision. activations: kept from forward to backward
-    passes. working: of the layer that is computed again. logits: of the micro-batch at the loss,
-    with their copies and gradient. collectives: gathered layers, gradients at work, buckets.
-    transfers: buffers of activations and gradients between stages. workspace: of the framework's
-    libraries. reserved: CUDA context and NCCL, which no allocator counts.
-    """
+    """Bytes on one device at its peak, by component; all 0 on a device that is not used."""
 
     weights: Size
     gradients: Size
-    optimizer: Size
-    activations: Size
-    working: Size
-    logits: Size
-    collectives: Size
-    transfers: Size
-    workspace: float
-    reserved: float
+    optimizer: Size  # with the fp32 weights of mixed precision
+    activations: Size  # kept from forward to backward passes, without logits
+    working: Size  # of the layer that is computed again
+    logits: Size  # of the micro-batch at the loss, with their copies and gradient
+    collectives: Size  # gathered layers, gradients being reduced, buckets
+    transfers: Size  # buffers of activations and gradients between stages
+    workspace: float  # of the framework's libraries
+    reserved: float  # CUDA context and NCCL, which no allocator counts
 
     @property
     def allocated(self) -> Size:
-        """What `torch.cuda.max_memory_allocated` counts."""
+        """Bytes that `torch.cuda.max_memory_allocated` counts."""
         states = self.weights + self.gradients + self.optimizer
         passes = self.activations + self.working + self.logits
         return states + passes + self.collectives + self.transfers + self.workspace
 
     @property
     def text(self) -> str:
-        """What matters of `allocated` on one device, the largest first: `weights 1.2 GiB, …`."""
-        parts = sorted(asdict(self).items(), key=lambda part: -part[1])
+        """The components of `allocated` on one device that are not small, the largest first:
+        `weights 1.2 GiB, …`."""
+        components = asdict(self)
+        del components["reserved"]
         least = SMALL * self.allocated
-        shown = [part for part in parts if part[0] != "reserved" and part[1] > least]
-        return ", ".join(f"{name} {bytes_text(size)}" for name, size in shown)
+        largest_first = sorted(components.items(), key=lambda item: -item[1])
+        shown = [f"{name} {bytes_text(size)}" for name, size in largest_first if size > least]
+        return ", ".join(shown)
 
 
-UNUSED = Held(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+UNUSED = Held(
+    weights=0.0,
+    gradients=0.0,
+    optimizer=0.0,
+    activations=0.0,
+    working=0.0,
+    logits=0.0,
+    collectives=0.0,
+    transfers=0.0,
+    workspace=0.0,
+    reserved=0.0,
+)
 
 
 def held_on(
@@ -137,20 +147,24 @@ def held_on(
     rows: Size,
     reserved: float,
 ) -> Held[Size]:
-    """What a device holds at its peak.
+    """Bytes on a device at its peak.
 
-    kept: bytes of all micro-batches that it keeps at once, logits among them. rows: its samples of
-    the largest micro-batch. reserved: bytes that the allocator does not count.
+    states: bytes of the model states on the device. passes: bytes per sample of its stage. kept:
+    bytes of all micro-batches that it keeps at once, logits among them. rows: its samples of the
+    largest micro-batch. reserved: bytes that the allocator does not count.
     """
-    logits, loss, working = rows * passes.logits, rows * passes.loss, rows * passes.working
-    # comparisons are 1 or 0 as numbers, of one device and of many
+    logits = rows * passes.logits
+    loss = rows * passes.loss
+    working = rows * passes.working
+    # Products with comparisons, which count as 1 or 0, serve numbers and arrays alike.
     if framework.logit_bytes is not None:
-        again = working > loss
-        working, loss = working * again, loss * (1 - again)
+        at_recomputation = working > loss  # where the peak is
+        working = working * at_recomputation
+        loss = loss * (1 - at_recomputation)
     return Held(
-        states.weights,
-        states.gradients,
-        states.optimizer,
+        weights=states.weights,
+        gradients=states.gradients,
+        optimizer=states.optimizer,
         activations=(kept - logits) * (kept > logits),
         working=working,
         logits=loss,

@@ -1,11 +1,14 @@
-"""The Ditto family: names of its schemas, its evaluator and its methods (nothing is imported until
-used). HiGHS finds the prices of devices for `exact`, and so for the template that general solvers
-begin with."""
+"""The Ditto family: the names of its schemas, its evaluator and its methods, whose modules are
+imported on first use.
+
+`exact` computes the prices of devices with HiGHS. The general solvers take HiGHS' options too,
+because they begin with a template of `exact`.
+"""
 
 from hetplan.solvers.registry import Family, Method
 
 _HERE = "hetplan.formulations.ditto"
-_MERGED = "the paper's virtual stages, merged exactly"
+_MERGED = "the paper's virtual stages, merged exactly"  # beginning of three summaries
 
 FAMILY = Family(
     name="ditto",
@@ -65,13 +68,20 @@ FAMILY = Family(
             "the same, folding with in-node communication",
             "Ditto, §5.3.2",
         ),
-        *(
-            Method(f"merge{by}", f"{_HERE}.paper:solve_by", False, f"{_MERGED}{how}", uses=uses)
-            for by, how, uses in (
-                ("", "", ("highs",)),
-                ("-cp-sat", " by CP-SAT", ("cp-sat", "highs")),
-                ("-milp", " by HiGHS", ("highs",)),
-            )
+        Method("merge", f"{_HERE}.paper:solve_by", False, _MERGED, uses=("highs",)),
+        Method(
+            "merge-cp-sat",
+            f"{_HERE}.paper:solve_by",
+            False,
+            f"{_MERGED} by CP-SAT",
+            uses=("cp-sat", "highs"),
+        ),
+        Method(
+            "merge-milp",
+            f"{_HERE}.paper:solve_by",
+            False,
+            f"{_MERGED} by HiGHS",
+            uses=("highs",),
         ),
         Method(
             "greedy",

@@ -1,15 +1,15 @@
 """The A* search of HAP, Fig. 10, for fixed ratios, and the prunings of Section 4.5.
 
-The first two prunings rewrite the theory. Both speak of placeholders and parameters, in a theory
-its sources: triples that need nothing and take no time. (An operator that loads its data itself
-needs nothing either, but it computes, and its result may be communicated as any other's.) Fusion: a
-source is merged into each triple that needs its effects. One communication per tensor:
-communications of a tensor exclude each other, and a source's tensor is not communicated at all. A
-property's tensor is what precedes its last `|`. The third removes redundant properties from partial
-programs.
+The first two prunings rewrite the theory. Both concern placeholders and parameters, which are the
+sources of a theory here: triples that need nothing and take no time. (An operator that loads its
+data itself needs nothing either, but it computes, and its result may be communicated as any
+other's.) The first pruning, fusion, merges a source into each triple that needs its effects. The
+second allows one communication per tensor: communications of a tensor exclude each other, and the
+tensor of a source is not communicated at all. The tensor of a property is the part of its name
+before the last `|`. The third pruning removes redundant properties from partial programs.
 
-A partial program costs its time up to the last synchronisation; the estimate of the rest assumes
-infinite bandwidth.
+The cost of a partial program is its time up to the last synchronisation; the estimate of the rest
+assumes infinite bandwidth.
 """
 
 import heapq
@@ -24,107 +24,124 @@ from hetplan.formulations.hap.theory import NOTHING, ReducedTheory
 from hetplan.solvers.run import Run
 from hetplan.text import grouped
 
-# Fused alternatives of one triple beyond which its producers are left unfused.
+# The most moves that fusion makes of one triple; sources of further properties stay moves apart.
 MOST_FUSED = 64
 
 
 @dataclass(frozen=True)
 class Move:
-    """Steps run one after the other as one instruction."""
+    """Steps that run one after the other as one instruction."""
 
     steps: tuple[Step, ...]
-    pre: frozenset[int]
-    post: frozenset[int]
-    tensors: frozenset[str] = frozenset()  # that it communicates, and that may be so only once
+    pre: frozenset[int]  # properties that it needs
+    post: frozenset[int]  # properties that it gives
+    # tensors that it communicates where each may be communicated only once
+    tensors: frozenset[str] = frozenset()
 
 
 def fuse(theory: ReducedTheory, *, once: bool) -> list[Move]:
-    """Section 4.5's first pruning and, with `once`, its second.
+    """The moves of a theory: its triples after Section 4.5's first pruning.
 
     Sources that hold no bytes are in no move: the reduced theory has their effects for nothing.
+
+    once: whether a tensor is communicated only once (second pruning).
     """
-    before = theory.problem.steps
+    unreduced = theory.problem.steps  # the triples with all their preconditions
 
     def tensors(properties: frozenset[int]) -> frozenset[str]:
+        """The tensors of these properties."""
         names = [theory.problem.properties[p] for p in properties]
         return frozenset(name.rpartition("|")[0] or name for name in names)
 
     def is_source(step: Step) -> bool:
+        """Whether a triple needs nothing and takes no time."""
         takes_time = step.comm or step.fixed or step.shared
-        return not before[step.index].pre and not takes_time
+        return not unreduced[step.index].pre and not takes_time
 
     sources = [step for step in theory.steps if is_source(step)]
-    had = [step for step in theory.for_nothing if is_source(step)]
-    loaded = tensors(frozenset().union(*(step.post for step in [*sources, *had])))
+    free_sources = [step for step in theory.for_nothing if is_source(step)]
+    loaded_properties: set[int] = set()
+    for step in [*sources, *free_sources]:
+        loaded_properties |= step.post
+    loaded = tensors(frozenset(loaded_properties))
     moves: list[Move] = []
     consumed: set[int] = set()
     for step in theory.steps:
         if is_source(step):
             continue
-        communicates = step.comm and once
-        communicated = tensors(before[step.index].pre) if communicates else frozenset[str]()
+        communicated: frozenset[str] = frozenset()
+        if step.comm and once:
+            communicated = tensors(unreduced[step.index].pre)
         if communicated & loaded:
             continue
-        for chosen in _producers(step, sources):
-            consumed.update(s.index for s in chosen)
-            produced = frozenset[int]().union(*(s.post for s in chosen))
+        for fused in _producers(step, sources):
+            consumed.update(source.index for source in fused)
+            produced = frozenset[int]().union(*(source.post for source in fused))
             moves.append(
-                Move((*chosen, step), step.pre - produced, step.post | produced, communicated)
+                Move((*fused, step), step.pre - produced, step.post | produced, communicated)
             )
-    # a source that no triple consumes whole (the goal itself, or only parts of several effects)
-    # stays on its own
+    # A source is also a move of its own unless other moves consume its only effect: it may give the
+    # goal itself, or several effects of which a triple needs a part.
     needed = {p for step in theory.steps for p in step.pre}
     for step in sources:
-        whole = step.index in consumed and len(step.post) == 1 and step.post <= needed
-        if not whole or theory.goal in step.post:
+        only_fused = step.index in consumed and len(step.post) == 1 and step.post <= needed
+        if not only_fused or theory.goal in step.post:
             moves.append(Move((step,), frozenset(), step.post))
     return moves
 
 
 def _producers(step: Step, sources: list[Step]) -> list[tuple[Step, ...]]:
-    """Every way to fuse sources into `step`: at most one per property that it needs."""
-    ways: list[tuple[Step, ...]] = [()]
+    """The sets of sources that can be fused into `step`: at most one source per property that it
+    needs. A source that also gives a property which `step` does not need is not fused."""
+    selections: list[tuple[Step, ...]] = [()]
     for p in sorted(step.pre):
         producers = [s for s in sources if p in s.post and s.post <= step.pre]
-        grown = [
-            way if any(p in s.post for s in way) else (*way, s) for way in ways for s in producers
-        ]
-        grown += ways  # the property may also be there already
-        if len(grown) > MOST_FUSED:
+        extended = []
+        for selection in selections:
+            given = any(p in s.post for s in selection)
+            for producer in producers:
+                extended.append(selection if given else (*selection, producer))
+        extended += selections  # the property may also come from another move
+        if len(extended) > MOST_FUSED:
             break
-        ways = list(dict.fromkeys(grown))
-    return ways
+        selections = list(dict.fromkeys(extended))
+    return selections
 
 
 @dataclass
 class _Partial:
-    """A partial program."""
+    """A partial program: the beginning of a program."""
 
     program: tuple[int, ...]  # triple numbers
-    known: frozenset[int]  # of these the ones that are still of use
-    ever: frozenset[int]  # all properties that it has given
-    communicated: frozenset[str]  # tensors
+    known: frozenset[int]  # properties it has established that a further move or the goal needs
+    ever: frozenset[int]  # all properties that it has established
+    communicated: frozenset[str]  # tensors it has communicated that may be so only once
     cost: float  # seconds up to the last synchronisation
-    busy: Floats  # [K] seconds since then
-    held: Floats  # [K] bytes
-    queued: bool = True  # still in the queue S of Fig. 10
+    busy: Floats  # [K] seconds that each device type computes after the last synchronisation
+    held: Floats  # [K] bytes on one device of each type
+    queued: bool = True  # whether it is in the queue S of Fig. 10
 
     def no_dearer(self, other: "_Partial") -> bool:
-        """Whether it costs and holds no more than another."""
+        """Whether it costs no more and holds no more bytes than another."""
         return self.cost <= other.cost and bool((self.held <= other.held).all())
 
 
 class ProgramSearch:
-    """A search for one program: its moves by what they need, their times and bytes, and distances
-    to the goal."""
+    """The steps of Fig. 10's search for a program at given ratios.
+
+    ratios: [g, K], of each segment and device type.
+    """
 
     def __init__(self, theory: ReducedTheory, moves: list[Move], ratios: Floats) -> None:
         self.theory, self.moves, self.ratios = theory, moves, ratios
+        # by move, the times of its steps, see `_time`
         self.times = [[self._time(step) for step in move.steps] for move in moves]
+        # by move, the bytes that it adds on one device of each type, [K]
         self.held = [
             sum(s.fixed_bytes + s.shared_bytes * ratios[s.segment] for s in move.steps)
             for move in moves
         ]
+        # property -> moves that need it; NOTHING -> moves that need none
         self.by_pre = grouped(
             (p, n) for n, move in enumerate(moves) for p in move.pre or (NOTHING,)
         )
@@ -133,91 +150,100 @@ class ProgramSearch:
         self.nothing = _Partial((), none, none, frozenset(), 0.0, zeros, zeros)
 
     def _time(self, step: Step) -> tuple[float | None, Floats]:
-        """(Seconds of a communication, None of a computation; [K] seconds of computing)."""
-        row, speeds = self.ratios[step.segment], self.theory.problem.speeds
-        return (
-            (step.fixed + step.shared * float(row.max()), np.zeros(len(speeds)))
-            if step.comm
-            else (None, (step.fixed + step.shared * row) / speeds)
-        )
+        """(seconds of communication, [K] seconds of computing) of a step; the former is None of a
+        computation, which synchronises nothing."""
+        row = self.ratios[step.segment]
+        speeds = self.theory.problem.speeds
+        if step.comm:
+            return step.fixed + step.shared * float(row.max()), np.zeros(len(speeds))
+        return None, (step.fixed + step.shared * row) / speeds
 
     def _distances(self) -> dict[int, float]:
-        """property -> least computing, on the type that has least of it, on a way from it to the
-        goal."""
+        """property -> least seconds of computing on a path of moves from it to the goal; each step
+        counts with the device type that computes it fastest."""
         goal = self.theory.goal
         graph: nx.DiGraph[int] = nx.DiGraph()
         graph.add_node(goal)
         for move, times in zip(self.moves, self.times, strict=True):
             work = sum(float(busy.min()) for _, busy in times)
-            for p, q in itertools.product(move.post, move.pre or (NOTHING,)):
-                if work < graph.get_edge_data(p, q, {"weight": np.inf})["weight"]:
-                    graph.add_edge(p, q, weight=work)
+            for effect, need in itertools.product(move.post, move.pre or (NOTHING,)):
+                least = graph.get_edge_data(effect, need, {"weight": np.inf})["weight"]
+                if work < least:
+                    graph.add_edge(effect, need, weight=work)
         return dict(nx.single_source_dijkstra_path_length(graph, goal))
 
     def fits(self, partial: _Partial) -> bool:
-        """Whether what a partial program holds fits in memory."""
-        room = self.theory.problem.capacity
-        return room is None or bool((partial.held <= room).all())
+        """Whether the bytes of a partial program fit in memory."""
+        capacity = self.theory.problem.capacity
+        return capacity is None or bool((partial.held <= capacity).all())
 
     def estimate(self, partial: _Partial) -> float:
-        """ecost: the stage under way and the computing that is still to come at least."""
+        """Seconds from the last synchronisation to the end, at least (ecost in Fig. 10): the
+        computing since then, and the least distance of an established property to the goal."""
         rest = [self.distance[p] for p in (*partial.known, NOTHING) if p in self.distance]
         return float(partial.busy.max()) + min(rest, default=0.0)
 
     def useful(self, move: Move, partial: _Partial) -> bool:
-        """Whether a move may be made, now or later, and gives a property that was never there."""
+        """Whether a move may still be made, now or later, and would establish a new property."""
         return not move.post <= partial.ever and not move.tensors & partial.communicated
 
     def applicable(self, partial: _Partial) -> list[int]:
-        """Moves whose precondition is met and that add a property (line 7), in a fixed order."""
-        near = {n for p in (*partial.known, NOTHING) for n in self.by_pre.get(p, ())}
-        return [
-            n
-            for n in sorted(near)
-            if self.moves[n].pre <= partial.known and self.useful(self.moves[n], partial)
-        ]
+        """Moves (ascending) whose precondition is met and that add a property (line 7)."""
+        candidates = {n for p in (*partial.known, NOTHING) for n in self.by_pre.get(p, ())}
+        met = [n for n in sorted(candidates) if self.moves[n].pre <= partial.known]
+        return [n for n in met if self.useful(self.moves[n], partial)]
 
     def extended(self, partial: _Partial, n: int) -> _Partial:
         """The partial program with move n appended; properties that no useful move needs any more
         are dropped (third pruning)."""
-        move, cost, busy = self.moves[n], partial.cost, partial.busy
+        move = self.moves[n]
+        cost, busy = partial.cost, partial.busy
         for seconds, computing in self.times[n]:
             if seconds is None:
                 busy = busy + computing
-            else:
-                cost, busy = cost + float(busy.max()) + seconds, computing
+            else:  # a communication ends a stage, which takes as long as its slowest type
+                cost = cost + float(busy.max()) + seconds
+                busy = computing
         after = _Partial(
-            (*partial.program, *(s.index for s in move.steps)), partial.known | move.post,
-            partial.ever | move.post, partial.communicated | move.tensors, cost, busy,
-            partial.held + self.held[n],
-        )  # fmt: skip
-        after.known = frozenset(
-            p
-            for p in after.known
-            if p == self.theory.goal
-            or any(self.useful(self.moves[m], after) for m in self.by_pre.get(p, ()))
+            program=(*partial.program, *(step.index for step in move.steps)),
+            known=partial.known | move.post,
+            ever=partial.ever | move.post,
+            communicated=partial.communicated | move.tensors,
+            cost=cost,
+            busy=busy,
+            held=partial.held + self.held[n],
         )
+        after.known = frozenset(p for p in after.known if self._needed(p, after))
         return after
+
+    def _needed(self, p: int, partial: _Partial) -> bool:
+        """Whether property p is the goal, or a move that is still useful needs it."""
+        if p == self.theory.goal:
+            return True
+        return any(self.useful(self.moves[m], partial) for m in self.by_pre.get(p, ()))
 
 
 def search(
     theory: ReducedTheory, ratios: Floats, run: Run, *, once: bool, most: int | None = None
 ) -> tuple[list[int] | None, bool, int]:
-    """(The program that Fig. 10 finds at ratios [g, K], None where there is none; whether the
-    search ended; how many partial programs it extended, `most` at most).
+    """(program, ended, extensions) of Fig. 10's search at ratios [g, K].
 
-    once: with the second pruning. Lines 9-14 compare costs up to the last synchronisation, as
-    Section 4.3 defines the cost of a partial program; what differs since then is not seen, nor
-    which tensors may still be communicated, so that a cheaper program may be missed. With
-    memory, what does not fit is left out, and a partial program beats another only if it holds no
-    more.
+    program: triple numbers; None where there is no program or the search was stopped. ended:
+    whether the search ran to its end. extensions: partial programs that it extended.
+
+    Lines 9-14 compare costs up to the last synchronisation, as Section 4.3 defines the cost of a
+    partial program. They see neither the seconds after it nor which tensors may still be
+    communicated, so that a cheaper program may be missed. Where memory is limited, partial programs
+    that do not fit are left out, and one beats another only if it holds no more bytes.
+
+    once: with the second pruning. most: extensions after which the search stops; None: no limit.
     """
     look = ProgramSearch(theory, fuse(theory, once=once), ratios)
     empty = look.nothing
     order = itertools.count()
     queue: list[tuple[float, int, _Partial]] = [(look.estimate(empty), next(order), empty)]
     by_known: dict[frozenset[int], list[_Partial]] = {}
-    best, least = empty, np.inf
+    best, least = empty, np.inf  # the incumbent and its seconds; inf: there is none yet
     extensions = 0
     while queue:
         if run.should_stop or extensions == most:
@@ -240,17 +266,20 @@ def search(
             elif not _beaten(after, by_known):
                 by_known.setdefault(after.known, []).append(after)
                 heapq.heappush(queue, (after.cost + look.estimate(after), next(order), after))
-    return theory.program(best.program) if np.isfinite(least) else None, True, extensions
+    if not np.isfinite(least):
+        return None, True, extensions
+    return theory.program(best.program), True, extensions
 
 
 def _beaten(after: _Partial, by_known: dict[frozenset[int], list[_Partial]]) -> bool:
-    """Lines 9 to 14: whether another partial program has all its properties and costs no more;
-    those that it beats itself leave the queue."""
-    if any(
-        known >= after.known and any(o.queued and o.no_dearer(after) for o in others)
-        for known, others in by_known.items()
-    ):
-        return True
+    """Lines 9 to 14: whether a partial program in the queue has all properties of `after` and costs
+    no more. If there is none, partial programs that `after` beats leave the queue.
+
+    by_known: partial programs by their `known` properties; what leaves the queue is removed.
+    """
+    for known, others in by_known.items():
+        if known >= after.known and any(o.queued and o.no_dearer(after) for o in others):
+            return True
     for known, others in list(by_known.items()):
         if known <= after.known:
             for other in others:

@@ -1,4 +1,5 @@
-"""The profile that is predicted where none was measured, for every device type of a cluster."""
+"""Prediction of the profile of a model on every device type of a cluster, for use where no
+profile was measured."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,11 @@ from hetplan.profiling.rates.shipped import shipped
 from hetplan.profiling.rates.times import LayerTime, Rates, layer_time
 from hetplan.schema import derived
 
-# 1: a roofline of shares of the datasheets (2025). 2: measured rates, fused attention, the host.
+# The predictor's version, which predicted profiles state. Version 1 (2025) was a roofline of shares
+# of the datasheets' peaks; version 2 has measured rates, fused attention and the host's seconds.
 PREDICTOR = 2
-LARGEST_MICRO_BATCH = 64
-LARGEST_GLOBAL_BATCH = 10**9
+LARGEST_MICRO_BATCH = 64  # samples, of the default micro-batches
+LARGEST_GLOBAL_BATCH = 10**9  # samples
 
 
 def predict(
@@ -33,20 +35,20 @@ def predict(
 ) -> Profile:
     """A predicted profile of `model` for every device type, tensor degree and micro-batch size.
 
-    tensor_degrees: `default_tensor_degrees` unless given. stack: the software. learned: by device
-    type, the measured operators that correct its predictions. date: ISO day of the prediction,
-    today unless given. Raises InputError where a device type has no matrix units for the model's
-    precision.
+    micro_batches: sizes in samples. tensor_degrees: `default_tensor_degrees` unless given. stack:
+    the software that runs the operators. learned: corrections from measured operators, by device
+    type. date: ISO day of the prediction, today unless given. Raises InputError where a device type
+    has no matrix units for the model's precision.
     """
     learned = learned or {}
     degrees = tensor_degrees
     if degrees is None:
         degrees = default_tensor_degrees(model, cluster)
-    for name in cluster.types:
+    for name in cluster.types:  # raises where a type lacks the precision
         cluster.specs[name].peak_flops(model.precision, name=f"{cluster.name}: device {name}")
-    sizes = list(product(cluster.types, degrees, micro_batches))
+    table_keys = list(product(cluster.types, degrees, micro_batches))
     require(
-        sizes,
+        table_keys,
         "nothing to predict",
         expected="at least one micro-batch size and one tensor degree",
     )
@@ -66,20 +68,21 @@ def predict(
             layers=profile_layers(model),
             tables=[
                 _table(model, cluster, device, tensor, micro_batch, stack, learned.get(device))
-                for device, tensor, micro_batch in sizes
+                for device, tensor, micro_batch in table_keys
             ],
         )
 
 
 def profile_layers(model: Model) -> list[ProfileLayer]:
     """The device-independent part of a profile of `model`."""
-    precision, width = model.precision, ELEMENT_BYTES[model.precision]
+    precision = model.precision
+    element_bytes = ELEMENT_BYTES[precision]
     return [
         ProfileLayer(
             name=layer.name,
-            param_bytes=float(layer.params * width),
-            tied_param_bytes=float(layer.tied_params * width),
-            activation_bytes=float(layer.output * width),
+            param_bytes=float(layer.params * element_bytes),
+            tied_param_bytes=float(layer.tied_params * element_bytes),
+            activation_bytes=float(layer.output * element_bytes),
             tensor_bytes=layer.tensor_bytes(precision),
             saved_bytes=layer.saved_bytes(precision),
             replicated_saved_bytes=layer.replicated_saved_bytes(precision),
@@ -100,21 +103,22 @@ def _table(
     """The table of one device type, tensor degree and micro-batch size."""
 
     def layer_times(rates: Rates) -> list[LayerTime]:
-        """The seconds of every layer; equal layers are computed once."""
-        known: dict[tuple[Operator, ...], LayerTime] = {}
+        """The times of every layer; layers of equal operators are computed once."""
+        by_operators: dict[tuple[Operator, ...], LayerTime] = {}
         for layer in model.layers:
-            if layer.operators not in known:
-                known[layer.operators] = layer_time(
+            if layer.operators not in by_operators:
+                by_operators[layer.operators] = layer_time(
                     layer, rates, micro_batch=micro_batch, tensor=tensor, learned=learned
                 )
-        return [known[layer.operators] for layer in model.layers]
+        return [by_operators[layer.operators] for layer in model.layers]
 
     def total(times: list[LayerTime]) -> float:
+        """Seconds of both passes of all layers."""
         return sum(time.forward + time.backward for time in times)
 
     rates = Rates(device, cluster.specs[device], model.precision, stack)
     times = layer_times(rates)
-    middle = total(times)
+    seconds = total(times)
     low = total(layer_times(replace(rates, edge="low")))
     high = total(layer_times(replace(rates, edge="high")))
     forward_host = [time.forward_host for time in times]
@@ -125,9 +129,10 @@ def _table(
         micro_batch=micro_batch,
         forward_seconds=[time.forward for time in times],
         backward_seconds=[time.backward for time in times],
+        # A table without host seconds leaves them out: a host that takes no time is not written.
         forward_host_seconds=forward_host if any(forward_host) else [],
         backward_host_seconds=backward_host if any(backward_host) else [],
-        interval=(low / middle, high / middle),
+        interval=(low / seconds, high / seconds),
     )
 
 
@@ -145,24 +150,21 @@ def default_micro_batches(global_batch: int, largest: int = LARGEST_MICRO_BATCH)
     """For each power of two up to `largest`, the largest divisor of the global batch that does not
     exceed it.
 
-    All divisors of a rich number would be dozens; this keeps at most seven, spread evenly on a log
-    scale.
-    Raises InputError for a global batch below 1.
+    A global batch may have dozens of divisors. These are evenly spread on a logarithmic scale, and
+    at most seven with the default of `largest`. Raises InputError where `check_global_batch` does.
     """
     check_global_batch(global_batch)
-    powers = (2**i for i in range(largest.bit_length()))
-    sizes = (
-        next(b for b in range(min(power, global_batch), 0, -1) if global_batch % b == 0)
-        for power in powers
-    )
+    sizes = []
+    for exponent in range(largest.bit_length()):
+        size = min(2**exponent, global_batch)
+        while global_batch % size:
+            size -= 1
+        sizes.append(size)
     return tuple(dict.fromkeys(sizes))
 
 
 def default_tensor_degrees(model: Model, cluster: Cluster) -> tuple[int, ...]:
     """Powers of two up to the largest node that divide the model's heads and feed-forward size."""
     largest = max(node.devices for node in cluster.nodes)
-    return tuple(
-        tp
-        for tp in (1 << i for i in range(largest.bit_length()))
-        if tp <= largest and model.tensor_degree_fits(tp)
-    )
+    powers = (2**exponent for exponent in range(largest.bit_length()))
+    return tuple(degree for degree in powers if model.tensor_degree_fits(degree))

@@ -1,21 +1,22 @@
-"""Seconds of matrix products and of operators without: measured rates, scaled physics elsewhere.
+"""Seconds of matrix products and of operators without products: from measured rates where a device
+was measured, else from a roofline.
 
 The physics of a product is a roofline over tiles. A library cuts the result into tiles, and the
 inner dimension too where tiles are few; the multiprocessors compute them in waves, and the last
 wave takes as long as a full one (NVIDIA, "Matrix Multiplication Background", tile and wave
-quantisation). Of the tiles that libraries use the fastest counts; a product takes no less than its
+quantisation). The fastest of the tiles that libraries use counts; a product takes no less than its
 bytes need. How fast a device computes each tile is fitted to its measured products, and trees learn
 the logarithm of measured / physical seconds from the sizes and from how each tile fits them. A
 device that was not measured has the mean of the fits, and no trees.
 
-What is not smooth in truth is not smooth here: seconds jump where another wave begins, and fall a
-little where a larger product fits its tiles better.
+Measured seconds are not smooth, and these are not either: they jump where another wave begins, and
+fall a little where a larger product fits its tiles better.
 
-Operators without products take what they move over the bandwidth that they reach. NeuSight measured
-them in fp32 on P4, P100, V100, T4 and A100, from 16 MB on. The share of the
-bandwidth grows with the bytes, and of norms and softmax it depends on the length of a row. Fewer
-bytes than were measured are moved at the share of the fewest, and a kernel takes a few
-microseconds of its own. Numbers of 16 bits count as their bytes.
+The seconds of an operator without products are the bytes that it moves over the bandwidth that it
+reaches, and a few microseconds of its kernel. NeuSight measured such operators in fp32 on P4, P100,
+V100, T4 and A100, from 16 MB on. The share of the bandwidth grows with the bytes; that of norms and
+softmax also depends on the length of a row. Fewer bytes than were measured are moved at the share
+of the fewest. Numbers of 16 bits take the seconds of their bytes.
 """
 
 import math
@@ -35,32 +36,30 @@ from hetplan.schema import NonNegative, Positive, StrictModel
 
 @dataclass(frozen=True)
 class Physics:
-    """Constants of the roofline over tiles.
+    """Constants of the roofline over tiles."""
 
-    rows, columns, split: tiles of cuBLAS and CUTLASS, and into how many parts they cut the inner
-    dimension (CUTLASS documentation, "Efficient GEMM in CUDA"). share_16, share_32: of the peak, of
-    large products (vidur's A100, A40 and H100: 0.69 to 0.78; NeuSight's V100, A100: 0.8 to 0.97).
-    joules_32, joules_32_new: of an fp32 operation on devices up to Turing (NeuSight's T4: 70 W at
-    3.7 TFLOP/s) and from Ampere on (its L4: 72 W at 7.7 TFLOP/s); no device computes more than its
-    board's watts pay for. joules_16, joules_16_new: of one of tensor cores, likewise (a T4 at 70 W
-    computes 24 TFLOP/s, NVIDIA developer forum 264462; vidur's H100 at 700 W 720).
-    multiprocessors: of a device whose own are not known, a V100's. sharpness: of the minimum over
-    tiles, of the maximum with the bytes' seconds; libraries do not always choose the fastest. low,
-    high: around physics alone, of measured products (10 % and 90 % over all devices with the fits
-    of the others; `evidence/speed/fit_rates.py`).
-    """
-
+    # [T] rows and columns of each kind of tile of cuBLAS and CUTLASS, and the number of parts into
+    # which it cuts the inner dimension (CUTLASS documentation, "Efficient GEMM in CUDA")
     rows: tuple[int, ...] = (256, 128, 128, 256, 64, 128, 64, 64, 128, 64, 128, 64)
     columns: tuple[int, ...] = (128, 256, 128, 64, 256, 64, 128, 64, 128, 64, 128, 64)
     split: tuple[int, ...] = (1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 4, 4)
+    # share of the peak that large products reach: in 16 bits vidur's A100, A40 and H100 0.69 to
+    # 0.78, in fp32 NeuSight's V100 and A100 0.8 to 0.97
     share_16: float = 0.8
     share_32: float = 0.9
-    joules_32: float = 19e-12
-    joules_32_new: float = 9.3e-12
+    # joules of an operation; no device computes more than the watts of its board pay for
+    joules_32: float = 19e-12  # fp32, up to Turing (NeuSight's T4: 70 W at 3.7 TFLOP/s)
+    joules_32_new: float = 9.3e-12  # fp32, from Ampere on (NeuSight's L4: 72 W at 7.7 TFLOP/s)
+    # tensor cores up to Turing (a T4: 70 W at 24 TFLOP/s, NVIDIA developer forum 264462)
     joules_16: float = 2.9e-12
-    joules_16_new: float = 0.97e-12
-    multiprocessors: int = 80
+    joules_16_new: float = 0.97e-12  # from Ampere on (vidur's H100: 700 W at 720 TFLOP/s)
+    multiprocessors: int = 80  # of a device for which the catalogue has no number: a V100's
+    # exponents of the smooth minimum over tiles, because libraries do not always choose the fastest
+    # one, and of the smooth maximum of computing and moving
     sharpness: tuple[float, float] = (20.0, 10.0)
+    # Measured / physical seconds of a device that was not measured: 10 % of the products lie below
+    # `low`, 10 % above `high`, over all measured devices, each with the mean fit of the others
+    # (`evidence/speed/fit_rates.py`).
     low: float = 0.77
     high: float = 1.3
 
@@ -81,15 +80,16 @@ class Machine:
     @classmethod
     def of(cls, spec: DeviceSpec, precision: Precision, physics: Physics = PHYSICS) -> "Machine":
         """The machine of a catalogue entry. Raises InputError where it lacks `precision`."""
+        from_ampere_on = "bf16" in spec.peak_tflops
+        if precision == "fp32":
+            share = physics.share_32
+            joules = physics.joules_32_new if from_ampere_on else physics.joules_32
+        else:
+            share = physics.share_16
+            joules = physics.joules_16_new if from_ampere_on else physics.joules_16
         peak = spec.peak_flops(precision)
-        reached = peak * (physics.share_32 if precision == "fp32" else physics.share_16)
+        reached = peak * share
         if spec.tdp_w is not None:
-            joules = {
-                (True, True): physics.joules_32_new,
-                (True, False): physics.joules_32,
-                (False, True): physics.joules_16_new,
-                (False, False): physics.joules_16,
-            }[precision == "fp32", "bf16" in spec.peak_tflops]
             reached = min(reached, spec.tdp_w / joules)
         return cls(
             peak=peak,
@@ -112,12 +112,12 @@ class Tiles:
 
     @classmethod
     def of(cls, machine: Machine, sizes: Floats, physics: Physics = PHYSICS) -> "Tiles":
-        """Tiles, waves and bytes of products `sizes` [N, 4]: count, m, k, n, each at least 1."""
-        count, m, k, n = sizes.T[:, :, None]
+        """The tiles of products `sizes` [N, 4]: count, m, k, n, each at least 1."""
+        count, m, k, n = sizes.T[:, :, None]  # [N, 1] each
         rows, columns, split = map(np.array, (physics.rows, physics.columns, physics.split))
         tiles = count * np.ceil(m / rows) * np.ceil(n / columns) * split
         waves = np.ceil(tiles / machine.multiprocessors)
-        inner = np.ceil(k / split / 32) * 32
+        inner = np.ceil(k / split / 32) * 32  # kernels take the inner dimension in steps of 32
         busy = 2.0 * waves * machine.multiprocessors * rows * columns * inner / machine.reached
         alone = 2.0 * count * m * k * n / machine.reached
         moved = count * (m * k + k * n + m * n) * machine.element_bytes / machine.bandwidth
@@ -127,27 +127,35 @@ class Tiles:
 def physical(
     machine: Machine, tiling: Tiling, sizes: Floats, physics: Physics = PHYSICS
 ) -> tuple[Floats, Floats]:
-    """Physical seconds [N] of products `sizes` [N, 4] (count, m, k, n), and what trees ask [N, F].
+    """(physical seconds [N], features of the trees [N, F]) of products `sizes` [N, 4]: count, m, k
+    and n.
 
-    Features are logarithms (base 2, in thousandths): of count, m, k, n; of the product's own
-    microseconds and their ratio to those of its bytes; of waves of the middle tile; of the best
-    tile's seconds over those of the bytes; for each tile of what it loses and of its seconds over
-    the best one's.
+    computed = (sum over tiles of seconds^-sharp)^(-1/sharp), a smooth minimum;
+    seconds = (computed^blunt + moved^blunt)^(1/blunt) + start, a smooth maximum.
     """
     sizes = np.maximum(sizes, 1.0)
-    cut, (sharp, blunt) = Tiles.of(machine, sizes, physics), physics.sharpness
-    each = cut.busy * np.array(tiling.slowness) + cut.waves * np.array(tiling.wave_seconds)
-    best = each.min(axis=1, keepdims=True)
-    computed = best * ((each / best) ** -sharp).sum(axis=1, keepdims=True) ** (-1 / sharp)
-    moved = cut.moved / tiling.memory
-    longest = np.maximum(computed, moved)
-    least = np.minimum(computed, moved)
-    seconds = longest * (1.0 + (least / longest) ** blunt) ** (1 / blunt) + tiling.start_seconds
-    asked = (
-        sizes, cut.alone * 1e6, cut.alone / cut.moved, cut.waves[:, 2:3], best / moved,
-        cut.lost, each / best,
-    )  # fmt: skip
-    return seconds[:, 0], np.round(1e3 * np.log2(np.concatenate(asked, axis=1)))
+    tiles = Tiles.of(machine, sizes, physics)
+    sharp, blunt = physics.sharpness
+    by_tile = tiles.busy * np.array(tiling.slowness) + tiles.waves * np.array(tiling.wave_seconds)
+    best = by_tile.min(axis=1, keepdims=True)
+    by_best = by_tile / best
+    computed = best * (by_best**-sharp).sum(axis=1, keepdims=True) ** (-1 / sharp)
+    moved = tiles.moved / tiling.memory
+    longer = np.maximum(computed, moved)
+    shorter = np.minimum(computed, moved)
+    seconds = longer * (1.0 + (shorter / longer) ** blunt) ** (1 / blunt) + tiling.start_seconds
+    measures = (
+        sizes,
+        tiles.alone * 1e6,  # microseconds
+        tiles.alone / tiles.moved,
+        tiles.waves[:, 2:3],  # of tiles of 128 x 128
+        best / moved,
+        tiles.lost,
+        by_best,
+    )
+    # Trees compare whole numbers: thousandths of logarithms to base 2.
+    features = np.round(1e3 * np.log2(np.concatenate(measures, axis=1)))
+    return seconds[:, 0], features
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +227,7 @@ def products_seconds(
     shapes: tuple[Shape, ...],
     physics: Physics = PHYSICS,
 ) -> tuple[Estimate, ...]:
-    """Seconds of each of `shapes` on a device type, all asked at once.
+    """Estimated seconds of each of `shapes` on a device type.
 
     device: its catalogue name, by which measurements are looked up. Raises InputError where the
     device has no units for `precision`.
@@ -230,8 +238,7 @@ def products_seconds(
 def product_seconds(
     device: str, spec: DeviceSpec, precision: Precision, shape: Shape, physics: Physics = PHYSICS
 ) -> Estimate:
-    """Seconds of one shape; each is computed once. As `products_seconds`, which is quicker for
-    many."""
+    """Estimated seconds of one shape; see `products_seconds`, which is faster for many shapes."""
     return products_seconds(device, spec, precision, (shape,), physics)[0]
 
 
@@ -243,25 +250,26 @@ def _estimates(
     shapes: tuple[Shape, ...],
     physics: Physics,
 ) -> tuple[Estimate, ...]:
-    """The estimate of each shape."""
-    known = measured_products(device, precision)
+    """The estimate of each shape; the last answers are cached."""
     sizes = np.array([(s.count, s.m, s.k, s.n) for s in shapes], float).reshape(-1, 4)
-    if known is None:
-        seconds, _ = physical(machine, mean_tiling(precision), sizes, physics)
-        source = "roofline over tiles, never measured"
-        return tuple(
-            Estimate(s, s * physics.low, s * physics.high, source) for s in seconds.tolist()
-        )
-    table, trees = known
-    seconds, features = physical(machine, table.tiling, sizes, physics)
-    corrected = seconds * np.exp(trees.sums(features))
+    measured = measured_products(device, precision)
     estimates = []
-    for s, far in zip(corrected.tolist(), beyond(table, sizes), strict=True):
+    if measured is None:
+        predicted, _ = physical(machine, mean_tiling(precision), sizes, physics)
+        source = "roofline over tiles, never measured"
+        for seconds in predicted.tolist():
+            low, high = seconds * physics.low, seconds * physics.high
+            estimates.append(Estimate(seconds, low, high, source))
+        return tuple(estimates)
+    table, trees = measured
+    predicted, features = physical(machine, table.tiling, sizes, physics)
+    corrected = predicted * np.exp(trees.sums(features))
+    for seconds, is_beyond in zip(corrected.tolist(), beyond(table, sizes), strict=True):
         low, high, source = table.errors.low, table.errors.high, table.origin
-        if far:
+        if is_beyond:
             low, high = min(low, physics.low), max(high, physics.high)
             source = f"{table.origin}, beyond its sizes"
-        estimates.append(Estimate(s, s * low, s * high, source))
+        estimates.append(Estimate(seconds, seconds * low, seconds * high, source))
     return tuple(estimates)
 
 
@@ -273,7 +281,8 @@ def beyond(table: ProductTrees, sizes: Floats) -> list[bool]:
     return [bool(row.any()) for row in far]
 
 
-# binary: two tensors in, one out. pointwise: one in, one out (activations, casts, copies, scaling).
+# Operators without products, by the tensors that they move. binary: two in, one out. pointwise: one
+# in, one out (activations, casts, copies, scaling). norm, softmax: one in, one out, over rows.
 MoveKind = Literal["binary", "pointwise", "norm", "softmax"]
 
 
@@ -281,6 +290,7 @@ MoveKind = Literal["binary", "pointwise", "norm", "softmax"]
 class Moving:
     """Constants of operators without products."""
 
+    # a kernel's seconds without data: profilers show 2 to 4 us of an empty one (NVIDIA Nsight)
     start_seconds: float = 3e-6
     """Seconds of a kernel beside its bytes: an empty one takes 2 to 4 us (NVIDIA Nsight)."""
     row: float = 1536.0
@@ -321,7 +331,7 @@ class MoveCurve(StrictModel):
     share: list[Positive]  # [B] of the bandwidth
 
     def move_seconds(self, moved: float) -> float:
-        """Seconds in which these bytes move; never fewer for more bytes."""
+        """Seconds in which `moved` bytes move; never fewer for more bytes."""
         share = float(np.interp(math.log2(max(moved, 1.0)), self.log2_bytes, self.share))
         return self.start_seconds + moved / (self.bytes_per_second * share)
 
@@ -334,7 +344,8 @@ def move_curve(
     row: float | None = None,
     moving: Moving = MOVING,
 ) -> MoveCurve:
-    """The curve of one kind of operator on a device type; see `move_seconds`."""
+    """The seconds of one kind of operator by bytes, on a device type; parameters as of
+    `move_seconds`."""
     rate, _ = rate_of(device, spec.memory_bytes_per_s, kind)
     length = math.log2(row or moving.row)
     return MoveCurve(
@@ -354,7 +365,7 @@ def move_seconds(
     row: float | None = None,
     moving: Moving = MOVING,
 ) -> Estimate:
-    """Seconds of one operator that moves `moved` bytes, what it reads and what it writes.
+    """Estimated seconds of one operator; never fewer for more bytes in rows of the same length.
 
     device: its catalogue name, by which measurements are looked up. row: numbers in a row of a norm
     or softmax. With equal rows, more bytes never take fewer seconds.

@@ -1,4 +1,4 @@
-"""Tables, pools, means, and the loss."""
+"""Operators that look rows up in a table, that pool windows, that take means, and the loss."""
 
 from __future__ import annotations
 
@@ -27,39 +27,48 @@ if TYPE_CHECKING:
 
 
 def embed_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """(numbers, table): a row of the table for every number."""
+    """The output's shape: for every row number (first input) a row of the table (second input)."""
     return (*whole[0], whole[1][1])
 
 
 def embed_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """Numbers or columns can be sliced; a slice of the rows gives zeros for all other rows, so that
-    its output is a summand.
+    """The row numbers can be sliced along any dimension, the table by columns or by rows. A slice
+    of the table's rows gives zeros for all other rows, so that its output is a summand.
 
     Source: Shoeybi et al. 2019, Section 3.
     """
-    rank = len(whole[0])
-    numbers = [Way((d, WHOLE), d) for d in range(rank)]
-    return [*numbers, Way((WHOLE, 1), rank), Way((WHOLE, 0), PARTIAL)]
+    dimensions = len(whole[0])
+    sliced_numbers = [Way((d, WHOLE), d) for d in range(dimensions)]
+    sliced_columns = Way((WHOLE, 1), dimensions)
+    sliced_rows = Way((WHOLE, 0), PARTIAL)
+    return [*sliced_numbers, sliced_columns, sliced_rows]
 
 
 def embed(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
-    """Rows of a table by number; zeros for rows that are not on this device."""
+    """The table's rows of the given numbers; zeros for rows that are not on this device."""
     from torch.nn.functional import embedding
 
-    ids, table = inputs
-    if not len(table):
+    numbers, table = inputs
+    if not len(table):  # this device has no rows at all
         return zeros(place.shape, [table])
-    rows = ids - place.starts[1] if place.partial else ids
-    here = (rows >= 0) & (rows < len(table))
-    found = embedding(rows.clamp(0, len(table) - 1), table)
-    return found * here.unsqueeze(-1).to(table.dtype)
+    if place.partial:  # the table is a slice that begins at row starts[1]
+        numbers = numbers - place.starts[1]
+    on_device = (numbers >= 0) & (numbers < len(table))
+    rows = embedding(numbers.clamp(0, len(table) - 1), table)
+    return rows * on_device.unsqueeze(-1).to(table.dtype)
 
 
 def pooled(whole: Shapes, attributes: Attributes) -> Shape:
-    """Windows of `window`, `stride` apart (default side by side), `padding` alike both ways."""
-    (*front, height, width), window = whole[0], attributes["window"]
-    pad, stride = attributes.get("padding", 0), attributes.get("stride", window)
-    return (*front, *((n + 2 * pad - window) // stride + 1 for n in (height, width)))
+    """The output's shape of pooling: one entry for each window.
+
+    Windows are squares of side `window`, `stride` apart (side by side unless given), on an image
+    with `padding` entries on each side (0 unless given).
+    """
+    *front, height, width = whole[0]
+    window = attributes["window"]
+    padding, stride = attributes.get("padding", 0), attributes.get("stride", window)
+    rows, columns = ((length + 2 * padding - window) // stride + 1 for length in (height, width))
+    return (*front, rows, columns)
 
 
 def max_pool(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
@@ -71,31 +80,36 @@ def max_pool(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> 
 
 
 def mean_pool_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """x [b, c, H, W]: one entry for each sample and channel."""
+    """The output's shape [b, c] of an image [b, c, H, W]: an entry per sample and channel."""
     return whole[0][:2]
 
 
+def mean_pool(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
+    """The mean of each channel over the whole image."""
+    return inputs[0].mean(dim=(2, 3))
+
+
 def mean_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """Without `dimension`."""
+    """The output's shape: the input's without `dimension`."""
     return other_lengths(whole[0], attributes["dimension"])
 
 
 def mean_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """Any dimension can be sliced; slices of `dimension` give summands."""
-    left_out, ways = attributes["dimension"], []
-    for d in range(len(whole[0])):
-        if d != left_out:
-            ways.append(Way((d,), d if d < left_out else d - 1))
-    return [*ways, Way((left_out,), PARTIAL)]
+    """Any dimension can be sliced; slices along the averaged one give summands."""
+    averaged = attributes["dimension"]
+    dimensions = len(whole[0])
+    before = [Way((d,), d) for d in range(averaged)]
+    behind = [Way((d,), d - 1) for d in range(averaged + 1, dimensions)]  # move up in the output
+    return [*before, *behind, Way((averaged,), PARTIAL)]
 
 
 def mean(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
-    """This slice's part of the mean along `dimension`, whose whole length is `length`."""
+    """The slice's summand of the mean along `dimension`, whose whole length is `length`."""
     return inputs[0].sum(attributes["dimension"]) / attributes["length"]
 
 
 def cross_entropy_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """(logits, labels): a scalar."""
+    """The output's shape, a scalar; the inputs are logits and labels."""
     return ()
 
 
@@ -105,16 +119,16 @@ def cross_entropy_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
 
 
 def cross_entropy_work(whole: Shapes, output: Shape, attributes: Attributes) -> Work:
-    """The logits read and written in each pass."""
-    moved = 2 * ELEMENT_FLOPS * size(whole[0])
-    return moved, [moved, 0.0]
+    """Work of reading and writing the logits in each pass; labels have no gradient."""
+    flops = 2 * ELEMENT_FLOPS * size(whole[0])
+    return flops, [flops, 0.0]
 
 
 def cross_entropy(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
-    """The part of these rows in the mean over `count` rows.
+    """The summand of this device's rows in the mean loss over all `count` rows.
 
-    No label is left out (torch's `ignore_index`): how many rows count would be known at run time
-    only. Raises InputError for a label outside 0 … V - 1.
+    Every label counts. torch's `ignore_index` is not supported, because the number of rows that
+    count would depend on the labels. Raises InputError for a label outside 0 … V - 1.
     """
     from torch.nn import functional
 
@@ -135,9 +149,7 @@ def cross_entropy(inputs: Sequence[Tensor], attributes: Attributes, place: Place
 LOOKUPS: dict[str, Operator] = {
     "embed": Operator(embed_shape, embed_ways, embed, output_sized_work),
     "max-pool": Operator(pooled, first_two, max_pool),
-    "mean-pool": Operator(
-        mean_pool_shape, first_two, lambda x, a, p: x[0].mean(dim=(2, 3)), linear=True
-    ),
+    "mean-pool": Operator(mean_pool_shape, first_two, mean_pool, linear=True),
     "mean": Operator(mean_shape, mean_ways, mean, linear=True),
     "cross-entropy": Operator(
         cross_entropy_shape, cross_entropy_ways, cross_entropy, cross_entropy_work

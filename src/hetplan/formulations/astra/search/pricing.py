@@ -1,12 +1,13 @@
 """Seconds per iteration of every strategy at once (Astra, Sections 3.3, 3.5).
 
-A stage of n layers takes n (forward + backward + recomputation) + h; with v virtual stages the
-pipeline fills v times faster (Narayanan et al. 2021, Section 2.2) and each micro-batch crosses each
-boundary v times (eq. 22 where v = 1):
+A stage i of n layers takes t_i = n (forward + backward + recomputation) + h seconds for one
+micro-batch, where h is the exchange with the next stage. With v virtual stages the pipeline fills v
+times faster (Narayanan et al. 2021, Section 2.2) and each micro-batch crosses each boundary v
+times. An iteration of K micro-batches takes (eq. 22 where v = 1):
 
     T = (sum_i t_i - max_i t_i) / v + K max_i t_i + reduction + optimizer
 
-Overlapped communication costs what its window of computation leaves uncovered: tensor-parallel
+Overlapped communication adds what its window of computation leaves uncovered: tensor-parallel
 collectives hide behind the block's matrix products, gradients behind the last backward, parameters
 behind the first forward.
 
@@ -41,7 +42,7 @@ from hetplan.replays.overlap import bucket_count, bucket_params, uncovered, unco
 from hetplan.replays.ranks import Ranks, own_shards
 from hetplan.replays.updates import FP32, adam_bytes, host_update_seconds
 
-# Columns in the order of `Priced`'s attributes.
+# Columns of the table of strategies, in the order in which `Priced` unpacks them.
 DEGREES = (
     "pipeline_model_parallel_size", "tensor_model_parallel_size", "expert_model_parallel_size",
     "data_parallel_size", "context_parallel_size", "expert_tensor_parallel_size",
@@ -49,10 +50,10 @@ DEGREES = (
     "sequence_parallel",
 )  # fmt: skip
 AGAIN = ("recompute_granularity", "recompute_method", "recompute_num_layers")
-SELECTIVE, FULL, HYBRID = range(len(GRANULARITIES))
+SELECTIVE, FULL, HYBRID = range(len(GRANULARITIES))  # values of column `recompute_granularity`
 ADAM_BANDWIDTH = 0.8  # share of the memory's bandwidth that Adam reaches
 
-# Rows of what `block_seconds` returns: the fields of `BlockSeconds`.
+# Row numbers in the table of `block_seconds`, one for each field of `BlockSeconds`.
 FORWARD, BACKWARD, CORE_FORWARD, PRODUCTS_FORWARD, PRODUCTS_BACKWARD, EMBEDDING, HEAD = range(
     len(BlockSeconds._fields)
 )
@@ -61,23 +62,27 @@ FORWARD, BACKWARD, CORE_FORWARD, PRODUCTS_FORWARD, PRODUCTS_BACKWARD, EMBEDDING,
 def block_seconds(
     facts: ModelFacts, offer: Offer, columns: Sequence[Ints], assumed: Assumptions
 ) -> Floats:
-    """[7, R] `BlockSeconds` of all rows, each distinct combination computed once.
+    """[7, R] the seconds of `BlockSeconds`, by field, of R strategies; each distinct combination of
+    columns is computed once.
 
-    columns: tensor degree, micro-batch, sequence parallelism, and the cut: context and expert
-    degrees, tensor ranks that hold whole experts.
+    columns: [R] each: tensor degree, samples of a micro-batch, whether sequence parallel, and the
+    fields of `Cut`.
     """
-    distinct, of = np.unique(np.stack(columns), axis=1, return_inverse=True)
-    each = []
-    for tensor, micro_batch, sequence_parallel, *cut in distinct.T.tolist():
-        rank = Pass(tensor, micro_batch, bool(sequence_parallel), Cut(*cut))
-        each.append(block_times(facts, offer, assumed, rank))
-    table = np.array(each, dtype=np.float64).reshape(-1, len(BlockSeconds._fields)).T
-    return np.asarray(table[:, of])
+    distinct, combination = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    seconds = []
+    for tensor, micro_batch, sequence_parallel, context, expert, whole in distinct.T.tolist():
+        cut = Cut(context, expert, whole)
+        rank_pass = Pass(tensor, micro_batch, bool(sequence_parallel), cut)
+        seconds.append(block_times(facts, offer, assumed, rank_pass))
+    table = np.array(seconds, dtype=np.float64).reshape(-1, len(BlockSeconds._fields)).T
+    return np.asarray(table[:, combination])
 
 
 class Priced:
-    """Figures of the strategies [R] on one type of device; every figure is computed when first
-    asked for."""
+    """Seconds and parameters of R strategies on one type of device.
+
+    Every attribute is an array [R] unless it says otherwise; properties are computed on first use.
+    """
 
     def __init__(
         self, facts: ModelFacts, table: Strategies, offer: Offer, assumed: Assumptions
@@ -85,16 +90,16 @@ class Priced:
         self.facts, self.table, self.offer, self.assumed = facts, table, offer, assumed
         columns = table.columns
         (
-            self.pp,
-            self.tp,
-            self.ep,
-            self.dp,
-            self.cp,
-            self.etp,
-            self.copies,
-            self.mbs,
-            self.K,
-            self.sp,
+            self.pp,  # pipeline stages
+            self.tp,  # tensor degree
+            self.ep,  # expert degree
+            self.dp,  # replicas
+            self.cp,  # context degree
+            self.etp,  # expert-tensor degree
+            self.copies,  # groups of ranks that each hold all shards of the model states
+            self.mbs,  # samples of a micro-batch
+            self.K,  # micro-batches of an iteration
+            self.sp,  # 1 with sequence parallelism
         ) = (columns[name] for name in DEGREES)
         self.granularity, self.method, self.recomputed = (columns[name] for name in AGAIN)
         self.fsdp = columns["use_fsdp"] == 1
@@ -102,6 +107,7 @@ class Priced:
         self.v: Ints = np.maximum(columns["virtual_pipeline_model_parallel_size"], 1)
         self.interleaved = columns["virtual_pipeline_model_parallel_size"] != NONE
         self.sharded = columns["use_distributed_optimizer"] == 1
+        # whether context ranks exchange tokens for heads, else keys and values go round a ring
         self.exchanged = columns["cp_comm_type"] == 1
         self.ranks = Ranks(self.tp, self.cp, self.dp, self.ep, self.etp, self.copies)
         self.selective = (self.granularity == SELECTIVE) | (self.granularity == HYBRID)
@@ -109,13 +115,13 @@ class Priced:
 
     @cached_property
     def blocks(self) -> Floats:
-        """Computation of blocks, embedding and head (`block_seconds`)."""
+        """[7, R] seconds of computation of a block, embedding and head, see `block_seconds`."""
         columns = (self.tp, self.mbs, self.sp, self.cp, self.ep, self.tp // self.etp)
         return block_seconds(self.facts, self.offer, columns, self.assumed)
 
     @cached_property
     def exchanges(self) -> BlockExchanges[Ints]:
-        """What one block exchanges in its passes."""
+        """The exchanges of one block in its passes."""
         return BlockExchanges(
             facts=self.facts,
             group_seconds=self.group_seconds,
@@ -128,14 +134,14 @@ class Priced:
 
     @cached_property
     def waits(self) -> tuple[Floats, Floats]:
-        """Seconds that one block waits for exchanges, forward and backward, beside those of tensor
-        ranks."""
+        """(forward, backward) seconds that one block waits for exchanges other than the collectives
+        of tensor ranks."""
         blocks = self.blocks
         return self.exchanges.waits(blocks[FORWARD], blocks[BACKWARD], blocks[CORE_FORWARD])
 
     @cached_property
     def tensor_seconds(self) -> Floats:
-        """Tensor ranks' collectives of one block, one pass."""
+        """Seconds of the tensor ranks' collectives of one block in one pass."""
         size = np.asarray(self.facts.boundary_bytes * self.own, dtype=np.float64)
         return tensor_seconds(
             self.group_seconds, size, self.facts.tensor_collectives, self.tp, self.sp
@@ -143,48 +149,59 @@ class Priced:
 
     @cached_property
     def forward(self) -> Floats:
-        """One block forward, with its exposed collectives."""
+        """Seconds of one block's forward pass, with its exposed collectives."""
         return self._pass(FORWARD, PRODUCTS_FORWARD, self.waits[0])
 
     @cached_property
     def backward(self) -> Floats:
-        """One block backward, with its exposed collectives, without recomputation."""
+        """Seconds of one block's backward pass, with its exposed collectives, without
+        recomputation."""
         return self._pass(BACKWARD, PRODUCTS_BACKWARD, self.waits[1])
 
-    def _pass(self, figure: int, products: int, waits: Floats) -> Floats:
+    def _pass(self, computation: int, products: int, waits: Floats) -> Floats:
+        """Seconds of one block's pass with its exposed collectives.
+
+        computation, products: rows of `blocks` for the whole pass and its matrix products. waits:
+        seconds of other exchanges.
+        """
         # Transformer Engine overlaps these collectives through NVLink-mapped buffers: inside a node
         # only.
-        overlapped = (self.table.columns["tp_comm_overlap"] == 1) & (
-            self.tp <= self.offer.node_devices
-        )
-        exposed = uncovered(self.tensor_seconds, np.where(overlapped, self.blocks[products], 0.0))
-        return np.asarray(self.blocks[figure] + exposed + waits)
+        in_node = self.tp <= self.offer.node_devices
+        overlapped = (self.table.columns["tp_comm_overlap"] == 1) & in_node
+        window = np.where(overlapped, self.blocks[products], 0.0)
+        exposed = uncovered(self.tensor_seconds, window)
+        return np.asarray(self.blocks[computation] + exposed + waits)
 
     def fully_recomputed(self, layers: Ints) -> Floats:
-        """How many of a stage's `layers` are computed again in full. The number counts per
-        virtual stage."""
-        full = self.granularity == FULL
-        counted = np.minimum(np.maximum(self.recomputed, 0) * self.v, layers)
-        uniform = self.method == METHODS.index("uniform")
-        return np.where(full & uniform, layers, np.where(self.granularity >= 1, counted, 0)).astype(
-            float
-        )
+        """Number of a stage's `layers` that are computed again in full. The column
+        `recompute_num_layers` counts layers of a virtual stage."""
+        recomputed = np.minimum(np.maximum(self.recomputed, 0) * self.v, layers)
+        full_or_hybrid = self.granularity >= FULL
+        again = np.where(full_or_hybrid, recomputed, 0)
+        # The uniform method recomputes all layers; its number is the size of a group of layers.
+        uniform = (self.granularity == FULL) & (self.method == METHODS.index("uniform"))
+        return np.where(uniform, layers, again).astype(float)
 
     def layers_seconds(self, layers: Ints) -> Floats:
-        """Forward, backward and recomputation of a stage of so many layers, one micro-batch."""
+        """Seconds of forward, backward and recomputation of one micro-batch in a stage.
+
+        layers: number of the stage's layers.
+        """
         again = self.fully_recomputed(layers)
         core = np.where(self.selective, (layers - again) * self.blocks[CORE_FORWARD], 0.0)
         return layers * (self.forward + self.backward) + again * self.forward + core
 
     @cached_property
     def crossing_seconds(self) -> Floats:
-        """One stage boundary, forward and backward, before any overlap: h of eq. 22."""
+        """Seconds of one micro-batch crossing one stage boundary, forward and backward, before any
+        overlap: h of eq. 22."""
         size = self.facts.boundary_bytes * self.own / np.where(self.sp == 1, self.tp, 1)
-        return crossing_seconds(self.group_seconds, size, self.tp * self.cp * self.dp, self.pp)
+        stage_ranks = self.tp * self.cp * self.dp
+        return crossing_seconds(self.group_seconds, size, stage_ranks, self.pp)
 
     @property
     def stage_params(self) -> Floats:
-        """Dense parameters per layer and rank; experts apart in `expert_stage_params`."""
+        """Dense parameters per layer and rank; `expert_stage_params` has those of experts."""
         return self.exchanges.dense_params
 
     @property
@@ -194,54 +211,70 @@ class Priced:
 
     @cached_property
     def end_params(self) -> tuple[Floats, Floats]:
-        """Parameters per rank of embedding and head (a tied head keeps a copy when it is on another
-        stage)."""
+        """(embedding, head) parameters per rank; a tied head has a copy of the embedding's weights
+        where it is on another stage."""
         head = self.facts.head.params + np.where(self.pp > 1, self.facts.head.tied_params, 0)
         return self.facts.embedding.params / self.tp, head / self.tp
 
     def exposed_reduction(
         self, dense: Floats, experts: Floats, forward: Floats, backward: Floats
     ) -> Floats:
-        """Gradient reduction (and parameter gathering) that windows of computation leave
-        uncovered.
+        """Seconds of reducing gradients, and of gathering weights, that windows of computation
+        leave uncovered.
 
-        dense, experts: parameters per rank, of which the trained ones are exchanged. All-reduce;
-        with the distributed optimizer reduce-scatter of gradients and all-gather of weights
-        (Rajbhandari et al. 2020, Section 7). Fully sharded stages reduce their shards once over the
-        groups that hold the same ones.
+        Gradients are all-reduced. With the distributed optimizer they are reduced and scattered,
+        and weights are gathered (Rajbhandari et al. 2020, Section 7). Fully sharded stages
+        all-reduce the gradients of their shards once, over the groups that hold the same shards.
+
+        dense, experts: parameters per rank, of which the trained ones are exchanged. forward,
+        backward: seconds of a stage's passes, the windows of weights and of gradients.
         """
-        weight, gradient = EXCHANGED_BYTES[self.facts.precision]
+        weight_bytes, gradient_bytes = EXCHANGED_BYTES[self.facts.precision]
         columns = self.table.columns
-        seconds = across = np.zeros_like(dense)
-        trained = self.facts.trained_share
-        dense, experts = dense * trained, experts * trained
-        after = np.where(columns["overlap_grad_reduce"] == 1, backward, 0.0)
+        replicated_or_sharded = np.zeros_like(dense)
+        fully_sharded = np.zeros_like(dense)
+        dense, experts = dense * self.facts.trained_share, experts * self.facts.trained_share
+        behind = np.where(columns["overlap_grad_reduce"] == 1, backward, 0.0)
         before = np.where(columns["overlap_param_gather"] == 1, forward, 0.0)
         for shared in self.exchanges.shared(dense, experts):
-            part = shared.params / (dense + experts)
-            reduce = self._in_buckets("all-reduce", shared, gradient, part * after)
-            scatter = self._in_buckets("all-gather", shared, gradient, part * after)
-            gather = self._in_buckets("all-gather", shared, weight, part * before)
-            seconds = seconds + np.where(self.sharded, scatter + gather, reduce)
-            shards = Shared(shared.params / shared.ranks, shared.stride * shared.ranks, self.copies)
-            across = across + self._in_buckets("all-reduce", shards, gradient, part * after)
-        return np.where(self.fsdp, across, seconds)
+            part = shared.params / (dense + experts)  # of the window
+            reduce = self._in_buckets("all-reduce", shared, gradient_bytes, part * behind)
+            # a reduce-scatter takes as long as an all-gather
+            scatter = self._in_buckets("all-gather", shared, gradient_bytes, part * behind)
+            gather = self._in_buckets("all-gather", shared, weight_bytes, part * before)
+            exposed = np.where(self.sharded, scatter + gather, reduce)
+            replicated_or_sharded = replicated_or_sharded + exposed
+            shards = Shared(
+                params=shared.params / shared.ranks,
+                stride=shared.stride * shared.ranks,
+                ranks=self.copies,
+            )
+            across = self._in_buckets("all-reduce", shards, gradient_bytes, part * behind)
+            fully_sharded = fully_sharded + across
+        return np.where(self.fsdp, fully_sharded, replicated_or_sharded)
 
     def _in_buckets(
         self, operation: str, shared: Shared, element_bytes: int, window: Floats
     ) -> Floats:
-        """Exposed seconds of parameters that are exchanged, in buckets where a window hides
-        them."""
-        assumed, (params, stride, ranks) = self.assumed, shared
-        several = bucket_params(ranks, assumed.bucket_params, assumed.bucket_params_per_rank)
-        bucket = np.where(window > 0, several, np.inf)
+        """Exposed seconds of exchanging parameters: in buckets where a window hides them, else all
+        at once.
+
+        element_bytes: per parameter. window: seconds of the computation beside the exchange.
+        """
+        assumed = self.assumed
+        params, stride, ranks = shared
+        full_bucket = bucket_params(ranks, assumed.bucket_params, assumed.bucket_params_per_rank)
+        bucket = np.where(window > 0, full_bucket, np.inf)
         size = np.minimum(params, bucket) * element_bytes
-        once = self.group_seconds(operation, size, stride, ranks)
-        return uncovered_buckets(once, bucket_count(params, bucket), window)
+        bucket_seconds = self.group_seconds(operation, size, stride, ranks)
+        return uncovered_buckets(bucket_seconds, bucket_count(params, bucket), window)
 
     def optimizer_params(self, dense: Floats, experts: Floats) -> Floats:
-        """Parameters whose states a rank updates: all of its own that are trained, or its share
-        with the distributed optimizer."""
+        """Parameters whose optimizer states a rank updates: the trained ones among those it holds,
+        or its shard of them with the distributed optimizer or full shards.
+
+        dense, experts: parameters that a rank holds.
+        """
         divided = self.sharded | self.fsdp
         sharing = np.where(divided, self.ranks.sharing, 1)
         expert_sharing = np.where(divided, self.ranks.expert_sharing, 1)
@@ -249,21 +282,24 @@ class Priced:
         return np.asarray(self.facts.trained_share * sharded)
 
     def optimizer_seconds(self, params: Floats, offloaded: Floats, covered: Floats) -> Floats:
-        """Adam on the device, and for the `offloaded` share on the host.
+        """Seconds of Adam on the device, and on the host for offloaded optimizer states.
 
-        covered: computation that hides the transfers unless `no_overlap_offload_optimizer`.
+        params: parameters that a rank updates. offloaded: share of them whose states are on the
+        host. covered: seconds of computation that hide the transfers, unless
+        `no_overlap_offload_optimizer`.
         """
-        widths = EXCHANGED_BYTES[self.facts.precision]
-        moved = adam_bytes(widths[0], FP32)  # Megatron-LM's Adam reads fp32 gradients
+        weight_bytes, gradient_bytes = EXCHANGED_BYTES[self.facts.precision]
+        moved = adam_bytes(weight_bytes, FP32)  # Megatron-LM's Adam reads fp32 gradients
         bandwidth = self.offer.spec.memory_bytes_per_s * ADAM_BANDWIDTH
         on_device = (1 - offloaded) * params * moved / bandwidth
+        blocking = self.table.columns["no_overlap_offload_optimizer"] == 1
         on_host = host_update_seconds(
-            offloaded * params,
-            moved,
-            self.offer.host_memory,
-            sum(widths),
-            self.offer.host_link,
-            window=np.where(self.table.columns["no_overlap_offload_optimizer"] == 1, 0.0, covered),
+            params=offloaded * params,
+            moved=moved,
+            host_memory=self.offer.host_memory,
+            exchanged=weight_bytes + gradient_bytes,
+            host_link=self.offer.host_link,
+            window=np.where(blocking, 0.0, covered),
         )
         return np.asarray(on_device + on_host)
 
@@ -271,29 +307,38 @@ class Priced:
 def after_pipeline(
     priced: Priced, layers: Ints, ends: Floats, offloaded: Floats
 ) -> tuple[Floats, Floats]:
-    """(exposed reduction, optimizer) seconds of stages with so many layers and `ends` parameters
-    besides."""
-    dense, experts = layers * priced.stage_params + ends, layers * priced.expert_stage_params
+    """(exposed reduction, optimizer) seconds of one stage of every strategy.
+
+    layers: number of the stage's layers. ends: parameters per rank of embedding and head on the
+    stage. offloaded: share of the optimizer states that are on the host.
+    """
+    dense = layers * priced.stage_params + ends
+    experts = layers * priced.expert_stage_params
     forward, backward = layers * priced.forward, layers * priced.backward
-    return priced.exposed_reduction(dense, experts, forward, backward), priced.optimizer_seconds(
-        priced.optimizer_params(dense, experts), offloaded, backward
-    )
+    reduction = priced.exposed_reduction(dense, experts, forward, backward)
+    updated = priced.optimizer_params(dense, experts)
+    return reduction, priced.optimizer_seconds(updated, offloaded, backward)
 
 
 def iteration_parts(priced: Priced, offloaded: Floats) -> tuple[Floats, Floats, Floats]:
     """(pipeline, exposed reduction, optimizer) seconds of every strategy whose stages hold the same
-    number of layers, or the last ones one less."""
-    layers = -(-priced.facts.layers // priced.pp)
+    number of layers, or the last ones one less.
+
+    offloaded: share of the optimizer states that are on the host.
+    """
+    one_stage = priced.pp == 1
+    layers = -(-priced.facts.layers // priced.pp)  # of a stage, rounded up
     work = priced.layers_seconds(layers)
     overlapped = priced.table.columns["overlap_p2p_communication"] == 1
-    stage = work + priced.v * uncovered(
-        priced.crossing_seconds, np.where(overlapped, work / priced.v, 0.0)
-    )
+    window = np.where(overlapped, work / priced.v, 0.0)
+    stage = work + priced.v * uncovered(priced.crossing_seconds, window)
     first, last = priced.blocks[EMBEDDING], priced.blocks[HEAD]
     total = priced.facts.layers / layers * stage + first + last
     # where layers do not divide evenly, the last stage has one less
     spared = work - priced.layers_seconds(priced.facts.layers // priced.pp)
-    slowest = stage + np.where(priced.pp == 1, first + last, np.maximum(first, last - spared))
+    slowest = stage + np.where(one_stage, first + last, np.maximum(first, last - spared))
     pipeline = (total - slowest) / priced.v + priced.K * slowest
-    params = np.where(priced.pp == 1, sum(priced.end_params), np.maximum(*priced.end_params))
-    return pipeline, *after_pipeline(priced, layers, params, offloaded)
+    embedding, head = priced.end_params
+    ends = np.where(one_stage, embedding + head, np.maximum(embedding, head))
+    reduction, optimizer = after_pipeline(priced, layers, ends, offloaded)
+    return pipeline, reduction, optimizer
