@@ -26,20 +26,10 @@ def processor_time() -> Iterator[None]:
     Other programs at work then cut off no method. General solvers keep a clock of their own, and
     so do processes that a test starts.
     """
-    from hetplan.solvers.run import Run
-
-    def set_attribute(run: Run, name: str, value: Any) -> None:
-        object.__setattr__(run, name, value)
-        if name == "started":
-            elapsed = time.perf_counter() - value
-            run.__dict__["processor_started"] = time.process_time() - elapsed
-
-    def elapsed(run: Run) -> float:
-        return time.process_time() - float(run.__dict__["processor_started"])
+    from hetplan.clock import CLOCK
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "__setattr__", set_attribute)
-        patch.setattr(Run, "elapsed", property(elapsed))
+        patch.setattr(CLOCK, "now", time.process_time)
         yield
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from hetplan.cli.main import Group, program
+from hetplan.cli.commands import Group
+from hetplan.cli.main import program
 from markdown_pages import PAGES, blocks
 
 

@@ -8,12 +8,13 @@
 import sys
 from collections.abc import Sequence
 
-from hetplan.cli.main import Group, make, run_program
+from hetplan.cli.commands import CommandEntry, Group, make
+from hetplan.cli.main import run_program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    report = make("report", ("command:report", ""), "evidence.papers")
+    report = make("report", CommandEntry("command:report"), "evidence.papers")
     program = Group(
         "papers", "Set a paper's figures beside hetplan's.", {"report": report}, default="report"
     )

@@ -12,14 +12,21 @@
 import sys
 from collections.abc import Sequence
 
-from hetplan.cli.main import Group, make, run_program
+from hetplan.cli.commands import CommandEntry, Group, make
+from hetplan.cli.main import run_program
 
 COMMANDS = {
-    "compare": ("command:compare_set", ""),
-    "known": ("command:known", "Utilisation of well-known runs, published and predicted."),
-    "table": ("command:table", "The figures of every published set at once."),
-    "calibrate": ("calibrated:calibrate_rows", "Predict a set with constants of some of its rows."),
-    "sensitivity": ("sensitivity_command:sensitivity", "How plans fare when the profile is wrong."),
+    "compare": CommandEntry("command:compare_set"),
+    "known": CommandEntry(
+        "command:known", "Utilisation of well-known runs, published and predicted."
+    ),
+    "table": CommandEntry("command:table", "The figures of every published set at once."),
+    "calibrate": CommandEntry(
+        "calibrated:calibrate_rows", "Predict a set with constants of some of its rows."
+    ),
+    "sensitivity": CommandEntry(
+        "sensitivity_command:sensitivity", "How plans fare when the profile is wrong."
+    ),
 }
 
 

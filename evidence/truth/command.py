@@ -14,8 +14,10 @@ from evidence.truth.tables import GIB, Compared, summary
 from hetplan.cli.options import JsonOption, number
 from hetplan.cli.output import emit
 from hetplan.text import (
+    Column,
     Table,
     bytes_text,
+    digits,
     number_text,
     percent_text,
     seconds_text,
@@ -76,22 +78,23 @@ def rows_table(name: str, rows: Sequence[Compared]) -> Table:
     documents = (
         row.document() | {"error": row.error, "memory_error": row.memory_error} for row in rows
     )
+    columns: list[Column[dict[str, Any]]] = [
+        Column("row", lambda row: f"{row['file']} {row['row']}"),
+        Column("workload", lambda row: row["workload"] or "-"),
+        Column("measured", lambda row: row["measured_seconds"], seconds_text, right=True),
+        Column("predicted", lambda row: row["predicted_seconds"], seconds_text, right=True),
+        Column("error", lambda row: row["error"], signed_percent_text, right=True),
+        Column("memory", lambda row: row["measured_bytes"], bytes_text, right=True),
+        Column("memory predicted", lambda row: row["predicted_bytes"], bytes_text, right=True),
+        Column("memory error", lambda row: row["memory_error"], signed_percent_text, right=True),
+        Column("reason", lambda row: row["reason"] or ""),
+    ]
+    if any(row.ranked for row in rows):
+        columns.append(Column("ranking", ranking))
     return Table.of(
         f"{name}, row by row",
         cast(Iterator[dict[str, Any]], documents),
-        {
-            "row": lambda row: f"{row['file']} {row['row']}",
-            "workload": lambda row: row["workload"] or "-",
-            "measured": lambda row: seconds_text(row["measured_seconds"]),
-            "predicted": lambda row: seconds_text(row["predicted_seconds"]),
-            "error": lambda row: signed_percent_text(row["error"]),
-            "memory": lambda row: bytes_text(row["measured_bytes"]),
-            "memory predicted": lambda row: bytes_text(row["predicted_bytes"]),
-            "memory error": lambda row: signed_percent_text(row["memory_error"]),
-            "reason": lambda row: row["reason"] or "",
-            **({"ranking": ranking} if any(row.ranked for row in rows) else {}),
-        },
-        right=(2, 3, 4, 5, 6, 7),
+        columns,
     )
 
 
@@ -115,9 +118,9 @@ COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("predicted", "predicted", number_text),
     ("mean error of seconds", "error", percent_text),
     ("bias", "bias", signed_percent_text),
-    ("Spearman", "spearman", partial(number_text, digits=3)),
-    ("of all", "order", partial(number_text, digits=3)),
-    ("of MFU", "utilisation", partial(number_text, digits=3)),
+    ("Spearman", "spearman", digits(3)),
+    ("of all", "order", digits(3)),
+    ("of MFU", "utilisation", digits(3)),
     ("regret", "regret", percent_text),
     ("worst", "worst_regret", percent_text),
     ("mean error of memory", "memory_error", percent_text),
@@ -148,17 +151,12 @@ def figures_table(
         old, new = None if before is None else before.get(key), now[key]
         return text(new) if before is None or old == new else f"{text(old)} -> {text(new)}"
 
-    columns = [column for column in COLUMNS if any(now[column[1]] for _, now in parts.values())]
-    return Table.of(
-        title,
-        parts,
-        {
-            "part": str,
-            **{name: partial(cell, key=key, text=text) for name, key, text in columns},
-        },
-        (*notes, "nothing is fitted to the totals of these measurements"),
-        right=range(1, len(columns) + 1),
-    )
+    columns: list[Column[str]] = [Column("part", str)]
+    for name, key, text in COLUMNS:
+        if any(now[key] for _, now in parts.values()):
+            columns.append(Column(name, partial(cell, key=key, text=text), right=True))
+    notes = (*notes, "nothing is fitted to the totals of these measurements")
+    return Table.of(title, parts, columns, notes)
 
 
 def table(
@@ -184,16 +182,19 @@ def known(json: JsonOption = False) -> int:
             Table.of(
                 "model FLOPs utilisation of well-known runs",
                 rows,
-                {
-                    "run": lambda row: row["name"],
-                    "GPUs": lambda row: str(row["gpus"]),
-                    "published": lambda row: percent_text(row["published"]),
-                    "predicted": lambda row: percent_text(row["predicted"]),
-                    "points": lambda row: f"{100 * (row['predicted'] - row['published']):+.1f}",
-                    "source": lambda row: row["source"],
-                },
+                [
+                    Column("run", lambda row: row["name"]),
+                    Column("GPUs", lambda row: row["gpus"], right=True),
+                    Column("published", lambda row: row["published"], percent_text, right=True),
+                    Column("predicted", lambda row: row["predicted"], percent_text, right=True),
+                    Column(
+                        "points",
+                        lambda row: f"{100 * (row['predicted'] - row['published']):+.1f}",
+                        right=True,
+                    ),
+                    Column("source", lambda row: row["source"]),
+                ],
                 ("nothing is fitted to these runs",),
-                right=(1, 2, 3, 4),
             )
         ],
         json=json,

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from evidence.truth.sensitivity import Sensitivity, scenarios, sensitivity as analyse
-from hetplan.cli.options import JsonOption, SeedOption, Setting, number, split_list
+from hetplan.cli.options import JsonOption, SeedOption, number, split_list
 from hetplan.cli.output import emit
+from hetplan.cli.setting import Setting
 from hetplan.errors import require
 from hetplan.files import read_json
 from hetplan.planner.pictures.scene import PlanningDocument
@@ -21,7 +22,13 @@ from hetplan.profiling.profiles.profile import perturbed
 from hetplan.profiling.workload import Workload
 from hetplan.schema import parse
 from hetplan.solvers.run import Options, Run
-from hetplan.text import Table, number_text, percent_text, seconds_text
+from hetplan.text import (
+    Column,
+    Table,
+    number_text,
+    percent_text,
+    seconds_text,
+)
 
 
 def sensitivity(
@@ -170,28 +177,33 @@ def sensitivity_tables(
     yield Table.of(
         "sensitivity to the profile, predicted",
         range(len(names)),
-        {
-            "plan": lambda i: names[i],
-            "rank": lambda i: str(analysis.nominal.ranks[i]),
-            "iteration": lambda i: seconds_text(analysis.nominal.seconds[i]),
-            "lowest": lambda i: seconds_text(analysis.figures(i)["lowest_seconds"]),
-            "highest": lambda i: seconds_text(analysis.figures(i)["highest_seconds"]),
-            "fastest in": lambda i: f"{analysis.figures(i)['wins']} of {count}",
-            "regret": lambda i: percent_text(analysis.figures(i)["regret"]),
-        },
+        [
+            Column("plan", lambda i: names[i]),
+            Column("rank", lambda i: analysis.nominal.ranks[i], right=True),
+            Column("iteration", lambda i: analysis.nominal.seconds[i], seconds_text, right=True),
+            Column(
+                "lowest", lambda i: analysis.figures(i)["lowest_seconds"], seconds_text, right=True
+            ),
+            Column(
+                "highest",
+                lambda i: analysis.figures(i)["highest_seconds"],
+                seconds_text,
+                right=True,
+            ),
+            Column("fastest in", lambda i: f"{analysis.figures(i)['wins']} of {count}", right=True),
+            Column("regret", lambda i: analysis.figures(i)["regret"], percent_text, right=True),
+        ],
         notes,
-        right=(1, 2, 3, 4, 5, 6),
     )
     if anew:
         yield Table.of(
             "planned anew",
             anew,
-            {
-                "scenario": lambda row: row["scenario"],
-                "best of these": lambda row: seconds_text(row["given_seconds"]),
-                "planned anew": lambda row: seconds_text(row["new_seconds"]),
-                "by": lambda row: row["strategy"] or "-",
-                "gain": lambda row: percent_text(row["gain"]),
-            },
-            right=(1, 2, 4),
+            [
+                Column("scenario", lambda row: row["scenario"]),
+                Column("best of these", lambda row: row["given_seconds"], seconds_text, right=True),
+                Column("planned anew", lambda row: row["new_seconds"], seconds_text, right=True),
+                Column("by", lambda row: row["strategy"] or "-"),
+                Column("gain", lambda row: row["gain"], percent_text, right=True),
+            ],
         )

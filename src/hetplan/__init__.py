@@ -4,8 +4,8 @@
     planning = hp.plan("gpt2-medium", "amp-mixed", global_batch=32)
     planning.best.plan, planning.best.predicted_seconds, planning.best.bound
 
-What stands here is loaded when it is used: `plan`, `fits` and the types that they return,
-`load_plan`, `save_plan`, `distribute`, `export` and `replay`.
+`__all__` lists the public names. Importing hetplan loads none of them; each is loaded from its
+module when it is first used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+# Public name -> the module that defines it.
+_MODULE_OF = {
     "Candidate": "hetplan.planner.candidate",
     "Cluster": "hetplan.profiling.hardware.cluster",
     "Fit": "hetplan.planner.fits",
@@ -66,14 +67,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for; submodules are found by Python itself."""
-    if name not in _HOMES:
+    """Import a public name from its module. Python calls this for names that are not loaded yet."""
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'hetplan' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:
-    """The public names, loaded or not."""
+    """The names of this module, with the public names that are not loaded yet."""
     return sorted({*globals(), *__all__})

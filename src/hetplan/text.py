@@ -4,12 +4,28 @@ import html
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from hetplan.errors import one_line, printable
 
 T = TypeVar("T")
 K = TypeVar("K")
+
+
+@dataclass(frozen=True)
+class Column(Generic[T]):
+    """A column of a table of items: its heading, the value that it shows of an item, and how the
+    value reads. right: whether its cells are aligned at the right, as numbers are."""
+
+    name: str
+    value: Callable[[T], Any]
+    text: Callable[[Any], str] = str
+    right: bool = False
+
+    def cell(self, item: T) -> str:
+        """The column's text of an item."""
+        return self.text(self.value(item))
 
 
 @dataclass(frozen=True)
@@ -31,14 +47,14 @@ class Table:
         cls,
         title: str,
         items: Iterable[T],
-        columns: Mapping[str, Callable[[T], str]],
+        columns: Sequence[Column[T]],
         notes: Iterable[str] = (),
-        right: Iterable[int] = (),
     ) -> "Table":
-        """One row per item; `columns` gives each column's name and the cell that it has of an
-        item."""
-        rows = tuple(tuple(cell(item) for cell in columns.values()) for item in items)
-        return cls(title, tuple(columns), rows, tuple(notes), tuple(right))
+        """One row per item."""
+        header = tuple(column.name for column in columns)
+        rows = tuple(tuple(column.cell(item) for column in columns) for item in items)
+        right = tuple(number for number, column in enumerate(columns) if column.right)
+        return cls(title, header, rows, tuple(notes), right)
 
 
 def visible(text: str) -> str:
@@ -113,6 +129,11 @@ def number_text(value: float | None, digits: int = 6) -> str:
     return "-" if value is None else f"{value:.{digits}g}"
 
 
+def digits(count: int) -> Callable[[float | None], str]:
+    """`number_text` with so many significant digits, for a column."""
+    return partial(number_text, digits=count)
+
+
 def percent_text(value: float | None) -> str:
     """A ratio as percent, to three digits; what is only rounding (below 1e-12) is `0 %`; `-` for
     None."""
@@ -131,11 +152,6 @@ def more_text(ratio: float) -> str:
     if ratio >= 10:
         return f"{1 + ratio:.0f}x" if ratio < 1e6 else f"{1 + ratio:.2g}x"
     return percent_text(ratio) if ratio < 0 else f"+{percent_text(ratio)}"
-
-
-def lines_that_hold(lines: Mapping[str, bool]) -> list[str]:
-    """The lines whose condition holds, in their order. lines: line -> its condition."""
-    return [line for line, holds in lines.items() if holds]
 
 
 def counted(number: int, thing: str) -> str:

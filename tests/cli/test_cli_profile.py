@@ -246,8 +246,10 @@ def test_the_run_behind_a_plan_gets_the_same_model(
     words = ("--cluster", "g4dn-4", "--global-batch", 16, "--strategies", "dp", "--run", 3)
     hetplan("plan", *words, "-o", output, "-q", "--factory", mine)
     hetplan("plan", *words, "-o", output, "-q", "--model", "gpt2")
-    common = [str(output), "--steps", "3", "--cluster", "g4dn-4", "--device", "auto"]
-    assert asked == [[*common, "--factory", mine], [*common, "--model", "gpt2"]]
+    common = [str(output), "--steps", "3", "--device", "auto"]
+    assert asked == [[*common, "--factory", mine], common]
+    stated = json.loads(output.read_text())
+    assert stated["workload"]["model"] == "gpt2" and "shape" in stated["inputs"]["model"]
 
 
 def test_nothing_fits_is_exit_code_1(hetplan: Call) -> None:

@@ -204,7 +204,8 @@ REFUSALS: dict[str, dict[str, str]] = {
         "plan.json --to megatron -o no/such/x.sh": "no such folder",
     },
     "show plan.json": {
-        "": "plan.json: the plan is for the cluster 'two-by-two': give its file with --cluster"
+        "": "plan.json: the plan does not carry what it was made for: give the cluster "
+        "'two-by-two' with --cluster"
     },
     "show plan.json --cluster cluster.yaml": {
         "--html no/such/x.html": "no such folder",

@@ -34,11 +34,14 @@ def test_terminal(hetplan: Call, files: tuple[Path, Path, Path]) -> None:
 def test_a_model_of_the_users_own_is_asked_for(
     hetplan: Call, files: tuple[Path, Path, Path]
 ) -> None:
-    """The plan's file has its name alone."""
+    """An older plan file has its name alone."""
     plan, _, cluster = files
-    plan.write_text(plan.read_text().replace('"model": "gpt2"', '"model": "mine"'))
+    document = json.loads(plan.read_text())
+    del document["inputs"]
+    document["workload"]["model"] = "mine"
+    plan.write_text(json.dumps(document))
     asked = hetplan("show", plan, "--cluster", cluster).error
-    assert "the plan is for the model 'mine': give its file with --model" in asked
+    assert "give the model 'mine' with --model" in asked
 
 
 def test_files(hetplan: Call, files: tuple[Path, Path, Path], tmp_path: Path) -> None:

@@ -70,6 +70,18 @@ def test_the_search_equals_trying_every_theta(seed: int) -> None:
         assert priced.bound <= inside * (1 + 1e-9)
         cost, cut, _ = search.label(ThetaInterval(first, last, 2), priced)
         assert min(cost, cut, search.incumbent.threshold) <= inside * (1 + 1e-9)
+        check_expansion(data, ThetaInterval(first, last, 2), costs)
+
+
+def check_expansion(data: DittoData, node: ThetaInterval, costs: dict[int, float]) -> None:
+    """With few labels per bucket, most of which are cut off, bounds of a node's parts hold."""
+    search = TemplateSearch(compile_problem(data), Run(), Parameters(narrow=1e9))
+    expansion = search.expand(node, math.inf)
+    whole = [(expansion.dropped_bound, node)]
+    for bound, part in list(expansion.children) or whole:
+        inside = [cost for number, cost in costs.items() if part.first <= number <= part.last]
+        least = min(inside, default=math.inf)
+        assert min(bound, search.incumbent.threshold) <= least * (1 + 1e-9)
 
 
 OTHERS = {

@@ -8,7 +8,9 @@ import pytest
 
 from fakes.workloads import cluster
 from hetplan.errors import InputError
+from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import pose
+from hetplan.planner.hap import SpmdProblem
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
 from hetplan.profiling.models.model import load_model
@@ -60,6 +62,14 @@ def test_a_machine_is_as_fast_as_its_devices_and_writes_the_same_program() -> No
     kept, saved = machines.theory.holding, flat.theory.holding
     assert kept is not None and saved is not None
     assert kept.saved == {name: size / 2 for name, size in saved.saved.items()}
+
+
+def test_the_part_of_a_machine_is_divided_over_its_devices() -> None:
+    workload = on([2, 4], ["V100-SXM2-16GB", "T4"])
+    flat, machines = pose(workload, 1), pose(workload, 1, machines=True)
+    problem = SpmdProblem(flat, machines, search_seconds=1.0, posing_seconds=0.0)
+    decision = problem.on_every_device(HapDecision(program=[0], ratios=[[0.4, 0.6]]))
+    assert decision.ratios == [pytest.approx([0.2, 0.2, 0.15, 0.15, 0.15, 0.15])]
 
 
 @pytest.mark.wide

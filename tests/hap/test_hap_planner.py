@@ -28,7 +28,7 @@ from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.programs.forms import WHOLE, Run as Operation
 from hetplan.programs.networks import program_of
-from hetplan.programs.speeds import tables
+from hetplan.programs.speeds import profile_tables
 from hetplan.programs.work import products_of
 from hetplan.replays.chains import Settings
 from hetplan.replays.pose import costs_of
@@ -93,7 +93,7 @@ def test_priced_as_the_profile_says() -> None:
             if node.name in whole:
                 layers[node.layer] = layers.get(node.layer, 0.0) + whole[node.name].fixed_flops
         for device in devices:
-            table = tables(workload)[device.name]
+            table = profile_tables(workload)[device.name]
             scale = 8 / table.micro_batch
             total = sum(layers.values()) / device.flops_per_second
             assert total == pytest.approx(scale * sum(table.layer_seconds()), rel=1e-9)

@@ -3,13 +3,17 @@ numbers."""
 
 from __future__ import annotations
 
+import itertools
 import random
 
+import numpy as np
 import pytest
+from scipy.optimize import linprog
 
 from evidence.speed.hap_theories import stages_only
 from hap.hap_cases import instance as drawn, least_cost, programs
 from hetplan.errors import InputError
+from hetplan.formulations.hap.cell_ratios import best_in_cell
 from hetplan.formulations.hap.data import Device
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.problem import compile_problem
@@ -36,6 +40,47 @@ def test_ratios_are_those_of_one_plain_programme(seed: int, segments: int, types
         result = solve(FAMILY, given, "auto", Run(Options(threads=1)))
         assert result.status == "optimal"
         assert result.objective == pytest.approx(least_cost(data, signature), rel=1e-8, abs=1e-12)
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_in_a_cell_is_the_optimum_of_one_plain_programme(seed: int, segments: int) -> None:
+    """Of all ratios; and the bound with its means over types is no less."""
+    draw, stages, types = np.random.default_rng(seed), 3, 3
+    F, S = draw.uniform(0, 1, stages), draw.uniform(0, 3, (stages, segments))
+    comm, slow = draw.uniform(0.5, 4, segments), draw.uniform(0.2, 2, types)
+    corners = itertools.product(np.eye(types), repeat=segments)
+    x = np.array([np.stack(corner) for corner in corners])  # [vertex, segment, type]
+    byte_seconds = draw.uniform(0, 0.5, len(x))
+    start = np.full(len(x), 1 / len(x))
+    found, stage_weights, top_weights = best_in_cell(
+        F, S, comm, byte_seconds, x, slow, start, Options(threads=1)
+    )
+
+    busy = slow * (F[:, None] + np.einsum("sg,vgk->vsk", S, x))  # [vertex, stage, type]
+    # columns: shares of the vertices, seconds of the stages, the largest ratios
+    stage_rows = np.hstack([busy.reshape(len(x), -1).T, -np.repeat(np.eye(stages), types, axis=0)])
+    stage_rows = np.hstack([stage_rows, np.zeros((stages * types, segments))])
+    ratio_rows = np.hstack(
+        [
+            x.reshape(len(x), -1).T,
+            np.zeros((segments * types, stages)),
+            -np.repeat(np.eye(segments), types, axis=0),
+        ]
+    )
+    rows = np.vstack([stage_rows, ratio_rows])
+    shares = np.concatenate([np.ones(len(x)), np.zeros(stages + segments)])
+    costs = np.concatenate([byte_seconds, np.ones(stages), comm])
+    best = linprog(costs, rows, np.zeros(len(rows)), shares[None], [1.0])
+    assert best.status == 0
+
+    ratios = np.tensordot(found, x, 1)
+    slowest = (slow * (F[:, None] + S @ ratios)).max(axis=1)
+    cost = slowest.sum() + comm @ ratios.max(axis=1) + byte_seconds @ found
+    assert cost == pytest.approx(best.fun, rel=1e-8)
+    at_vertices = np.einsum("sk,vsk->v", stage_weights, busy)
+    at_vertices += np.einsum("g,gk,vgk->v", comm, top_weights, x) + byte_seconds
+    assert at_vertices.min() == pytest.approx(best.fun, rel=1e-8)
 
 
 def test_stages_of_one_mixture_and_equal_devices_count_once() -> None:

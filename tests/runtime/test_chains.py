@@ -13,7 +13,7 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from torch import nn  # noqa: E402
 
-from hetplan.runtime.engine.chain import called, describe  # noqa: E402
+from hetplan.runtime.engine.chain import describe, run_layer  # noqa: E402
 from hetplan.runtime.engine.position import Dropout, Position, at, uniform  # noqa: E402
 from parity.cases import MODELS, names_of  # noqa: E402
 from parity.faulty import Pair, Picky  # noqa: E402
@@ -115,7 +115,7 @@ def test_half_precision_keeps_no_copy_of_the_weights_for_each_pass() -> None:
     """A backward pass rounds what it reads: it sees weights that were changed behind the forward
     pass, of which torch's own graph would have kept a copy for every micro-batch."""
     layer, x = torch.nn.Linear(4, 3), torch.ones(2, 4, requires_grad=True)
-    passes = [called(layer, torch.bfloat16, (x,)) for _ in range(2)]
+    passes = [run_layer(layer, torch.bfloat16, (x,)) for _ in range(2)]
     expected = 4 * layer.weight.detach().bfloat16().float().sum(0)
     layer.weight.data.mul_(2.0)
     for y in passes:

@@ -120,7 +120,7 @@ def test_a_model_of_ones_own_needs_no_prediction(
     assert main(["run", str(path), "--factory", "parity.cases:two"]) == 0
     assert [job.rehearsal for job in asked] == [None]
     note = "hetplan: no prediction: "
-    wanted = "the plan is for the model 'mine': give its file with --model"
+    wanted = "give the model 'mine' with --model"
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if line.startswith(note) and line.endswith(wanted)]
     assert wanted in refused(capsys, "run", path, "--virtual", "--factory", "parity.cases:two")

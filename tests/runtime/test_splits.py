@@ -209,5 +209,7 @@ def test_names_of_traces_and_of_configurations() -> None:
         assert chain.names == tuple(NAMES[name])
         own = dict(module.named_parameters())
         assert chain.parameters.keys() == own.keys()
-        blocks = [k for k, layer in enumerate(chain.own) if any(".1." in n for n in layer)]
+        blocks = [
+            k for k, layer in enumerate(chain.parameter_names) if any(".1." in n for n in layer)
+        ]
         assert len(blocks) == 1

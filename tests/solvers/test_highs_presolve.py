@@ -134,7 +134,7 @@ WHERE_IT_RUNS = {
     "astra": [("tiny-two-types", 60.0)],
     "ditto": [("ditto-never-returns", 60.0)],
     "hap": [("hap-optimum-cut-off", 60.0), ("hap-ratios-64x100", 60.0), ("hap-chain-2x2", 60.0)],
-    "joint": [("tiny-joint-gpt2-1", 60.0), ("joint-home", 2.0)],
+    "joint": [("tiny-joint-gpt2-1", 60.0), ("joint-home", 1.0)],
     "poplar": [("tiles-5-zero0", 60.0)],
 }
 

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli.options import JsonOption, OwnClusterOption, OwnModelOption, Setting, WrittenOption
+from hetplan.cli.options import JsonOption, WrittenOption
 from hetplan.cli.output import emit
+from hetplan.cli.setting import OwnClusterOption, OwnModelOption, Setting
 from hetplan.runtime.calibration import (
     Estimate,
     MeasuredRun,
@@ -15,6 +16,7 @@ from hetplan.runtime.calibration import (
     load_measured_run,
 )
 from hetplan.text import (
+    Column,
     Table,
     bytes_text,
     number_text,
@@ -100,14 +102,13 @@ def calibration_table(runs: Sequence[MeasuredRun], estimated: Estimate) -> Table
             estimated.left_out or (None,) * len(runs),
             strict=True,
         ),
-        {
-            "run": lambda row: row[0].where,
-            "measured": lambda row: seconds_text(row[0].seconds),
-            f"predicted, {word}": lambda row: seconds_text(row[1]),
-            "left out": left_out_text,
-        },
+        [
+            Column("run", lambda row: row[0].where),
+            Column("measured", lambda row: row[0].seconds, seconds_text, right=True),
+            Column(f"predicted, {word}", lambda row: row[1], seconds_text, right=True),
+            Column("left out", left_out_text, right=True),
+        ],
         notes,
-        right=(1, 2, 3),
     )
 
 

@@ -1,28 +1,23 @@
 """Plans for a cluster that changes: `plan what-if`, `plan replan`, `plan templates` (Oobleck)."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated
 
 import typer
 
+from hetplan.cli.help_page import described
 from hetplan.cli.options import (
-    BatchOption,
-    ClusterOption,
     GapOption,
     InstanceArgument,
     JsonOption,
     LimitOption,
-    MarginOption,
-    ModelOption,
     OutputOption,
-    PrecisionOption,
-    ProfileOption,
+    OwnMarginOption,
     QuietOption,
     SequenceOption,
-    Setting,
     StrategiesOption,
     ThreadsOption,
     TimeOption,
@@ -35,27 +30,99 @@ from hetplan.cli.options import (
 )
 from hetplan.cli.output import Display, emit, watched
 from hetplan.cli.plan import SCREEN_WIDTH, devices_used, named_strategies, write_plan
+from hetplan.cli.setting import Setting
 from hetplan.errors import require
 from hetplan.formulations.ditto.templates import readiness, rows_of, tables_of
 from hetplan.planner import replan as again, what_if as asking
+from hetplan.planner.fits import MEMORY_MARGIN
 from hetplan.planner.replan import Replanning
 from hetplan.planner.what_if import ChangeResult, WhatIf
 from hetplan.planner.workloads import make_workloads
-from hetplan.plans.plan import load_plan
+from hetplan.plans.plan import Plan, load_plan
+from hetplan.profiling.models.operators import Precision
+from hetplan.profiling.workload import Workload
 from hetplan.solvers.run import Run
 from hetplan.text import (
+    Column,
     Table,
     bytes_text,
-    number_text,
+    digits,
     percent_text,
     seconds_text,
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """The workload that is asked about, where no plan file carries it."""
+
+    global_batch: Annotated[
+        int | None,
+        typer.Option("--global-batch", metavar="N", help="Samples per iteration; not with a plan."),
+    ] = None
+    sequence: SequenceOption = None
+    precision: Annotated[
+        Precision | None,
+        typer.Option("--precision", help="Precision of the training; default fp16."),
+    ] = None
+
+    def of_plan(self, setting: Setting, path: Path) -> tuple[Workload, Plan]:
+        """The workload of a plan, and the plan; raises InputError for an option that contradicts
+        it."""
+        for name, value in vars(self).items():
+            option = f"--{name.replace('_', '-')}"
+            require(value is None, "is not for a plan, which says it", where=option, got=value)
+        plan = load_plan(path)
+        return setting.workload(plan, path), plan
+
+    def without_plan(self, setting: Setting) -> Workload:
+        """The workload of the options alone; raises InputError where one is missing."""
+        given = {
+            "--model": setting.model,
+            "--cluster": setting.cluster,
+            "--global-batch": self.global_batch,
+        }
+        for option, value in given.items():
+            require(value is not None, f"missing option '{option}'", expected="it, or a plan file")
+        assert setting.model and setting.cluster and self.global_batch is not None
+        workloads, _ = make_workloads(
+            setting.model,
+            open_cluster(setting.cluster),
+            self.global_batch,
+            sequence=self.sequence,
+            precision=self.precision or "fp16",
+            profile=setting.profile,
+        )
+        return workloads[0]
+
+
+@described(
+    sections={
+        "Model, cluster and batch": "--model --cluster --profile --global-batch --sequence "
+        "--precision --memory-margin",
+        "Changes": "--add --remove --network-gbit-per-s",
+        "Search": "--strategies --time-limit --threads",
+        "Output": "--json --quiet --help",
+    },
+    examples=(
+        ("What more or fewer devices and faster links gain", "hetplan plan what-if plan.json"),
+        (
+            "Two more A100 in a node of their own, or a network of 100 Gbit/s",
+            "hetplan plan what-if plan.json --add 2xA100-SXM4-80GB --network-gbit-per-s 100",
+        ),
+        (
+            "A cluster without a plan",
+            "hetplan plan what-if --model gpt2-medium --cluster cluster.yaml --global-batch 32",
+        ),
+    ),
+)
 def what_if(
-    model: ModelOption,
-    cluster: ClusterOption,
-    global_batch: BatchOption,
+    setting: Setting,
+    question: Question,
+    plan: Annotated[
+        Path | None,
+        typer.Argument(metavar="[PLAN]", help="A plan file; in its place --model, --cluster, …"),
+    ] = None,
     add: Annotated[
         list[str] | None,
         typer.Option(
@@ -77,10 +144,7 @@ def what_if(
             "--network-gbit-per-s", metavar="GBIT", help="Give every node's network this bandwidth."
         ),
     ] = None,
-    sequence: SequenceOption = None,
-    precision: PrecisionOption = "fp16",
-    profile: ProfileOption = None,
-    memory_margin: MarginOption = 0.05,
+    memory_margin: OwnMarginOption = None,
     strategies: StrategiesOption = None,
     time_limit: LimitOption = 60.0,
     threads: ThreadsOption = None,
@@ -89,21 +153,18 @@ def what_if(
 ) -> int:
     """Plan again after each change and print what it gains; without changes, one node more or less
     of each kind, and each kind of link twice as fast. Says where a gain is within the search's own
-    precision.
+    precision. The search begins with the plan that is given.
 
     Exit code 0 when a plan fits on the cluster as it is, 1 when none does.
     """
     run = Run(make_options(time_limit=time_limit, threads=threads))
-    posed, _ = make_workloads(
-        model,
-        open_cluster(cluster),
-        global_batch,
-        sequence=sequence,
-        precision=precision,
-        profile=profile,
-        memory_margin=memory_margin,
-    )
-    workload = posed[0]
+    known = []
+    if plan is None:
+        workload = question.without_plan(setting)
+    else:
+        workload, loaded = question.of_plan(setting, plan)
+        known = [loaded]
+    workload = with_margin(workload, memory_margin)
     changes = [
         *(asking.addition(text, workload.cluster) for text in split_list(add or [])),
         *(asking.removal(text, workload.cluster) for text in split_list(remove or [])),
@@ -117,6 +178,7 @@ def what_if(
             changes,
             run,
             strategies=named_strategies(strategies),
+            known=known,
             on_candidate=display.add,
         ),
         display,
@@ -124,6 +186,11 @@ def what_if(
     )
     emit(answer.document(), [what_if_table(answer)], json=json)
     return 0 if answer.base.best is not None else 1
+
+
+def with_margin(workload: Workload, margin: float | None) -> Workload:
+    """The workload with the margin that is asked for, else its own."""
+    return workload if margin is None else replace(workload, memory_margin=margin)
 
 
 def best_plan_text(changed: ChangeResult) -> str:
@@ -143,49 +210,79 @@ def saved_text(changed: ChangeResult, precision: float) -> str:
 
 def what_if_table(answer: WhatIf) -> Table:
     """One line per change."""
-    precision, every = percent_text(answer.precision), (answer.base, *answer.variants)
+    every = (answer.base, *answer.variants)
     model, cluster = answer.base.workload.model.name, answer.base.workload.cluster.name
-    search = "the cluster as it is was planned twice, and its plan improved by no more than "
-    notes = [
-        "iterations are replayed; money counts the devices that the plan uses",
-        "added nodes are linked as the cluster's of that device, else as its best",
-        *([f"precision of the search: {precision}; {search}that"] if answer.precision else []),
-        *(
-            f"{v.change.name}: no {'loss' if v.change.added_devices < 0 else 'gain'} within the "
-            f"search's precision of {precision}"
-            for v in answer.variants
-            if v.within_precision
+    columns: list[Column[ChangeResult]] = [
+        Column("change", lambda v: v.change.name),
+        Column("best plan", best_plan_text),
+        Column("on devices", lambda v: devices_used(v.best) if v.best else ""),
+        Column(
+            "iteration", lambda v: v.best and v.best.predicted_seconds, seconds_text, right=True
         ),
-        *(f"{v.change.name}: {reason}" for v in answer.variants for reason in v.reasons),
-        *(
-            f"{v.change.name}: {v.best.message}"
-            for v in every
-            if v.best is not None and asking.FOUND_FOR in v.best.message
-        ),
+        Column("saves", lambda v: saved_text(v, answer.precision), right=True),
     ]
-    bounded = any(v.bound is not None for v in every)
-    columns: dict[str, Callable[[ChangeResult], str]] = {
-        "change": lambda v: v.change.name,
-        "best plan": best_plan_text,
-        "on devices": lambda v: devices_used(v.best) if v.best else "",
-        "iteration": lambda v: seconds_text(v.best.predicted_seconds if v.best else None),
-        "saves": lambda v: saved_text(v, answer.precision),
-        **({"bound": lambda v: seconds_text(v.bound)} if bounded else {}),
-        "$/1M tok": lambda v: number_text(
-            v.best.money_per_million_tokens(v.workload) if v.best else None, 4
-        ),
-    }
+    if any(v.bound is not None for v in every):
+        columns.append(Column("bound", lambda v: v.bound, seconds_text, right=True))
+    columns.append(Column("$/1M tok", money, digits(4), right=True))
+    notes = what_if_notes(answer, every)
     lines = (fill(text, SCREEN_WIDTH, subsequent_indent="  ") for text in notes)
-    return Table.of(f"{model} on {cluster}", every, columns, lines, range(3, len(columns)))
+    return Table.of(f"{model} on {cluster}", every, columns, lines)
 
 
+def what_if_notes(answer: WhatIf, every: Sequence[ChangeResult]) -> Iterator[str]:
+    """What the columns are of, how precise the search is, and what there is to say of a change."""
+    yield "iterations are replayed; money counts the devices that the plan uses"
+    yield "added nodes are linked as the cluster's of that device, else as its best"
+    precision = percent_text(answer.precision)
+    if answer.precision:
+        yield (
+            f"precision of the search: {precision}; the cluster as it is was planned twice, and "
+            "its plan improved by no more than that"
+        )
+    for changed in answer.variants:
+        if changed.within_precision:
+            what = "loss" if changed.change.added_devices < 0 else "gain"
+            yield f"{changed.change.name}: no {what} within the search's precision of {precision}"
+    for changed in answer.variants:
+        for reason in changed.reasons:
+            yield f"{changed.change.name}: {reason}"
+    for changed in every:
+        if changed.best is not None and asking.FOUND_FOR in changed.best.message:
+            yield f"{changed.change.name}: {changed.best.message}"
+
+
+def money(changed: ChangeResult) -> float | None:
+    """Dollars per million tokens of the best plan; None without one, or where a price is not
+    known."""
+    best = changed.best
+    return None if best is None else best.money_per_million_tokens(changed.workload)
+
+
+@described(
+    sections={
+        "Loss and choice": "--lost --within",
+        "Search": "--strategies --time-limit --threads --memory-margin",
+        "In place of what the plan carries": "--cluster --model --profile",
+        "Output": "--output --json --quiet --help",
+    },
+    examples=(
+        (
+            "A plan without node 1, which moves little",
+            "hetplan plan replan plan.json --lost node1 -o smaller.json",
+        ),
+        (
+            "The fastest plan without two nodes, whatever it moves",
+            "hetplan plan replan plan.json --lost node1,node3 --within 0",
+        ),
+    ),
+)
 def replan(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan that runs now.")],
     lost: Annotated[
         list[str], typer.Option("--lost", metavar="nodeN[,nodeM…]", help="The nodes that are lost.")
     ],
     setting: Setting,
-    memory_margin: MarginOption = 0.05,
+    memory_margin: OwnMarginOption = None,
     strategies: StrategiesOption = None,
     within: Annotated[
         float,
@@ -213,7 +310,10 @@ def replan(
     """
     run = Run(make_options(time_limit=time_limit, threads=threads))
     loaded = load_plan(plan)
-    workload = replace(setting.workload(loaded, plan), memory_margin=memory_margin)
+    margin = memory_margin
+    if margin is None and loaded.inputs is None:
+        margin = MEMORY_MARGIN
+    workload = with_margin(setting.workload(loaded, plan), margin)
     nodes = again.parse_lost(split_list(lost), workload)
     display = Display(f"replanning {loaded.name}")
     answer = watched(
@@ -247,31 +347,37 @@ def replan_tables(answer: Replanning) -> Iterator[Table]:
     yield Table.of(
         f"without {nodes}",
         answer.choices,
-        {
-            "": lambda c: "*" if c is best else "",
-            "plan": lambda c: c.candidate.name,
-            "iteration": lambda c: seconds_text(c.candidate.predicted_seconds),
-            "to move": lambda c: bytes_text(c.moves.total),
-            "from a checkpoint": lambda c: bytes_text(c.moves.from_checkpoint),
-            "at least": lambda c: seconds_text(c.moves.least_seconds(answer.workload)),
-        },
+        [
+            Column("", lambda c: "*" if c is best else ""),
+            Column("plan", lambda c: c.candidate.name),
+            Column("iteration", lambda c: c.candidate.predicted_seconds, seconds_text, right=True),
+            Column("to move", lambda c: c.moves.total, bytes_text, right=True),
+            Column("from a checkpoint", lambda c: c.moves.from_checkpoint, bytes_text, right=True),
+            Column(
+                "at least",
+                lambda c: c.moves.least_seconds(answer.workload),
+                seconds_text,
+                right=True,
+            ),
+        ],
         (
             before,
             f"chosen: what moves least of all plans within {answer.within:g} % of the fastest, "
             "checkpoint included",
             "at least: to move over the links, without reading the checkpoint",
         ),
-        right=(2, 3, 4, 5),
     )
     lost = best.moves.from_checkpoint
     yield Table.of(
         f"weights and optimizer states that {best.candidate.name} moves",
         best.moves.between_nodes(answer.workload).items(),
-        {
-            "from": lambda move: f"node {move[0][0]}",
-            "to": lambda move: f"node {move[0][1]}" if move[0][0] != move[0][1] else "itself",
-            "bytes": lambda move: bytes_text(move[1]),
-        },
+        [
+            Column("from", lambda move: f"node {move[0][0]}"),
+            Column(
+                "to", lambda move: f"node {move[0][1]}" if move[0][0] != move[0][1] else "itself"
+            ),
+            Column("bytes", lambda move: move[1], bytes_text),
+        ],
         [f"{bytes_text(lost)} were on lost nodes only and come from a checkpoint"] if lost else [],
     )
 

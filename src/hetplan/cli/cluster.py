@@ -22,7 +22,12 @@ from hetplan.profiling.hardware.detect import (
 from hetplan.replays.offers import links_of
 from hetplan.runtime.launch.devices import local_device_name, local_node
 from hetplan.schema import parse
-from hetplan.text import Table, comments, lines_that_hold, number_text
+from hetplan.text import (
+    Column,
+    Table,
+    comments,
+    digits,
+)
 
 
 def detect(
@@ -86,23 +91,20 @@ def detect(
     usual = links_of(local.device or "")[1] / GBIT
     document = cluster_document(hosts, name, replace(local, intra_gbit=local.intra_gbit or usual))
     build_cluster(parse(ClusterFile, document, where="the detected cluster"))
-    assumed = lines_that_hold(
-        {
+    assumed = []
+    largest = max(node["devices"] for node in document["nodes"])
+    if local.intra_gbit is None and largest > 1:
+        assumed.append(
             f"links within a node are assumed: {usual:g} Gbit/s, as in usual machines with "
-            f"{local.device}; --intra says otherwise": (
-                local.intra_gbit is None and max(node["devices"] for node in document["nodes"]) > 1
-            ),
-            f"links between nodes are assumed: {ETHERNET_GBIT:g} Gbit/s; --network says "
-            "otherwise": local.network_gbit is None and len(hosts) > 1,
-        }
-    )
-    if output is not None:
-        write_text(
-            output,
-            "\n".join(
-                [*comments("written by hetplan cluster detect", *assumed), to_yaml(document)]
-            ),
+            f"{local.device}; --intra says otherwise"
         )
+    if local.network_gbit is None and len(hosts) > 1:
+        assumed.append(
+            f"links between nodes are assumed: {ETHERNET_GBIT:g} Gbit/s; --network says otherwise"
+        )
+    if output is not None:
+        heading = comments("written by hetplan cluster detect", *assumed)
+        write_text(output, "\n".join([*heading, to_yaml(document)]))
     note(*assumed)
     return emit(document, [nodes_table(document)], json=json)
 
@@ -112,14 +114,23 @@ def nodes_table(document: dict[str, Any]) -> Table:
     return Table.of(
         f"cluster {document['name']}",
         document["nodes"],
-        {
-            "nodes": lambda node: str(node["count"]),
-            "devices": lambda node: str(node["devices"]),
-            "device": lambda node: node["device"],
-            "Gbit/s within": lambda node: number_text(node["intra_node_gbit_per_s"], 4),
-            "between": lambda node: number_text(node["network_gbit_per_s"], 4),
-        },
-        right=(0, 1, 3, 4),
+        [
+            Column("nodes", lambda node: node["count"], right=True),
+            Column("devices", lambda node: node["devices"], right=True),
+            Column("device", lambda node: node["device"]),
+            Column(
+                "Gbit/s within",
+                lambda node: node["intra_node_gbit_per_s"],
+                digits(4),
+                right=True,
+            ),
+            Column(
+                "between",
+                lambda node: node["network_gbit_per_s"],
+                digits(4),
+                right=True,
+            ),
+        ],
     )
 
 

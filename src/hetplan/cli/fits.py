@@ -1,6 +1,6 @@
 """`hetplan fits`: whether a model can be trained on a cluster, by memory alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -20,10 +20,10 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit
 from hetplan.planner import fits as memory
 from hetplan.text import (
+    Column,
     Table,
     bytes_text,
     devices_counted,
-    lines_that_hold,
 )
 
 ORDER = (
@@ -121,48 +121,57 @@ def fit_tables(fit: memory.Fit, zero: int | None) -> Iterator[Table]:
         f"{workload.model.name} in {workload.precision} on "
         f"{devices_counted(workload.cluster.counts())}"
     )
-    rows = fit.layouts or (() if fit.nearest is None else (fit.nearest,))
-    limits = (f"{bytes_text(limit)} of {kind}" for kind, limit in fit.limit_bytes.items())
-    fullest = (max(row.held, key=lambda held: held.allocated) for row in rows[:1])
-    notes = [*(f"fullest device: {held.text}" for held in fullest), f"usable: {', '.join(limits)}"]
-    total = len(workload.cluster.devices)
-    notes += [
-        f"{kind} has no peak in {workload.precision} in the catalogue or the cluster file: "
-        "memory is answered, no plan can be timed"
-        for kind in fit.without_peak
-    ]
+    rows = list(fit.layouts)
+    if not rows and fit.nearest is not None:
+        rows = [fit.nearest]
+    notes = layout_notes(fit, rows)
     lacking = sorted({*workload.framework.levels} - {row.zero for row in rows})
-    used = rows[0].shape.devices if rows else total
-    notes += lines_that_hold(
-        {
-            f"no layout fits with ZeRO {' or '.join(map(str, lacking))}": (
-                fit.fits and zero is None and bool(lacking)
-            ),
-            f"unused: {total - used} of {total} devices": used < total,
-        }
-    )
+    if fit.fits and zero is None and lacking:
+        notes.append(f"no layout fits with ZeRO {' or '.join(map(str, lacking))}")
+    total = len(workload.cluster.devices)
+    unused = total - rows[0].shape.devices if rows else 0
+    if unused > 0:
+        notes.append(f"unused: {unused} of {total} devices")
     if fit.fits:
         title = f"fits: {job}: {rows[0].text}"
         notes.append(ORDER)
     else:
-        title = f"does not fit: {job}" + (f"; nearest is {rows[0].text}" if rows else "")
+        title = f"does not fit: {job}"
+        if rows:
+            title += f"; nearest is {rows[0].text}"
         notes.append("tried: all ZeRO levels, degrees, recomputations and micro-batches allowed")
         notes += [f"would fit: {line}" for line in fit.advice] or ["no number of devices would do"]
     yield Table.of(
         title,
         rows,
-        {
-            "ZeRO": lambda row: str(row.zero),
-            "tensor": lambda row: str(row.shape.tensor),
-            "pipeline": lambda row: str(row.shape.pipeline),
-            "data": lambda row: str(row.shape.data),
-            "recomputation": lambda row: row.recomputation,
-            "micro-batch": lambda row: str(row.micro_batch),
-            "free" if fit.fits else "lacking": free_text,
-        },
+        [
+            Column("ZeRO", lambda row: row.zero, right=True),
+            Column("tensor", lambda row: row.shape.tensor, right=True),
+            Column("pipeline", lambda row: row.shape.pipeline, right=True),
+            Column("data", lambda row: row.shape.data, right=True),
+            Column("recomputation", lambda row: row.recomputation),
+            Column("micro-batch", lambda row: row.micro_batch, right=True),
+            Column("free" if fit.fits else "lacking", free_text),
+        ],
         notes=notes,
-        right=(0, 1, 2, 3, 5),
     )
+
+
+def layout_notes(fit: memory.Fit, rows: Sequence[memory.Configuration]) -> list[str]:
+    """What the first layout's fullest device holds, what is usable, and device types whose speed is
+    not known."""
+    notes = []
+    if rows:
+        fullest = max(rows[0].held, key=lambda held: held.allocated)
+        notes.append(f"fullest device: {fullest.text}")
+    limits = [f"{bytes_text(limit)} of {kind}" for kind, limit in fit.limit_bytes.items()]
+    notes.append(f"usable: {', '.join(limits)}")
+    for kind in fit.without_peak:
+        notes.append(
+            f"{kind} has no peak in {fit.workload.precision} in the catalogue or the cluster file: "
+            "memory is answered, no plan can be timed"
+        )
+    return notes
 
 
 def free_text(layout: memory.Configuration) -> str:

@@ -35,7 +35,13 @@ from hetplan.solvers.registry import load
 from hetplan.solvers.run import Options, Run
 from hetplan.studies.findings import library_size
 from hetplan.studies.rows import entries_named, findings_of_rows, read_rows
-from hetplan.text import Table, number_text, percent_text
+from hetplan.text import (
+    Column,
+    Table,
+    digits,
+    number_text,
+    percent_text,
+)
 
 ProblemOption = Annotated[
     str | None,
@@ -81,21 +87,24 @@ def show_list(
     rows = [summary(entry) for entry in library(problem, name) if entry in chosen]
     rows = [row for row in rows if not (unsolved and row["status"] == "optimal")]
     if largest is not None:
-        sized = ((row, library_size(row["problem"], row["name"])) for row in rows)
-        rows = [row for row, size in sized if size is not None and size <= largest]
+        rows = [row for row in rows if at_most(library_size(row["problem"], row["name"]), largest)]
     table = Table.of(
         "",
         rows,
-        {
-            "problem": lambda row: row["problem"],
-            "name": lambda row: row["name"],
-            "objective": lambda row: number_text(row["objective"], 8),
-            "bound": lambda row: number_text(row["bound"], 8),
-            "gap": lambda row: percent_text(row["gap"]),
-            "status": lambda row: row["status"] or "-",
-            "proved by": lambda row: row["proved_by"] or "-",
-        },
-        right=(2, 3, 4),
+        [
+            Column("problem", lambda row: row["problem"]),
+            Column("name", lambda row: row["name"]),
+            Column(
+                "objective",
+                lambda row: row["objective"],
+                digits(8),
+                right=True,
+            ),
+            Column("bound", lambda row: row["bound"], digits(8), right=True),
+            Column("gap", lambda row: row["gap"], percent_text, right=True),
+            Column("status", lambda row: row["status"] or "-"),
+            Column("proved by", lambda row: row["proved_by"] or "-"),
+        ],
     )
     return emit({"instances": rows}, [table], json=json)
 
@@ -249,23 +258,43 @@ def findings(given: list[str]) -> Iterator[Finding]:
             yield from findings_of_answers(value, where)
 
 
+def at_most(size: int | None, largest: int) -> bool:
+    """Whether a size is known and not larger."""
+    return size is not None and size <= largest
+
+
 def change_table(looked_at: list[Change], dry_run: bool) -> Table:
     """The records that change, and how many stay."""
-    changed = [(c.entry, c.before, c.after) for c in looked_at if c.news and c.after is not None]
+    news = [change for change in looked_at if change.news]
+    changed = [(c.entry, c.before, c.after) for c in news if c.after is not None]
     word = "would change" if dry_run else "changed"
     return Table.of(
         f"{len(changed)} of {len(looked_at)} records {word}",
         changed,
-        {
-            "instance": lambda row: f"{row[0].problem}/{row[0].name}",
-            "objective": lambda row: number_text(row[1].objective if row[1] else None, 8),
-            "objective now": lambda row: number_text(row[2].objective, 8),
-            "bound": lambda row: number_text(row[1].bound if row[1] else None, 8),
-            "bound now": lambda row: number_text(row[2].bound, 8),
-            "found by": lambda row: row[2].found_by,
-            "proved by": lambda row: row[2].proved_by or "-",
-        },
-        right=(1, 2, 3, 4),
+        [
+            Column("instance", lambda row: f"{row[0].problem}/{row[0].name}"),
+            Column(
+                "objective",
+                lambda row: row[1].objective if row[1] else None,
+                digits(8),
+                right=True,
+            ),
+            Column(
+                "objective now",
+                lambda row: row[2].objective,
+                digits(8),
+                right=True,
+            ),
+            Column(
+                "bound",
+                lambda row: row[1].bound if row[1] else None,
+                digits(8),
+                right=True,
+            ),
+            Column("bound now", lambda row: row[2].bound, digits(8), right=True),
+            Column("found by", lambda row: row[2].found_by),
+            Column("proved by", lambda row: row[2].proved_by or "-"),
+        ],
     )
 
 
@@ -309,19 +338,23 @@ def export_model(
     table = Table.of(
         f"{posed.name}: models of {method}",
         exported,
-        {
-            "file": lambda model: model.file,
-            "rows": lambda model: f"{model.rows}",
-            "columns": lambda model: f"{model.columns}",
-            "discrete": lambda model: f"{model.discrete}",
-            "objective per second": lambda model: number_text(model.per_unit, 8),
-            "plus seconds": lambda model: number_text(model.offset),
-        },
+        [
+            Column("file", lambda model: model.file),
+            Column("rows", lambda model: model.rows, right=True),
+            Column("columns", lambda model: model.columns, right=True),
+            Column("discrete", lambda model: model.discrete, right=True),
+            Column(
+                "objective per second",
+                lambda model: model.per_unit,
+                digits(8),
+                right=True,
+            ),
+            Column("plus seconds", lambda model: model.offset, number_text, right=True),
+        ],
         [
             *([CONFIGURATIONS] if len(exported) > 1 else []),
             *([f"{ROUNDED} {error:.0e} of it"] if method == "cp-sat" else []),
         ],
-        right=(1, 2, 3, 4, 5),
     )
     return emit(
         {

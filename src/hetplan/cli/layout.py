@@ -1,7 +1,6 @@
 """`hetplan export layout`: a model's balanced cut into virtual pipeline stages, for Megatron-LM and
 torchtitan."""
 
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -20,7 +19,12 @@ from hetplan.profiling.hardware.cluster import Cluster
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.profiles.predict import predict
 from hetplan.replays.offers import offer_of
-from hetplan.text import Table, percent_text, seconds_text
+from hetplan.text import (
+    Column,
+    Table,
+    percent_text,
+    seconds_text,
+)
 
 
 def layout(
@@ -82,18 +86,17 @@ def layout(
         f"{seconds_text(sum(loads) / pipeline)}",
     ]
     notes += trained.notes
-    columns: dict[str, Callable[[int], str]] = {
-        "virtual stage": str,
-        "rank": lambda k: str(k % pipeline),
-        "units": lambda k: "".join(best.stages[k]) or "-",
-        "torchtitan": lambda k: f"{titan[k][0]} .. {titan[k][-1]}" if titan[k] else "-",
-        "forward and backward": lambda k: seconds_text(best.seconds[k]),
-    }
+    columns: list[Column[int]] = [
+        Column("virtual stage", lambda k: k, right=True),
+        Column("rank", lambda k: k % pipeline, right=True),
+        Column("units", lambda k: "".join(best.stages[k]) or "-"),
+        Column("torchtitan", lambda k: f"{titan[k][0]} .. {titan[k][-1]}" if titan[k] else "-"),
+        Column("forward and backward", lambda k: best.seconds[k], seconds_text, right=True),
+    ]
     shown = Table.of(
         f"{trained.name} on {pipeline} x {virtual} virtual stages of {offer.name}",
         range(len(titan)),
         columns,
         notes,
-        right=(0, 1, 4),
     )
     return emit(document, [shown], json=json)

@@ -11,7 +11,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,14 +27,9 @@ from hetplan.instances.library import (
     load_from_library,
     parse_instance,
 )
-from hetplan.plans.plan import Plan
-from hetplan.profiling.frameworks import load_framework
 from hetplan.profiling.hardware import cluster as clusters
 from hetplan.profiling.hardware.cluster import Cluster
-from hetplan.profiling.models.operators import Precision, load_stack
-from hetplan.profiling.models.zoo import BUILT_IN
-from hetplan.profiling.rates.efficiency import LearnedLinks, LinkEfficiencyFile
-from hetplan.profiling.workload import Workload, make_workload
+from hetplan.profiling.models.operators import Precision
 from hetplan.solvers.registry import load
 from hetplan.solvers.run import NativeValue, Options
 from hetplan.studies.rows import digest, subjects
@@ -90,9 +84,9 @@ def beginning(names: Iterable[str], incomplete: str, *, many: bool) -> list[str]
     """The names that begin as typed; of a comma-separated list its last part, without the names
     that the list has already."""
     before, comma, last = incomplete.rpartition(",") if many else ("", "", incomplete)
-    return [
-        f"{before}{comma}{n}" for n in names if n.startswith(last) and n not in before.split(",")
-    ]
+    listed = before.split(",")
+    others = [name for name in names if name not in listed]
+    return [f"{before}{comma}{name}" for name in others if name.startswith(last)]
 
 
 def offer(what: str, *, ending: str = "", many: bool = False) -> Callable[[str], list[str]]:
@@ -187,15 +181,6 @@ ModelOption = Annotated[
         help="Built-in model, or a Hugging Face config.json.",
     ),
 ]
-OwnModelOption = Annotated[
-    str | None,
-    offered(
-        "models",
-        "--model",
-        metavar="NAME|FILE",
-        help="Built-in model or config.json; default the plan's.",
-    ),
-]
 NamedModelOption = Annotated[
     str | None,
     offered(
@@ -220,15 +205,6 @@ ClusterOption = Annotated[
         "--cluster",
         metavar="FILE|NAME",
         help="Cluster file (YAML), or an example's name.",
-    ),
-]
-OwnClusterOption = Annotated[
-    str | None,
-    offered(
-        "clusters",
-        "--cluster",
-        metavar="FILE|NAME",
-        help="Cluster file (YAML); default an example of the plan's cluster's name.",
     ),
 ]
 BatchOption = Annotated[
@@ -267,6 +243,16 @@ MarginOption = Annotated[
         most=0.9,
         metavar="SHARE",
         help="Share of each device's memory that stays free for the allocator.",
+    ),
+]
+OwnMarginOption = Annotated[
+    float | None,
+    number(
+        "--memory-margin",
+        least=0,
+        most=0.9,
+        metavar="SHARE",
+        help="Share of each device's memory that stays free; default the plan's own, else 0.05.",
     ),
 ]
 ProfileOption = Annotated[
@@ -447,46 +433,3 @@ def open_instances(arguments: Sequence[str]) -> list[Instance]:
 def open_cluster(argument: str) -> Cluster:
     """A cluster file, or one of the examples by name; raises InputError."""
     return clusters.open_cluster(argument, "neither a file nor an example cluster:")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What may stand in place of the cluster, the model and the profile that a plan names."""
-
-    cluster: OwnClusterOption = None
-    model: OwnModelOption = None
-    profile: ProfileOption = None
-
-    def workload(self, plan: Plan, where: str | Path) -> Workload:
-        """The workload that a plan was made for, with what stands here instead. where: the plan's
-        file. Raises InputError."""
-        require(
-            self.cluster is not None or plan.workload.cluster in clusters.example_clusters(),
-            f"the plan is for the cluster {plan.workload.cluster!r}: give its file with --cluster",
-            where=str(where),
-        )
-        require(
-            self.model is not None or plan.workload.model in BUILT_IN,
-            f"the plan is for the model {plan.workload.model!r}: give its file with --model",
-            where=str(where),
-        )
-        return make_workload(
-            self.model or plan.workload.model,
-            open_cluster(self.cluster or plan.workload.cluster),
-            plan.workload.global_batch,
-            sequence=plan.workload.sequence,
-            precision=plan.workload.precision,
-            profile=self.profile,
-            framework=load_framework(plan.workload.framework, where=f"{where}: workload.framework"),
-            stack=load_stack(plan.workload.stack, where=f"{where}: workload.stack"),
-        )
-
-
-def with_links(workload: Workload, path: Path | None) -> Workload:
-    """The workload with a learned efficiency of its links, where a file is given; raises
-    InputError."""
-    return (
-        workload
-        if path is None
-        else replace(workload, links=LearnedLinks(LinkEfficiencyFile.load(path)))
-    )

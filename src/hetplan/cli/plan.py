@@ -2,12 +2,12 @@
 
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -36,21 +36,22 @@ from hetplan.cli.options import (
     parse_dotted,
     split_list,
     target,
-    with_links,
 )
 from hetplan.cli.output import Display, emit, note, watched
+from hetplan.cli.setting import with_links
 from hetplan.clock import CLOCK
 from hetplan.errors import require
 from hetplan.interpreter import own_command
 from hetplan.plans.plan import save_plan
 from hetplan.solvers.run import OPTIMAL_GAP, Run, relative_gap
 from hetplan.text import (
+    Column,
     Table,
     bytes_text,
     count_text,
     counted,
     devices_counted,
-    lines_that_hold,
+    digits,
     more_text,
     number_text,
     percent_text,
@@ -70,11 +71,36 @@ SCREEN_WIDTH, VALUE_WIDTH = 100, 84  # columns of the answer, and of a line besi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """The module in place of a model, what is tried, and which of the plans wins."""
+class Costs:
+    """What layers and links cost, and what training holds in memory."""
 
-    factory: TracedOption = None
+    framework: FrameworkOption = "hetplan"
+    stack: StackOption = "fused"
+    memory_margin: MarginOption = 0.05
+    profile: ProfileOption = None
+    links: LinksOption = None
+    measure: Annotated[
+        Literal["cpu", "cuda"] | None,
+        typer.Option("--measure", help="Measure every device type here first; Poplar plans by it."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The strategies that are tried, and which of their plans wins."""
+
     strategies: StrategiesOption = None
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="STRATEGY.NAME=VALUE",
+            help="A strategy's own setting, as poplar.shards=memory; a wrong name lists them.",
+        ),
+    ] = None
+    parts: Annotated[
+        bool, typer.Option("--parts", help="Plan on every part of the cluster by device type, too.")
+    ] = False
     money_limit: Annotated[
         float | None,
         typer.Option(
@@ -90,28 +116,6 @@ class Choice:
             metavar="PERCENT",
             help="The cheapest plan at most this much slower than the fastest; implies --parts.",
         ),
-    ] = None
-    parts: Annotated[
-        bool, typer.Option("--parts", help="Plan on every part of the cluster by device type, too.")
-    ] = False
-    framework: FrameworkOption = "hetplan"
-    stack: StackOption = "fused"
-    memory_margin: MarginOption = 0.05
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="STRATEGY.NAME=VALUE",
-            help="A strategy's own setting, as poplar.shards=memory; a wrong name lists them.",
-        ),
-    ] = None
-    measure: Annotated[
-        Literal["cpu", "cuda"] | None,
-        typer.Option("--measure", help="Measure every device type here first; Poplar plans by it."),
-    ] = None
-    run: Annotated[
-        int | None,
-        typer.Option("--run", metavar="N", help="Run the plan here for N iterations.", min=1),
     ] = None
 
 
@@ -142,8 +146,10 @@ class Choice:
 def plan(
     cluster: ClusterOption,
     global_batch: BatchOption,
+    costs: Costs,
     choice: Choice,
     model: NamedModelOption = None,
+    factory: TracedOption = None,
     sequence: SequenceOption = None,
     precision: Annotated[
         str,
@@ -155,12 +161,14 @@ def plan(
             many=True,
         ),
     ] = "fp16",
-    profile: ProfileOption = None,
-    links: LinksOption = None,
     time_limit: LimitOption = 60.0,
     gap: GapOption = None,
     threads: ThreadsOption = None,
     seed: SeedOption = None,
+    steps: Annotated[
+        int | None,
+        typer.Option("--run", metavar="N", help="Run the plan here for N iterations.", min=1),
+    ] = None,
     everything: Annotated[
         bool,
         typer.Option("--all", help="Print all plans, their notes, and why the best one is best."),
@@ -181,26 +189,32 @@ def plan(
     from hetplan.planner.ranking import make_plans
     from hetplan.planner.workloads import make_workloads, only
 
-    require(output or not (choice.measure or choice.run), "--measure and --run need --output FILE")
+    writes_files = costs.measure is not None or steps is not None
+    require(output or not writes_files, "--measure and --run need --output FILE")
     run = Run(
         make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed), started=begun
     )
+    if factory is not None:
+        trained: Any = traced_model(factory, model, only(precision), None, quiet=quiet)
+    else:
+        trained = named(model)
     posed, notes = make_workloads(
-        traced_model(choice.factory, model, only(precision), None, quiet=quiet)
-        if choice.factory
-        else named(model),
+        trained,
         open_cluster(cluster),
         global_batch,
         sequence=sequence,
         precision=precision,
-        profile=profile,
-        framework=choice.framework,
-        stack=choice.stack,
-        memory_margin=choice.memory_margin,
+        profile=costs.profile,
+        framework=costs.framework,
+        stack=costs.stack,
+        memory_margin=costs.memory_margin,
     )
-    workloads = [with_links(one, links) for one in posed]
+    workloads = [with_links(one, costs.links) for one in posed]
     workload = workloads[0]
-    strategies = chosen_strategies(choice, workload, output, quiet=quiet)
+    curves = []
+    if costs.measure is not None and output is not None:
+        curves = measured_curves(workload, costs.measure, output, quiet=quiet)
+    strategies = chosen_strategies(choice, curves)
     criteria = Criteria(choice.money_limit, choice.cheapest_within, choice.parts)
     display = Display(f"{workload.model.name} on {workload.cluster.name}")
     planning = watched(
@@ -215,11 +229,14 @@ def plan(
     write_plan(best, output)
     note(*workload.model.notes)
     emit(planning.document(), planning_tables(planning, everything), json=json)
-    if best is None or choice.run is None:
-        return 0 if best is not None else 1
-    source = ["--factory", choice.factory] if choice.factory else ["--model", named(model)]
-    words = ["--cluster", cluster, "--device", choice.measure or "auto", *source]
-    return run_here([str(output), "--steps", str(choice.run), *words], json=json)
+    if best is None:
+        return 1
+    if steps is None:
+        return 0
+    words = [str(output), "--steps", str(steps), "--device", costs.measure or "auto"]
+    if factory is not None:
+        words += ["--factory", factory]
+    return run_here(words, json=json)
 
 
 def run_here(words: Sequence[str], *, json: bool) -> int:
@@ -229,16 +246,13 @@ def run_here(words: Sequence[str], *, json: bool) -> int:
     return done.returncode
 
 
-def chosen_strategies(
-    choice: Choice, workload: "Workload", output: Path | None, *, quiet: bool
-) -> "list[Strategy]":
-    """With their settings; Poplar on curves measured now where that is asked for."""
+def chosen_strategies(choice: Choice, curves: Sequence[Path]) -> "list[Strategy]":
+    """The strategies with their settings. curves: files of measured batch curves; where there are
+    some, Poplar plans by them, and alone unless others are named."""
     settings = parse_dotted(choice.settings or [], "--set", "STRATEGY.NAME=VALUE")
     names = choice.strategies
-    if choice.measure and output:
-        settings.setdefault("poplar", {})["curves"] = ",".join(
-            map(str, measured_curves(workload, choice.measure, output, quiet=quiet))
-        )
+    if curves:
+        settings.setdefault("poplar", {})["curves"] = ",".join(str(path) for path in curves)
         names = names or ["poplar"]
     return named_strategies(names, settings)
 
@@ -313,26 +327,19 @@ def verdict_table(planning: "Planning", best: "Candidate", explained: "Explanati
     from hetplan.plans.words import summary
 
     workload, plan = planning.workload, best.plan
-    money = best.money_per_million_tokens(workload)
-    flops, unit = best.flops_per_device(workload), "tokens" if workload.sequence else "samples"
-    speed = {
-        f"{count_text(best.tokens_per_second(workload))} {unit}/s": True,
-        f"MFU {percent_text(best.utilisation(workload))}": True,
-        f"{(flops or 0.0) / 1e12:.3g} TFLOP/s per device": flops is not None,
-        f"${number_text(money, 4)} per million {unit}": money is not None,
-    }
-    critical = islice(explained.critical.items(), 3)
+    seconds = best.predicted_seconds or 1.0
+    longest = [
+        f"{what} {percent_text(spent / seconds)}"
+        for what, spent in islice(explained.critical.items(), 3)
+    ]
     lines = {
         "best plan": best.name + (f": {summary(plan)}" if plan else ""),
         "iteration": iteration_text(best, workload),
         "proven": proven_text(best, planning),
-        "speed": ", ".join(lines_that_hold(speed)),
+        "speed": speed_text(best, workload),
         "devices": f"{devices_used(best)} in {workload.precision}{idle_text(best, planning)}",
         "free memory": free_text(best, workload),
-        "time goes to": ", ".join(
-            f"{what} {percent_text(spent / (best.predicted_seconds or 1.0))}"
-            for what, spent in critical
-        ),
+        "time goes to": ", ".join(longest),
         "chosen": explained.why_chosen,
         "`hetplan run`": (best.plan and best.plan.refused) or "",
         "note": "; ".join(planning.notes),
@@ -341,38 +348,61 @@ def verdict_table(planning: "Planning", best: "Candidate", explained: "Explanati
     return Table(fill(workload_title(workload, planning.precisions), SCREEN_WIDTH), ("", ""), rows)
 
 
+def speed_text(best: "Candidate", workload: "Workload") -> str:
+    """Tokens or samples per second, the share of the devices' peak, FLOP/s and money, where they
+    are known."""
+    unit = "tokens" if workload.sequence else "samples"
+    parts = [
+        f"{count_text(best.tokens_per_second(workload))} {unit}/s",
+        f"MFU {percent_text(best.utilisation(workload))}",
+    ]
+    flops, money = best.flops_per_device(workload), best.money_per_million_tokens(workload)
+    if flops is not None:
+        parts.append(f"{flops / 1e12:.3g} TFLOP/s per device")
+    if money is not None:
+        parts.append(f"${number_text(money, 4)} per million {unit}")
+    return ", ".join(parts)
+
+
 def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
-    """The best plan of each strategy, fastest first."""
+    """The best plan of each strategy, fastest first; a note for each strategy without a plan."""
     workload = planning.workload
-    fastest = {
-        name: next(c for c in planning.candidates if c.strategy == name and c.fits_memory)
-        for name in explained.prices
-    }
-    hidden = len(planning.candidates) - len(fastest)
-    without = {
-        c.strategy: fill(f"no plan of {c.strategy}: {c.message or c.status}", SCREEN_WIDTH)
-        for c in reversed(planning.candidates)
-        if c.strategy not in fastest and not c.failed
-    }
+    fastest: dict[str, Candidate] = {}
+    reasons: dict[str, str] = {}
+    # of a strategy's candidates the best one comes last, and replaces the others
+    for candidate in reversed(planning.candidates):
+        name = candidate.strategy
+        if name in explained.prices:
+            if candidate.fits_memory:
+                fastest[name] = candidate
+        elif not candidate.failed:
+            reasons[name] = candidate.message or candidate.status
+    shown = sorted(fastest.values(), key=lambda candidate: candidate.predicted_seconds or 0.0)
+    lines = [f"no plan of {name}: {reason}" for name, reason in reasons.items()]
+    notes = [fill(line, SCREEN_WIDTH) for line in lines]
+    notes += fault_lines(planning)
+    hidden = len(planning.candidates) - len(shown)
+    others = f"{counted(hidden, 'other plan')}, " if hidden else ""
+    notes.append(f"{others}notes, and why: --all")
     return Table.of(
         "the best plan of each paradigm",
-        sorted(fastest.values(), key=lambda c: c.predicted_seconds or 0.0),
-        {
-            "plan": lambda c: c.name,
-            "iteration": lambda c: seconds_text(c.predicted_seconds),
-            "vs best": lambda c: relative_text(c, planning.best),
-            "tokens/s": lambda c: count_text(c.tokens_per_second(workload)),
-            "MFU": lambda c: percent_text(c.utilisation(workload)),
-            "$/1M tok": lambda c: number_text(c.money_per_million_tokens(workload), 4),
-            "objective": lambda c: seconds_text(c.closed_form_seconds),
-            "solved": lambda c: c.status if c.closed_form_seconds is not None else "",
-        },
+        shown,
         [
-            *without.values(),
-            *fault_lines(planning),
-            f"{counted(hidden, 'other plan') + ', ' if hidden else ''}notes, and why: --all",
+            Column("plan", lambda c: c.name),
+            Column("iteration", lambda c: c.predicted_seconds, seconds_text, right=True),
+            Column("vs best", lambda c: relative_text(c, planning.best), right=True),
+            Column("tokens/s", lambda c: c.tokens_per_second(workload), count_text, right=True),
+            Column("MFU", lambda c: c.utilisation(workload), percent_text, right=True),
+            Column(
+                "$/1M tok",
+                lambda c: c.money_per_million_tokens(workload),
+                digits(4),
+                right=True,
+            ),
+            Column("objective", lambda c: c.closed_form_seconds, seconds_text, right=True),
+            Column("solved", lambda c: c.status if c.closed_form_seconds is not None else ""),
         ],
-        right=(1, 2, 3, 4, 5, 6),
+        notes,
     )
 
 
@@ -385,21 +415,21 @@ def fault_lines(planning: "Planning") -> list[str]:
 def ranking_table(planning: "Planning") -> Table:
     """One line per candidate; reasons and notes under it."""
     workload = planning.workload
-    columns: dict[str, Callable[[Candidate], str]] = {
-        "plan": lambda c: c.name,
-        "status": lambda c: c.status,
-        "iteration": lambda c: seconds_text(c.predicted_seconds),
-        "vs best": lambda c: relative_text(c, planning.best),
-        "plan's objective": lambda c: seconds_text(c.closed_form_seconds),
-        "objective": lambda c: seconds_text(c.objective),
-        "bound": lambda c: seconds_text(c.bound),
-        "gap": lambda c: percent_text(c.gap),
-        "fullest device": lambda c: memory_text(c, workload),
-        "tokens/s": lambda c: count_text(c.tokens_per_second(workload)),
-        "MFU": lambda c: percent_text(c.utilisation(workload)),
-        "$/1M tok": lambda c: number_text(c.money_per_million_tokens(workload), 4),
-        "solve": lambda c: seconds_text(c.solve_seconds),
-    }
+    columns: list[Column[Candidate]] = [
+        Column("plan", lambda c: c.name),
+        Column("status", lambda c: c.status),
+        Column("iteration", lambda c: c.predicted_seconds, seconds_text, right=True),
+        Column("vs best", lambda c: relative_text(c, planning.best), right=True),
+        Column("plan's objective", lambda c: c.closed_form_seconds, seconds_text, right=True),
+        Column("objective", lambda c: c.objective, seconds_text, right=True),
+        Column("bound", lambda c: c.bound, seconds_text, right=True),
+        Column("gap", lambda c: c.gap, percent_text, right=True),
+        Column("fullest device", lambda c: memory_text(c, workload), right=True),
+        Column("tokens/s", lambda c: c.tokens_per_second(workload), count_text, right=True),
+        Column("MFU", lambda c: c.utilisation(workload), percent_text, right=True),
+        Column("$/1M tok", lambda c: c.money_per_million_tokens(workload), digits(4), right=True),
+        Column("solve", lambda c: c.solve_seconds, seconds_text, right=True),
+    ]
     notes = (
         *figures_notes(planning),
         *(f"{c.name}: {c.message}" for c in planning.candidates if c.message),
@@ -410,19 +440,19 @@ def ranking_table(planning: "Planning") -> Table:
         planning.candidates,
         columns,
         (fill(text, SCREEN_WIDTH, subsequent_indent="  ") for text in notes),
-        range(2, len(columns)),
     )
 
 
 def no_winner(planning: "Planning") -> Table:
     """Why there is none: methods ended without an answer, nothing fits in memory, or all that fits
     costs too much."""
-    prices = [
-        (price, c.name)
-        for c in planning.candidates
-        if c.fits_memory and c.plan is not None
-        if (price := c.money_per_million_tokens(planning.workload)) is not None
-    ]
+    prices = []
+    for candidate in planning.candidates:
+        if not candidate.fits_memory or candidate.plan is None:
+            continue
+        price = candidate.money_per_million_tokens(planning.workload)
+        if price is not None:
+            prices.append((price, candidate.name))
     if not prices:
         undecided = [
             f"{c.name} has no answer: {c.message}"
@@ -431,14 +461,11 @@ def no_winner(planning: "Planning") -> Table:
         ]
         if len(undecided) == len(planning.candidates):
             return Table("no winner: no method had time for an answer", (), (), tuple(undecided))
-        advice = (
-            needs(planning.workload),
-            *(
-                [f"would fit: {line}" for line in planning.advice]
-                or ["no number of devices would do"]
-            ),
-        )
-        return Table("no winner: nothing found fits in memory", (), (), (*advice, *undecided))
+        advice = [f"would fit: {line}" for line in planning.advice]
+        if not advice:
+            advice = ["no number of devices would do"]
+        notes = (needs(planning.workload), *advice, *undecided)
+        return Table("no winner: nothing found fits in memory", (), (), notes)
     least, name = min(prices)
     return Table(
         "no winner: nothing that fits costs at most "
@@ -459,13 +486,17 @@ def pareto_tables(planning: "Planning") -> Iterator[Table]:
         yield Table.of(
             "time and money: of the plans found, nothing is both faster and cheaper than these",
             front,
-            {
-                "plan": lambda c: c.name,
-                "iteration": lambda c: seconds_text(c.predicted_seconds),
-                "$/1M tok": lambda c: number_text(c.money_per_million_tokens(workload), 4),
-                "devices": devices_used,
-            },
-            right=(1, 2),
+            [
+                Column("plan", lambda c: c.name),
+                Column("iteration", lambda c: c.predicted_seconds, seconds_text, right=True),
+                Column(
+                    "$/1M tok",
+                    lambda c: c.money_per_million_tokens(workload),
+                    digits(4),
+                    right=True,
+                ),
+                Column("devices", devices_used),
+            ],
         )
 
 
@@ -571,27 +602,32 @@ def idle_text(best: "Candidate", planning: "Planning") -> str:
     """How many devices the best plan leaves idle, and what the best plan on all of them takes."""
     devices = len(planning.workload.cluster.devices)
     idle = devices - len(best.plan.ranks if best.plan else ())
-    on_all = (
-        f"; the best plan on all {devices}, {c.name}, takes {seconds_text(c.predicted_seconds)}"
-        for c in planning.candidates
-        if c.fits_memory and c.plan and len(c.plan.ranks) == devices
-    )
-    return f"; {counted(idle, 'device')} idle{next(on_all, '')}" if idle else ""
+    if idle == 0:
+        return ""
+    text = f"; {counted(idle, 'device')} idle"
+    fitting = [c for c in planning.candidates if c.fits_memory]
+    for candidate in fitting:
+        if candidate.plan is not None and len(candidate.plan.ranks) == devices:
+            seconds = seconds_text(candidate.predicted_seconds)
+            return f"{text}; the best plan on all {devices}, {candidate.name}, takes {seconds}"
+    return text
 
 
 def free_text(candidate: "Candidate", workload: "Workload") -> str:
     """By device type in use, what the fullest device leaves free of what training can use."""
     if candidate.peak_bytes is None:
         return ""
-    held = [
-        (workload.cluster.devices[i].type, candidate.peak_bytes[i])
-        for i in (candidate.plan.ranks if candidate.plan else range(len(candidate.peak_bytes)))
-    ]
-    free = [
-        f"{bytes_text(limit - max(peak for name, peak in held if name == kind))} of "
-        f"{bytes_text(limit)} on {kind}"
+    used = range(len(candidate.peak_bytes)) if candidate.plan is None else candidate.plan.ranks
+    peaks: dict[str, float] = {}  # of the fullest device of each type
+    for device in used:
+        kind, peak = workload.cluster.devices[device].type, candidate.peak_bytes[device]
+        peaks[kind] = max(peak, peaks.get(kind, 0.0))
+    parts = [
+        f"{bytes_text(limit - peaks[kind])} of {bytes_text(limit)} on {kind}"
         for kind, limit in workload.device_bytes().items()
-        if kind in dict(held)
+        if kind in peaks
     ]
-    margin = f"{percent_text(workload.memory_margin)} of each device stays free for its allocator"
-    return "; ".join([*free, *([margin] if workload.memory_margin else [])])
+    if workload.memory_margin:
+        margin = percent_text(workload.memory_margin)
+        parts.append(f"{margin} of each device stays free for its allocator")
+    return "; ".join(parts)

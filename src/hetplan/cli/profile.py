@@ -57,10 +57,11 @@ from hetplan.profiling.rates.efficiency import (
 from hetplan.profiling.rates.products import measured_products
 from hetplan.runtime.launch.devices import required_torch
 from hetplan.text import (
+    Column,
     Table,
     bytes_text,
     count_text,
-    lines_that_hold,
+    digits,
     number_text,
     percent_text,
     seconds_text,
@@ -118,22 +119,19 @@ def predict(
         micro_batches is None or global_batch is None,
         "--micro-batches and --global-batch exclude each other",
     )
-    chosen = (
-        traced_model(factory, model, precision, model_output, quiet=quiet)
-        if factory is not None
-        else load_model(
-            named(model),
-            sequence=sequence,
-            precision=precision,
-            attention=load_stack(stack).attention,
+    if factory is not None:
+        chosen = traced_model(factory, model, precision, model_output, quiet=quiet)
+    else:
+        attention = load_stack(stack).attention
+        chosen = load_model(
+            named(model), sequence=sequence, precision=precision, attention=attention
         )
-    )
-    # All powers of two up to the largest divide it, so they are its own default sizes.
-    sizes = (
-        whole_numbers(micro_batches, "--micro-batches")
-        if micro_batches is not None
-        else default_micro_batches(LARGEST_MICRO_BATCH if global_batch is None else global_batch)
-    )
+    if micro_batches is not None:
+        sizes = whole_numbers(micro_batches, "--micro-batches")
+    elif global_batch is not None:
+        sizes = default_micro_batches(global_batch)
+    else:  # all powers of two up to the largest divide it, so that they are its default sizes
+        sizes = default_micro_batches(LARGEST_MICRO_BATCH)
     on = open_cluster(cluster)
     profile = predicted(
         chosen,
@@ -226,12 +224,11 @@ def profile_table(profile: Profile, model: Model) -> Table:
     notes = ["whole model on one tensor group, without all-reduces between its devices"]
     if provenance.kind == "predicted":
         kinds = {"rescaled by its own operators": list(provenance.learned)}
-        for name in (name for name in profile.devices() if name not in provenance.learned):
-            kind = (
-                "as others measured its operators"
-                if measured_products(name, profile.precision)
-                else "never measured, physics alone"
-            )
+        others = [name for name in profile.devices() if name not in provenance.learned]
+        for name in others:
+            kind = "never measured, physics alone"
+            if measured_products(name, profile.precision):
+                kind = "as others measured its operators"
             kinds.setdefault(kind, []).append(name)
         notes += [f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names]
     return passes_table(
@@ -247,16 +244,19 @@ def passes_table(title: str, profile: Profile, notes: Sequence[str] = ()) -> Tab
     return Table.of(
         title,
         profile.tables,
-        {
-            "device": lambda table: table.device,
-            "tensor": lambda table: str(table.tensor),
-            "micro-batch": lambda table: str(table.micro_batch),
-            "forward": lambda table: seconds_text(sum(table.forward_seconds)),
-            "backward": lambda table: seconds_text(sum(table.backward_seconds)),
-            "samples/s": lambda table: rate_text(table.micro_batch, sum(table.layer_seconds())),
-        },
+        [
+            Column("device", lambda table: table.device),
+            Column("tensor", lambda table: table.tensor, right=True),
+            Column("micro-batch", lambda table: table.micro_batch, right=True),
+            Column("forward", lambda table: sum(table.forward_seconds), seconds_text, right=True),
+            Column("backward", lambda table: sum(table.backward_seconds), seconds_text, right=True),
+            Column(
+                "samples/s",
+                lambda table: rate_text(table.micro_batch, sum(table.layer_seconds())),
+                right=True,
+            ),
+        ],
         notes,
-        right=(1, 2, 3, 4, 5),
     )
 
 
@@ -429,11 +429,10 @@ def batch_curve(
             tell=note if lead and not quiet else None,
         )
     fits = curve.zero_stage is not None
-    return (
-        emit(curve.model_dump(mode="json"), [curve_table(curve)], json=json, output=output, ok=fits)
-        if lead
-        else int(not fits)
-    )
+    if not lead:
+        return int(not fits)
+    document = curve.model_dump(mode="json")
+    return emit(document, [curve_table(curve)], json=json, output=output, ok=fits)
 
 
 def curve_table(curve: BatchCurve) -> Table:
@@ -442,25 +441,24 @@ def curve_table(curve: BatchCurve) -> Table:
     first = curve.zero_stage
     lowest = "no sample fits" if first is None else f"a sample fits from ZeRO {first} on"
     saved, most = curve.saved_bytes_per_sample, curve.tried_up_to
-    notes = lines_that_hold(
-        {
-            f"largest micro-batch: {stages}; {lowest}": True,
-            f"stopped at --max-micro-batch {most}: more may fit": most in curve.largest,
-            f"activations: {bytes_text(saved)} per sample, measured": saved is not None,
-        }
-    )
+    notes = [f"largest micro-batch: {stages}; {lowest}"]
+    if most in curve.largest:
+        notes.append(f"stopped at --max-micro-batch {most}: more may fit")
+    if saved is not None:
+        notes.append(f"activations: {bytes_text(saved)} per sample, measured")
     return Table.of(
         f"{curve.model} x {curve.sequence} tokens in {curve.precision} on {curve.device}, measured "
         f"within {bytes_text(curve.memory_bytes)}, one of {curve.devices}",
         curve.points,
-        {
-            "micro-batch": lambda point: str(point.micro_batch),
-            "forward + backward": lambda point: seconds_text(point.seconds),
-            "spread": lambda point: seconds_text(point.spread_seconds),
-            "samples/s": lambda point: rate_text(point.micro_batch, point.seconds),
-        },
+        [
+            Column("micro-batch", lambda point: point.micro_batch, right=True),
+            Column("forward + backward", lambda point: point.seconds, seconds_text, right=True),
+            Column("spread", lambda point: point.spread_seconds, seconds_text, right=True),
+            Column(
+                "samples/s", lambda point: rate_text(point.micro_batch, point.seconds), right=True
+            ),
+        ],
         notes,
-        right=(0, 1, 2, 3),
     )
 
 
@@ -482,15 +480,19 @@ def collectives(
         f"collectives of {measured.ranks} ranks on {measured.device}, {measured.backend}, "
         f"fitted to the fastest of {repeats}",
         measured.fits,
-        {
-            "operation": lambda fit: fit.operation,
-            "group": lambda fit: fit.group,
-            "ranks": lambda fit: str(fit.ranks),
-            "latency": lambda fit: seconds_text(fit.latency_seconds),
-            "GB/s": lambda fit: number_text(fit.bytes_per_second / 1e9, 4),
-            "R2": lambda fit: number_text(fit.r_squared, 4),
-        },
-        right=(2, 3, 4, 5),
+        [
+            Column("operation", lambda fit: fit.operation),
+            Column("group", lambda fit: fit.group),
+            Column("ranks", lambda fit: fit.ranks, right=True),
+            Column("latency", lambda fit: fit.latency_seconds, seconds_text, right=True),
+            Column(
+                "GB/s",
+                lambda fit: fit.bytes_per_second / 1e9,
+                digits(4),
+                right=True,
+            ),
+            Column("R2", lambda fit: fit.r_squared, digits(4), right=True),
+        ],
     )
     return emit(measured.model_dump(mode="json"), [table], json=json, output=output)
 
@@ -622,12 +624,11 @@ def operators_table(learned: OperatorData) -> Table:
     return Table.of(
         f"operators of {learned.device} in {learned.precision}",
         learned.errors,
-        {
-            "operators": lambda kind: kind.kind,
-            "measured": lambda kind: str(kind.operators),
-            "error": lambda kind: percent_text(kind.error),
-            "without them": lambda kind: percent_text(kind.expected_error),
-        },
+        [
+            Column("operators", lambda kind: kind.kind),
+            Column("measured", lambda kind: kind.operators, right=True),
+            Column("error", lambda kind: kind.error, percent_text, right=True),
+            Column("without them", lambda kind: kind.expected_error, percent_text, right=True),
+        ],
         ["mean error of the seconds of each, predicted from the others"],
-        right=(1, 2, 3),
     )

@@ -24,24 +24,23 @@ from pydantic import Field, create_model
 from hetplan.adapters.exports.launchers.kinds import KINDS, LAUNCHERS
 from hetplan.adapters.exports.launchers.start import Start
 from hetplan.adapters.exports.scripts import torchrun
+from hetplan.cli.commands import with_groups_as_options
 from hetplan.cli.help_page import described
-from hetplan.cli.main import with_groups_as_options
 from hetplan.cli.options import (
     JsonOption,
     PlanArgument,
     QuietOption,
-    Setting,
     StrategiesOption,
     number,
     target,
 )
 from hetplan.cli.output import emit, note, write_document
 from hetplan.cli.plan import plan
+from hetplan.cli.setting import Setting
 from hetplan.errors import InputError, require
 from hetplan.files import read_yaml, write_text
 from hetplan.interpreter import own_command
 from hetplan.plans.plan import Plan, load_plan, save_plan
-from hetplan.profiling.hardware.cluster import example_clusters
 from hetplan.runtime.execution.choice import engine_of
 from hetplan.runtime.job import Job, Loss, StepReport, check_options
 from hetplan.runtime.launch.devices import on_devices
@@ -124,17 +123,12 @@ def predicted(
 ) -> Rehearsal | None:
     """The plan's predicted times; None where they are not needed and what the plan names is not
     known. where: the plan's file. scale: seconds here per second there."""
-    known = setting.cluster is not None or plan.workload.cluster in example_clusters()
-    if not virtual and not known:
+    if not virtual and not setting.known(plan):
         return None
     try:
-        return Rehearsal.of(
-            plan,
-            setting.workload(plan, where),
-            engine_of(plan),
-            scale if virtual else 1.0,
-            cores=free_cores(),
-        )
+        workload, engine = setting.workload(plan, where, quiet=quiet), engine_of(plan)
+        scaled = scale if virtual else 1.0
+        return Rehearsal.of(plan, workload, engine, scaled, cores=free_cores())
     except InputError as error:
         if required or setting != Setting():
             raise
@@ -268,7 +262,7 @@ class Survival:
     examples=(
         (
             "Ten iterations of the plan's own model on this machine",
-            "hetplan run plan.json --cluster cluster.yaml",
+            "hetplan run plan.json",
         ),
         (
             "The plan's GPUs rehearsed on processor cores, with a trace for Perfetto",
@@ -392,15 +386,17 @@ JobFile = create_model("JobFile", __base__=StrictModel, **{**RUN, **PLAN, **FIEL
 
 def options(given: Mapping[str, Any], known: Collection[str]) -> list[str]:
     """What a job file gives of a command's options, as its arguments."""
-    pairs = [
-        (f"--{key.replace('_', '-')}", value)
-        for key, values in given.items()
-        for value in (values if isinstance(values, list) else [values])
-        if key in known and value is not None and value is not False
-    ]
-    return [
-        word for name, value in pairs for word in ((name,) if value is True else (name, str(value)))
-    ]
+    words = []
+    for key, values in given.items():
+        if key not in known:
+            continue
+        name = f"--{key.replace('_', '-')}"
+        for value in values if isinstance(values, list) else [values]:
+            if value is True:
+                words.append(name)
+            elif value is not None and value is not False:
+                words += [name, str(value)]
+    return words
 
 
 def launch(

@@ -41,8 +41,10 @@ from hetplan.formulations.astra.search.result import Candidate, Job, SearchResul
 from hetplan.formulations.astra.search.rules import Rule, default_rules, rules_from_file
 from hetplan.formulations.astra.search.space import PARAMETERS, Space, measured_sizes
 from hetplan.instances.library import Instance, save_instance
+from hetplan.plans.making import with_inputs
 from hetplan.profiling.frameworks import MEGATRON, load_framework
 from hetplan.profiling.hardware.cluster import GBIT, MAX_DEVICES, Cluster
+from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.models.operators import DEFAULT_STACK, load_stack
 from hetplan.profiling.profiles.profile import load_profile
@@ -374,7 +376,8 @@ def pareto_picture(result: SearchResult, made: Any, axes: Any, path: Path, title
         expected="strategies with a known price",
     )
     ceiling = CEILING * max(money for _, money in front)
-    near = sorted((x, y) for x, y in result.points if y is not None and y <= ceiling)
+    priced = [(x, y) for x, y in result.points if y is not None]
+    near = sorted((x, y) for x, y in priced if y <= ceiling)
     speeds, dollars = zip(*near[:: max(1, len(near) // DOTS)], strict=True)
     axes.scatter(speeds, dollars, s=3, color="#9aa5b1")
     axes.plot(*zip(*front, strict=True), "o-", color="#c0392b", markersize=5)
@@ -390,7 +393,8 @@ def save_best(
     # loaded with the planner, which the search itself does not need
     from hetplan.planner.astra import plan_of
 
-    plan_of(best, measured.workload(job, cluster), pool).save(path)
+    workload = measured.workload(job, cluster)
+    with_inputs(plan_of(best, workload, pool), Inputs.of(workload)).save(path)
 
 
 Replays = list[tuple[float | None, Candidate]]

@@ -16,15 +16,14 @@ from hetplan.cli.options import (
     JsonOption,
     LinksOption,
     PlanArgument,
-    Setting,
     offer,
     offered,
     open_instance,
     read_document,
     target,
-    with_links,
 )
 from hetplan.cli.output import emit, note, write_document
+from hetplan.cli.setting import Setting, with_links
 from hetplan.cli.solve import describe, titled
 from hetplan.errors import InputError, require
 from hetplan.files import read_json, write_bytes, write_text
@@ -50,6 +49,21 @@ from hetplan.text import Table, percent_text, seconds_text
 ROBUST = 0.01  # of an iteration: what noise may change before it is told
 
 
+@described(
+    sections={
+        "Pictures": "--html --png --svg --what-if",
+        "In place of what the plan carries": "--cluster --model --profile",
+        "Output": "--json --help",
+    },
+    examples=(
+        ("A plan on the terminal", "hetplan show plan.json"),
+        (
+            "One page with all plans that were found",
+            "hetplan show planning.json --html page.html",
+        ),
+        ("The best decision known of a packaged instance", "hetplan show hap-chain-2x2"),
+    ),
+)
 def show(
     subject: Annotated[
         str,
@@ -232,7 +246,7 @@ def export(
             "--model",
             "-m",
             metavar="NAME|FILE",
-            help="Whose own flags are written; default the plan's, where it is built in.",
+            help="Whose own flags are written; default the plan's own model.",
             autocompletion=offer("models"),
         ),
     ] = None,
@@ -250,6 +264,20 @@ def export(
     return 0
 
 
+@described(
+    sections={
+        "Replay": "--overlap --sends --prefetch --calibration --links",
+        "In place of what the plan carries": "--cluster --model --profile",
+        "Output": "--trace --json --help",
+    },
+    examples=(
+        ("Seconds, idle time and memory", "hetplan plan simulate plan.json"),
+        (
+            "Gradients that leave in four parts, and a trace for Perfetto",
+            "hetplan plan simulate plan.json --overlap 4 --trace trace.json",
+        ),
+    ),
+)
 def simulate(
     plan: PlanArgument,
     setting: Setting,
@@ -359,4 +387,6 @@ def calibrated(plan: Plan, workload: Workload, path: Path) -> tuple[Workload, fl
         got=constants.cluster,
         expected=repr(workload.cluster.name),
     )
-    return constants.adjusted(workload), constants.slot_seconds * slots(plan)
+    # measured shares of the bandwidths stand in place of learned ones
+    plain = replace(workload, links=None)
+    return constants.adjusted(plain), constants.slot_seconds * slots(plan)

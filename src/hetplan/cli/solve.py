@@ -1,7 +1,7 @@
 """`hetplan solve` runs methods on an instance; `hetplan check` prices decisions again."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -36,7 +36,14 @@ from hetplan.instances.answers import Verdict, answer_document, judge, read_clai
 from hetplan.instances.library import Instance, plain
 from hetplan.solvers.registry import Family, load, solve as solve_one
 from hetplan.solvers.run import Options, Result, Run, Stop
-from hetplan.text import Table, number_text, percent_text, seconds_text
+from hetplan.text import (
+    Column,
+    Table,
+    digits,
+    number_text,
+    percent_text,
+    seconds_text,
+)
 
 # Among a result's details: the exception of a method that broke.
 BUG = "bug"
@@ -132,12 +139,9 @@ def solve(
     note(*(f"error: {line}" for line in wrong))
     if wrong or any(BUG in result.details for result in every):
         return 3
-    return (
-        0
-        if all(result.status in ("optimal", "feasible") for result in every)
-        and len(answers) == len(posed)
-        else 1
-    )
+    complete = len(answers) == len(posed)
+    answered = all(result.status in ("optimal", "feasible") for result in every)
+    return 0 if complete and answered else 1
 
 
 def chosen_methods(
@@ -258,28 +262,25 @@ def result_tables(
     best_bound = max((r.bound for r in results if r.bound is not None), default=0.0)
 
     def above(result: Result[Any]) -> float | None:
-        return (
-            None
-            if result.objective is None or best_bound <= 0
-            else max(0.0, result.objective / best_bound - 1.0)
-        )
+        if result.objective is None or best_bound <= 0:
+            return None
+        return max(0.0, result.objective / best_bound - 1.0)
 
-    columns: dict[str, Callable[[Result[Any]], str]] = {
-        "method": lambda result: result.method,
-        "status": lambda result: result.status,
-        "objective": lambda result: number_text(result.objective, 8),
-        "bound": lambda result: number_text(result.bound, 8),
-        "gap": lambda result: percent_text(result.gap),
-        "above best bound": lambda result: percent_text(above(result)),
-        **{name.replace("_", "-"): part_of(name) for name in instance.family.beside},
-        "time": lambda result: seconds_text(result.seconds),
-        "message": lambda result: result.message,
-    }
+    columns: list[Column[Result[Any]]] = [
+        Column("method", lambda result: result.method),
+        Column("status", lambda result: result.status),
+        Column("objective", lambda result: result.objective, digits(8), right=True),
+        Column("bound", lambda result: result.bound, digits(8), right=True),
+        Column("gap", lambda result: result.gap, percent_text, right=True),
+        Column("above best bound", above, percent_text, right=True),
+        *(part_column(name) for name in instance.family.beside),
+        Column("time", lambda result: result.seconds, seconds_text, right=True),
+        Column("message", lambda result: result.message),
+    ]
     yield Table.of(
         f"{instance.name} ({instance.problem}: {instance.family.title})",
         results,
         columns,
-        right=range(2, len(columns) - 1),
     )
     solved = [result for result in results if result.objective is not None]
     if solved and alone:
@@ -287,18 +288,17 @@ def result_tables(
         yield from describe(instance, best.decision, f"decision of {best.method}")
 
 
-def part_of(name: str) -> Callable[[Result[Any]], str]:
-    """The cell of a part of the evaluation beside the objective; a dash without a decision."""
-    return lambda result: number_text(result.details.get(name), 4)  # type: ignore[arg-type]
+def part_column(name: str) -> Column[Result[Any]]:
+    """The column of a part of the evaluation beside the objective; a dash without a decision."""
+    heading = name.replace("_", "-")
+    return Column(heading, lambda result: result.details.get(name), digits(4), right=True)
 
 
 def describe(instance: Instance, decision: Any, source: str) -> list[Table]:
     """The decision as tables of its family, else as JSON on a note."""
-    return (
-        [Table(source, (), (), notes=(to_json(plain(decision)).rstrip(),))]
-        if instance.family.describe is None
-        else titled(source, load(instance.family.describe)(instance.data, decision))
-    )
+    if instance.family.describe is None:
+        return [Table(source, (), (), notes=(to_json(plain(decision)).rstrip(),))]
+    return titled(source, load(instance.family.describe)(instance.data, decision))
 
 
 def titled(source: str, tables: Sequence[Table]) -> list[Table]:

@@ -108,11 +108,10 @@ class Workers:
             yield lambda work: run_tasks(work, jobs, memory_bytes=limit, stop=stop.is_set)
             return
 
-        cluster = (
-            connected(self.scheduler)
-            if self.scheduler is not None
-            else slurm(jobs, slurm_settings(self.slurm or []))
-        )
+        if self.scheduler is not None:
+            cluster = connected(self.scheduler)
+        else:
+            cluster = slurm(jobs, slurm_settings(self.slurm or []))
         with cluster as client:
             yield lambda work: run_on(client, work, memory_bytes=limit, stop=stop.is_set)
 

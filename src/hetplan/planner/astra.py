@@ -234,21 +234,18 @@ class PoolProblem(Problem):
         batches = MicroBatches(
             count=degree(best, "num_micro_batches"), samples=degree(best, "micro_batch_size")
         )
-        replicas = [
-            Replica(
-                stages=[
-                    Stage(  # equal context ranks, each of equal tensor ranks
-                        layers=list(layers),
-                        devices=groups[i * context : (i + 1) * context],
-                        row_shares=[1.0] * context,
-                        tensor_shares=[1.0] * len(groups[0]),
-                    )
-                    for layers, groups in zip(ranges, devices, strict=True)
-                ],
-                micro_batches=[batches],
-            )
-            for i in range(degree(best, "data_parallel_size"))
-        ]
+        replicas = []
+        for i in range(degree(best, "data_parallel_size")):
+            stages = []
+            for layers, groups in zip(ranges, devices, strict=True):
+                stage = Stage(  # equal context ranks, each of equal tensor ranks
+                    layers=list(layers),
+                    devices=groups[i * context : (i + 1) * context],
+                    row_shares=[1.0] * context,
+                    tensor_shares=[1.0] * len(groups[0]),
+                )
+                stages.append(stage)
+            replicas.append(Replica(stages=stages, micro_batches=[batches]))
         repeated, sharded = best.strategy["recompute_granularity"], best.strategy["use_fsdp"]
         return new_plan(
             self.workload,

@@ -2,11 +2,13 @@
 figures, or the reason why there is none."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetplan.planner.variants import PLAIN, Variant
+from hetplan.plans.making import with_inputs as plan_with_inputs
 from hetplan.plans.plan import Plan
+from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.workload import Workload
 from hetplan.replays.chains import Replay
 from hetplan.solvers.run import Result, relative_gap
@@ -141,8 +143,11 @@ class Candidate:
         seconds_per_token = self.predicted_seconds / workload.tokens_per_iteration
         return dollars_per_second * seconds_per_token * 1e6
 
-    def document(self, workload: Workload) -> Mapping[str, Any]:
-        """The candidate as JSON types."""
+    def document(self, workload: Workload, *, with_inputs: bool = False) -> Mapping[str, Any]:
+        """The candidate as JSON types. with_inputs: whether the plan has its inputs, which are most
+        of a plan file and are equal for all plans of a workload."""
+        left_out = set[str]() if with_inputs else {"inputs"}
+        plan = None if self.plan is None else self.plan.model_dump(mode="json", exclude=left_out)
         return {
             "strategy": self.strategy,
             "method": self.label,
@@ -159,7 +164,7 @@ class Candidate:
             "mfu": self.utilisation(workload),
             "money_per_million_tokens": self.money_per_million_tokens(workload),
             "solve_seconds": self.solve_seconds,
-            "plan": None if self.plan is None else self.plan.model_dump(mode="json"),
+            "plan": plan,
             "message": self.message,
             "closed_form_seconds": self.closed_form_seconds,
             "replayed": self.replay is not None,
@@ -172,3 +177,10 @@ class Candidate:
 def joined(*texts: str) -> str:
     """The messages, separated by semicolons; empty ones are left out."""
     return "; ".join(filter(None, texts))
+
+
+def carrying(candidate: Candidate, inputs: Inputs | None) -> Candidate:
+    """The candidate with a plan that carries the inputs that it was made for."""
+    if candidate.plan is None:
+        return candidate
+    return replace(candidate, plan=plan_with_inputs(candidate.plan, inputs))

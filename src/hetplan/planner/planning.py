@@ -61,7 +61,10 @@ class Planning:
         explained = self.explanation
         return {
             "workload": {**workload_document(self.workload), "precisions": list(self.precisions)},
-            "candidates": [candidate.document(self.workload) for candidate in self.candidates],
+            "candidates": [
+                candidate.document(self.workload, with_inputs=number == self.winner)
+                for number, candidate in enumerate(self.candidates)
+            ],
             "winner": self.winner,
             "bound": self.bound,
             "pareto": pareto(self.candidates, self.workload),

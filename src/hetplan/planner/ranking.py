@@ -7,10 +7,11 @@ Where nothing fits, `planner.fits` says what would.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from hetplan.planner.candidate import Candidate, carrying
 from hetplan.planner.criteria import Criteria, rank, winner_of
 from hetplan.planner.fits import advice
 from hetplan.planner.phases import search_all, with_parts
@@ -18,6 +19,7 @@ from hetplan.planner.planning import Planning
 from hetplan.planner.search import OnCandidate, StrategySearch
 from hetplan.planner.strategy import Strategy, make_strategies
 from hetplan.planner.variants import Variant, parts_of_cluster
+from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.run import Run
 
@@ -69,6 +71,7 @@ def make_plans(
         ]
         candidates, left_out = with_parts(candidates, searches, run)
         all_notes += left_out
+    candidates = with_inputs_of(in_precisions, candidates)
     judged = [criteria.judged(candidate, first) for candidate in candidates]
     judged.sort(key=lambda pair: (not pair[1], *rank(pair[0], first)))
     ranked = tuple(candidate for candidate, _ in judged)
@@ -85,3 +88,12 @@ def make_plans(
         tuple(w.precision for w in in_precisions),
         criteria,
     )
+
+
+def with_inputs_of(
+    workloads: Sequence[Workload], candidates: Iterable[Candidate]
+) -> list[Candidate]:
+    """The candidates with plans that carry their workload. workloads: one for each precision."""
+    inputs = {workload.precision: Inputs.of(workload) for workload in workloads}
+    only = workloads[0].precision
+    return [carrying(c, inputs[c.variant.precision or only]) for c in candidates]

@@ -20,18 +20,19 @@ from itertools import pairwise, product
 from typing import Any
 
 from hetplan.errors import require
-from hetplan.planner.candidate import Candidate
+from hetplan.planner.candidate import Candidate, carrying
 from hetplan.planner.ditto import Ditto, DittoSettings
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate, on_devices
 from hetplan.planner.strategy import Strategy
 from hetplan.planner.what_if import node_number
 from hetplan.plans.plan import Plan
+from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.models.operators import ELEMENT_BYTES
 from hetplan.profiling.workload import Workload
 from hetplan.replays.replay import check_same, replay
 from hetplan.runtime.execution.choice import engine_of
-from hetplan.runtime.execution.protocol import Held, Interval
+from hetplan.runtime.execution.protocol import DeviceIntervals, Interval
 from hetplan.solvers.run import Run
 from hetplan.text import grouped
 
@@ -180,6 +181,7 @@ def replan(
         if planning.best is not None:
             break
     numbers, gone = cluster.devices_of(left), set(cluster.devices_of(lost))
+    inputs = Inputs.of(workload)
     choices = []
     for candidate in planning.candidates:
         if candidate.plan is not None and candidate.fits_memory:
@@ -187,7 +189,8 @@ def replan(
             assert whole.plan is not None
             both = [whole, on_devices(whole, workload, in_place(plan, whole.plan, workload, lost))]
             made = [Choice(c, moves(plan, c.plan, workload, gone)) for c in both if c.plan]
-            choices.append(min(made, key=lambda choice: choice.moves.all_bytes))
+            least = min(made, key=lambda choice: choice.moves.all_bytes)
+            choices.append(replace(least, candidate=carrying(least.candidate, inputs)))
     return Replanning(
         workload,
         tuple(lost),
@@ -288,8 +291,10 @@ def state_sizes(workload: Workload) -> dict[Key, float]:
     }
 
 
-def holdings(plan: Plan, missing: Collection[int], workload: Workload) -> dict[Key, Held]:
-    """(layer, kind) -> who holds what; devices in `missing` hold nothing."""
+def holdings(
+    plan: Plan, missing: Collection[int], workload: Workload
+) -> dict[Key, DeviceIntervals]:
+    """(layer, kind) -> the intervals that each device keeps, without the devices in `missing`."""
     owners = engine_of(plan).owners(plan, workload)
     return {
         (layer, kind): [(d, part) for d, part in sharded(plan, parts, kind) if d not in missing]
@@ -298,9 +303,9 @@ def holdings(plan: Plan, missing: Collection[int], workload: Workload) -> dict[K
     }
 
 
-def sharded(plan: Plan, parts: Held, kind: str) -> Iterator[tuple[int, Interval]]:
-    """The part that each device keeps of a kind: its own, or its share of it where ZeRO divides
-    that kind."""
+def sharded(plan: Plan, parts: DeviceIntervals, kind: str) -> Iterator[tuple[int, Interval]]:
+    """(device, interval that it keeps) for a kind of bytes. Where ZeRO divides that kind, devices
+    with copies of an interval each keep a share of it."""
     if plan.zero < (1 if kind == "states" else 3):
         yield from parts
         return
@@ -313,16 +318,18 @@ def sharded(plan: Plan, parts: Held, kind: str) -> Iterator[tuple[int, Interval]
             at += size
 
 
-def pieces(had: Held, wanted: Held) -> Iterator[tuple[float, float, set[int], set[int]]]:
-    """(begin, end, who held it, who needs it) between any two ends of intervals."""
-    for begin, end in pairwise(
-        sorted({end for _, interval in (*had, *wanted) for end in interval})
-    ):
+def pieces(
+    had: DeviceIntervals, wanted: DeviceIntervals
+) -> Iterator[tuple[float, float, set[int], set[int]]]:
+    """(begin, end, devices that had it, devices that want it) of each interval between two
+    neighbouring ends of intervals."""
+    ends = {end for _, interval in (*had, *wanted) for end in interval}
+    for begin, end in pairwise(sorted(ends)):
         takers = covering(wanted, (begin + end) / 2)
         if takers and end - begin > TINY:
             yield begin, end, covering(had, (begin + end) / 2), takers
 
 
-def covering(held: Held, at: float) -> set[int]:
+def covering(intervals: DeviceIntervals, at: float) -> set[int]:
     """The devices with an interval around `at`."""
-    return {device for device, (begin, end) in held if begin < at < end}
+    return {device for device, (begin, end) in intervals if begin < at < end}

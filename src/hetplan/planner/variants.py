@@ -116,6 +116,7 @@ def renumbered(plan: Plan, workload: Workload, numbers: Sequence[int]) -> Plan:
             "devices": [PlanDevice(type=d.type, node=d.node) for d in workload.cluster.devices],
             "zero_shares": shares,
             "replicas": replicas,
+            "inputs": None,  # those of the plan are not this workload's
         }
     )
 

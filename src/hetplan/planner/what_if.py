@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetplan.errors import InputError, require
-from hetplan.planner.candidate import Candidate
+from hetplan.planner.candidate import Candidate, carrying
 from hetplan.planner.explain import longer
 from hetplan.planner.joint import Joint
 from hetplan.planner.planning import Planning
@@ -29,7 +29,9 @@ from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate, on_devices, shortest
 from hetplan.planner.strategy import Strategy, make_strategies
 from hetplan.planner.variants import places_of
+from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import GBIT, Cluster, Node, device
+from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.run import Run
 from hetplan.text import ranges_text
@@ -251,34 +253,37 @@ def what_if(
     run: Run | None = None,
     *,
     strategies: Sequence[Strategy] | None = None,
+    known: Sequence[Plan] = (),
     on_candidate: OnCandidate | None = None,
 ) -> WhatIf:
     """Plan as it is, then, beginning with that plan, again as it is and after each change; all in
-    equal shares of the run's time. The workload's profile must be predicted where devices are
-    added."""
+    equal shares of the run's time. known: plans of the workload to begin with. The workload's
+    profile must be predicted where devices are added."""
     run, strategies = run or Run(), strategies or make_strategies()
     searches = any(isinstance(strategy, Joint) for strategy in strategies)
     as_is = Change("as it is", workload.cluster, every_device(workload.cluster))
     asked = [*([as_is] if searches else []), *changes]
     seconds = run.remaining / (len(asked) + 1)
 
-    def planned(changed: Workload, start: Candidate | None, seed: int) -> Planning:
+    def planned(changed: Workload, plans: Sequence[Plan], seed: int) -> Planning:
         share = run.share(max(run.remaining / seconds, 1.0) if seconds < math.inf else 1.0)
         share.options = replace(share.options, seed=seed)
-        plans = [start.plan] if start and start.plan else []
         begun = [strategy.beginning_with(plans) for strategy in strategies]
         return make_plans(changed, begun, share, on_candidate=on_candidate)
 
-    first = planned(workload, None, run.options.seed)
+    first = planned(workload, known, run.options.seed)
     results: list[tuple[Change, Workload, Planning]] = []
     for change in asked:
         if run.cancelled:
             break
         changed = changed_workload(workload, change.cluster)
         start = plan_as_it_is(first.best, workload, changed, change)
-        results.append((change, changed, planned(changed, start, run.options.seed ^ 1)))
+        starts = [start.plan] if start is not None and start.plan is not None else []
+        results.append((change, changed, planned(changed, starts, run.options.seed ^ 1)))
     again = (on_cluster_as_it_is(p.best, workload, change) for change, _, p in results)
     best = shortest(filter(None, (first.best, *again)))
+    if best is not None:
+        best = carrying(best, Inputs.of(workload))
     base = ChangeResult(as_is, workload, best, None, first.bound)
     improved = longer(first.best, best) if first.best is not None and best is not None else None
     precision = max(improved or 0.0, LEAST_PRECISION) if searches else 0.0
@@ -296,6 +301,8 @@ def compared(
     """The result of a change, beside the cluster as it is."""
     before = plan_as_it_is(base.best, base.workload, changed, change)
     after = shortest(filter(None, (planning.best, before)))
+    if after is not None and after is before:
+        after = before = carrying(after, Inputs.of(changed))
     why = (f"{c.name}: {c.message}" for c in planning.candidates if c.message)
     result = ChangeResult(change, changed, after, None, planning.bound)
     if after is None or base.best is None:

@@ -1,10 +1,12 @@
-"""Plans of a workload, and the processes that a plan needs."""
+"""Plans of a workload, the workload of a plan, and the processes that a plan needs."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hetplan.errors import require
+from hetplan.errors import InputError, require
 from hetplan.plans.plan import Plan, PlanDevice, PlanWorkload
+from hetplan.profiling.inputs.inputs import Inputs, Named, Replaced
+from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.workload import Workload
 
 
@@ -31,6 +33,43 @@ def new_plan(workload: Workload, replicas: Sequence[Any], **more: Any) -> Plan:
     )
     common = common_fields(own, ((d.type, d.node) for d in workload.cluster.devices))
     return Plan.model_validate({**common, "replicas": list(replicas), **more})
+
+
+def with_inputs(plan: Plan, inputs: Inputs | None) -> Plan:
+    """The plan with the inputs that it was made for."""
+    return plan.model_copy(update={"inputs": inputs})
+
+
+def workload_of(plan: Plan, where: str | None = None, replaced: Replaced | None = None) -> Workload:
+    """The workload that a plan carries, with what replaces some of it. where: the plan's file, for
+    messages. Raises InputError for a plan without inputs, or where the parts do not fit."""
+    where = where or plan.name
+    if plan.inputs is None:
+        raise InputError("the plan does not carry the workload that it was made for", where=where)
+    return plan.inputs.workload(named_by(plan, where), replaced or Replaced())
+
+
+def named_by(plan: Plan, where: str) -> Named:
+    """What the plan says of its workload beside its inputs."""
+    stated = plan.workload
+    return Named(
+        where=where,
+        model=stated.model,
+        cluster=stated.cluster,
+        global_batch=stated.global_batch,
+        sequence=stated.sequence,
+        precision=stated.precision,
+        layers=stated.layers,
+    )
+
+
+def model_of(plan: Plan, name: str | None = None) -> Model:
+    """The model of that name or file; without a name the plan's own, which it carries, or which is
+    built in under the name that the plan gives. Raises InputError."""
+    if name is None and plan.inputs is not None:
+        return plan.inputs.model_of(named_by(plan, plan.name))
+    stated = plan.workload
+    return load_model(name or stated.model, sequence=stated.sequence, precision=stated.precision)
 
 
 def check_world(plan: Plan, world_size: int) -> None:

@@ -25,8 +25,11 @@ Rules   (1) every replica holds every layer exactly once, in order
             shares
         (8) with `degrees` every stage has as many row groups as context ranks, with equal shares,
             and expert ranks divide the ranks of a stage
+        (9) `inputs`, the workload that the plan was made for, have the plan's layers and devices,
+            its framework and its stack
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
@@ -39,6 +42,7 @@ from hetplan.plans.degrees import Degrees
 from hetplan.plans.places import Place
 from hetplan.plans.program import SpmdProgram
 from hetplan.plans.templates import ReadyTemplates
+from hetplan.profiling.inputs.inputs import Inputs, absolute_from, relative_to
 from hetplan.schema import (
     Count,
     Document,
@@ -155,7 +159,7 @@ class Prediction(StrictModel):
 
 
 # Left out of the file where they are None.
-OPTIONAL = ("zero_shares", "prediction", "refused", "program", "degrees", "templates")
+OPTIONAL = ("zero_shares", "prediction", "refused", "program", "degrees", "templates", "inputs")
 
 
 class Plan(Document):
@@ -168,6 +172,8 @@ class Plan(Document):
     does). program: under the schedule `spmd`, what every device runs (left out otherwise).
     degrees: context, expert and further degrees (left out where there are none).
     templates: what `plan replan` and `run --elastic` make the next plan of (left out elsewhere).
+    inputs: the workload that it was made for, None (left out) in older files and in plans made by
+    hand.
     """
 
     format: Literal["hetplan-plan"] = "hetplan-plan"
@@ -188,6 +194,25 @@ class Plan(Document):
     program: SpmdProgram | None = None
     degrees: Degrees | None = None
     templates: ReadyTemplates | None = None
+    inputs: Inputs | None = None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """From a file (`.gz`: unpacked); raises InputError naming file, place, got and expected."""
+        plan = super().load(path)
+        if plan.inputs is None:
+            return plan
+        inputs = absolute_from(plan.inputs, folder_of(path))
+        return plan.model_copy(update={"inputs": inputs})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write as JSON, atomically (gzip where the name ends in .gz). The paths of the files that
+        the plan was made from become relative to the file's folder."""
+        if self.inputs is None:
+            Document.save(self, path)
+            return
+        inputs = relative_to(self.inputs, folder_of(path))
+        Document.save(self.model_copy(update={"inputs": inputs}), path)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -196,6 +221,7 @@ class Plan(Document):
         check_zero_shares(self)
         check_program(self)
         check_degrees(self)
+        check_inputs(self)
         return self
 
     @model_serializer(mode="wrap")
@@ -480,6 +506,46 @@ def check_degrees(plan: Plan) -> None:
                 f"degrees.shard_groups is {plan.degrees.shard_groups}, "
                 f"expected a divisor of context ranks x replicas ({shared})",
             )
+
+
+def check_inputs(plan: Plan) -> None:
+    """(9) inputs are of the plan's layers, devices, framework and stack."""
+    if plan.inputs is None:
+        return
+    layers = len(plan.workload.layers)
+    for name, count in (
+        ("model", len(plan.inputs.model.layers)),
+        ("profile", len(plan.inputs.profile.layers)),
+    ):
+        require(
+            count == layers,
+            f"inputs.{name}.layers has {count} entries, expected one per layer ({layers})",
+        )
+    for name, of_inputs, of_plan in (
+        ("framework", plan.inputs.framework.name, plan.workload.framework),
+        ("stack", plan.inputs.stack.name, plan.workload.stack),
+    ):
+        require(
+            of_inputs == of_plan,
+            f"inputs.{name}.name is {of_inputs!r}, expected workload.{name} ({of_plan!r})",
+        )
+    places = plan.inputs.cluster.places()
+    require(
+        len(places) == len(plan.devices),
+        f"inputs.cluster.nodes have {len(places)} devices, "
+        f"expected as many as devices ({len(plan.devices)})",
+    )
+    for d, (device, (kind, node)) in enumerate(zip(plan.devices, places, strict=True)):
+        require(
+            (device.type, device.node) == (kind, node),
+            f"devices[{d}] is {device.type} on node {device.node}, "
+            f"expected {kind} on node {node}, as in inputs.cluster",
+        )
+
+
+def folder_of(path: str | os.PathLike[str]) -> str:
+    """The folder of a file, absolute."""
+    return os.path.dirname(os.path.abspath(path))
 
 
 load_plan, parse_plan, save_plan = Plan.load, Plan.parsed, Plan.save

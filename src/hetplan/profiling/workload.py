@@ -20,6 +20,7 @@ from hetplan.profiling.models.operators import (
 from hetplan.profiling.profiles.predict import check_global_batch, default_micro_batches, predict
 from hetplan.profiling.profiles.profile import Profile, load_profile
 from hetplan.profiling.rates.efficiency import LearnedLinks
+from hetplan.profiling.source_files import SourceFile
 
 # Bytes of weight, gradient, fp32 master weight and Adam's two moments per parameter: 2 + 2 + 4 + 4
 # + 4 in mixed precision (Rajbhandari et al. 2020, ZeRO, Section 3.1), 4 + 4 + 4 + 4 in fp32; in
@@ -50,6 +51,8 @@ class Workload:
     stack: Stack = DEFAULT_STACK  # the software that computes and communicates
     # share of each device's memory that stays free besides, since allocators fragment memory
     memory_margin: float = 0.0
+    # the user's files by `profile` and `links`
+    files: Mapping[str, SourceFile] = field(default_factory=dict, compare=False, repr=False)
     # what is worked out once for this workload, such as the costs that a replay reads
     answers: Answers = field(init=False, repr=False, compare=False, default_factory=Answers)
 
@@ -170,12 +173,15 @@ def make_workload(
     if not isinstance(cluster, Cluster):
         cluster = load_cluster(cluster)
     check_units(stack, model, cluster)
+    files: dict[str, SourceFile] = {}
     if profile is None:
         profile = predict(
             model, cluster, micro_batches=default_micro_batches(global_batch), stack=stack
         )
     elif not isinstance(profile, Profile):
         where = os.fspath(profile)
+        file = SourceFile.of(profile)
+        files = {} if file is None else {"profile": file}
         profile = load_profile(profile)
         check_profile(profile, model, cluster, where=where)
     if isinstance(framework, str):
@@ -188,6 +194,7 @@ def make_workload(
         framework.reserved_bytes,
         framework=framework,
         stack=stack,
+        files=files,
     )
 
 

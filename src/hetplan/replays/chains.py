@@ -219,7 +219,10 @@ def new_pipeline(
     sizes, S, C = tuple(size for _, size in batches), len(stages), len(stages[0].layers)
     each = [costs.stage_seconds(stage, sizes) for stage in stages]
     times = np.array([stage.passes for stage in each])
-    hops = [costs.hop(stages[v % S], stages[(v + 1) % S], v // S, sizes) for v in range(S * C - 1)]
+    hops = [
+        costs.boundary_transfers(stages[v % S], stages[(v + 1) % S], v // S, sizes)
+        for v in range(S * C - 1)
+    ]
     divided = any(len(stage.tensor_shares) > 1 for stage in stages)
     return Pipeline(
         stages=S,

@@ -1,8 +1,8 @@
-"""What the parts of a plan cost on the devices of `ReplayData`: passes, transfers, rings, updates;
-seconds and bytes.
+"""Seconds and bytes of the parts of a plan on the devices of `ReplayData`: passes, transfers of
+activations, all-reduces of tensor groups and updates.
 
-A stage with tensor ranks sends each activation once over the network (scatter-gather, Narayanan et
-al. 2021 (SC), Section 4.1), in parts.
+A stage with tensor ranks sends each activation once over the network: every rank sends its part
+(scatter-gather, Narayanan et al. 2021 (SC), Section 4.1).
 """
 
 import math
@@ -28,45 +28,54 @@ from hetplan.replays.simulator.tasks import Traffic
 from hetplan.replays.updates import UPDATE_BYTES
 from hetplan.schema import Range
 
-# The forward pass's all-reduces in the backward pass: their scattered halves are kept by operator.
+# Seconds of the all-reduces in a backward pass over those in a forward pass, by the mode of
+# recomputation; 1 by all other modes. Recomputation by operator keeps the results of
+# reduce-scatters and repeats only the all-gathers.
 REPEATED_REDUCES = {"full": 2.0, "operators": 1.5}
 
 Sizes = tuple[int, ...]
 
 
 class StageSeconds(NamedTuple):
-    """Of every chunk c and every size b of a micro-batch. passes [C][B]: (forward, backward)
-    seconds without what tensor ranks reduce; reduces [2][C][B]: that, forward and backward;
-    saved_bytes [C][B]: what the fullest device keeps."""
+    """Passes of a stage, for each of its C model chunks and of B sizes of a micro-batch."""
 
     passes: list[list[tuple[float, float]]]
+    """[C][B] (forward, backward) seconds, without the all-reduces of tensor groups."""
     reduces: list[list[list[Traffic]]]
+    """[2][C][B] all-reduces of the tensor groups in the forward and in the backward pass."""
     saved_bytes: list[list[float]]
+    """[C][B] bytes that the fullest device keeps from the forward to the backward pass."""
 
 
 class StageBytes(NamedTuple):
-    """passes: what a stage's passes keep. weights, largest: bytes of its weights, and of its
-    largest layer."""
+    """Bytes of the passes and of the weights of a stage."""
 
-    passes: Passes[float]
-    weights: float
-    largest: float
+    passes: Passes[float]  # bytes per sample on each device of a tensor group
+    weights: float  # bytes of all weights, on all devices of a tensor group together
+    largest: float  # bytes of the weights of its largest layer
 
 
 class Costs(Links):
-    """Costs on the devices of one instance under one mode of recomputation; repeated questions are
-    answered from memory. links: learned efficiency of messages and collectives; None: they reach
-    the links' bandwidths.
+    """Seconds and bytes on the devices of one instance, under one mode of recomputation. Results
+    are cached.
 
-    kind [D]: the type of each device.
-    context: so many row groups of a stage take every sample together, each with its part of the
-    tokens, of which bytes and seconds are then; 1: they share the samples.
-    expert_sums [L + 1]: of `param_sums`, what belongs to experts that are spread over ranks.
-    degrees: further ones that these costs are of.
+    links: learned efficiency of messages and collectives; None: they reach the links' bandwidths.
     """
 
     context = 1
+    """Context degree: number of row groups of a stage that compute every sample together, each with
+    an equal part of its tokens. Seconds and bytes per sample are then of such a part. With 1, row
+    groups divide the samples."""
     degrees: Degrees | None = None
+    """The plan's further degrees (context, expert ranks …), None without any."""
+    device_types: list[str]
+    """[D] the type of each device."""
+    param_sums: list[float]
+    """[L + 1] bytes of the weights of all layers before layer l."""
+    expert_sums: list[float]
+    """[L + 1] bytes, of `param_sums`, of experts that are spread over ranks."""
+    tied_layers: list[int]
+    """Layers that share weights with the first layer."""
 
     def __init__(
         self,
@@ -75,262 +84,312 @@ class Costs(Links):
         links: LearnedLinks | None = None,
     ) -> None:
         super().__init__(data, links)
-        self.mode = recomputation
-        self.kind = [kind for kind, _ in data.devices]
+        self.recomputation = recomputation
+        self.device_types = [device_type for device_type, _ in data.devices]
         self.layer_seconds = cache(self._layer_seconds)
-        self._summed = cache(self._sums)
-        self._table = cache(self._points)
+        self._layer_second_sums = cache(self._sum_layer_seconds)
+        self._profile_points = cache(self._read_profile_points)
         self.stage_seconds = lru_cache(MOST_KEPT)(self._stage_seconds)
         self.stage_bytes = lru_cache(MOST_KEPT)(self._stage_bytes)
         self.stage_update_seconds = lru_cache(MOST_KEPT)(self._stage_update_seconds)
-        self.hop = lru_cache(MOST_KEPT)(self._hop)
-        self._tensor_bytes = summed(layer.tensor_bytes for layer in data.layers)
-        self.param_sums = summed(layer.param_bytes for layer in data.layers)
+        self.boundary_transfers = lru_cache(MOST_KEPT)(self._boundary_transfers)
+        self._tensor_byte_sums = prefix_sums(layer.tensor_bytes for layer in data.layers)
+        self.param_sums = prefix_sums(layer.param_bytes for layer in data.layers)
         self.expert_sums = [0.0] * len(self.param_sums)
-        self.tied = [l for l, layer in enumerate(data.layers) if layer.tied_param_bytes]
+        self.tied_layers = [l for l, layer in enumerate(data.layers) if layer.tied_param_bytes]
         kept = [layer.kept[recomputation] for layer in data.layers]
-        self._saved = kept_parts(kept, "saved_bytes", "replicated_saved_bytes", "gathered_bytes")
-        self._working = kept_parts(
+        self._saved = bytes_by_division(
+            kept, "saved_bytes", "replicated_saved_bytes", "gathered_bytes"
+        )
+        self._working = bytes_by_division(
             kept, "working_bytes", "replicated_working_bytes", "gathered_working_bytes"
         )
 
     def gradient_bytes(self, param_bytes: float) -> float:
-        """What replicas exchange of the gradients of so many bytes of weights."""
+        """Bytes of the gradients that replicas exchange for `param_bytes` of weights."""
         return param_bytes / self.data.element_bytes * self.data.gradient_bytes
 
-    def _layer_seconds(self, kind: str, tensor: int, rows: int) -> Floats:
-        """[4, L] forward and backward seconds of `rows` samples on one device of a tensor group of
-        that type, and what the host takes of them.
+    def _layer_seconds(self, device_type: str, tensor: int, rows: int) -> Floats:
+        """[4, L] seconds of `rows` samples on one device of a group of `tensor` ranks: forward,
+        backward, and the seconds that the host spends on launching each.
 
-        Straight lines between the profile's micro-batches; below the first its time, beyond the
-        last the last piece's slope.
-        Recomputation is part of the backward pass. Without a table of the degree, an even part of
-        one device's.
+        The seconds are interpolated linearly between the profile's micro-batches. Below the first
+        micro-batch they are those of the first; beyond the last one the slope of the last piece
+        continues. Recomputation is part of the backward pass.
         """
         if rows == 0:
             return np.zeros((4, len(self.data.layers)))
-        sizes, seconds = self._table(kind, tensor)
+        sizes, seconds = self._profile_points(device_type, tensor)
         after = int(np.searchsorted(sizes, rows))
         if after == len(sizes):
             beyond = (rows - sizes[-1]) * slope(sizes, seconds[:, :2])
-            return np.asarray(seconds[-1] + np.concatenate([beyond, np.zeros_like(beyond)]))
+            host_beyond = np.zeros_like(beyond)  # launches do not depend on the number of samples
+            return np.asarray(seconds[-1] + np.concatenate([beyond, host_beyond]))
         if sizes[after] == rows or after == 0:
             return np.asarray(seconds[after])
         share = (rows - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
         return np.asarray(seconds[after - 1] + share * (seconds[after] - seconds[after - 1]))
 
-    def _points(self, kind: str, tensor: int) -> tuple[Floats, Floats]:
-        """(micro-batches [B], seconds [B, 4, L] as in `layer_seconds`)."""
-        of_kind = [table for table in self.data.tables if table.type == kind]
-        degree = tensor if any(table.tensor == tensor for table in of_kind) else 1
-        tables = sorted(
-            (table for table in of_kind if table.tensor == degree), key=lambda t: t.micro_batch
-        )
+    def _read_profile_points(self, device_type: str, tensor: int) -> tuple[Floats, Floats]:
+        """(micro-batches [B], seconds [B, 4, L] as in `layer_seconds`) of the profile.
+
+        Without a table of the tensor degree, seconds are an even part of those of one device.
+        """
+        of_type = [table for table in self.data.tables if table.type == device_type]
+        tables = [table for table in of_type if table.tensor == tensor]
+        divisor = 1
+        if not tables:
+            tables = [table for table in of_type if table.tensor == 1]
+            divisor = tensor
         require(
             tables,
-            f"no times of {kind} at tensor degree 1",
+            f"no times of {device_type} at tensor degree 1",
             where=f"tables of {self.data.model}",
         )
-        rows = np.array(
+        tables.sort(key=lambda table: table.micro_batch)
+        seconds = np.array(
             [
                 (
-                    t.forward_seconds,
-                    t.backward_seconds,
-                    t.forward_host_seconds,
-                    t.backward_host_seconds,
+                    table.forward_seconds,
+                    table.backward_seconds,
+                    table.forward_host_seconds,
+                    table.backward_host_seconds,
                 )
-                for t in tables
+                for table in tables
             ]
         )
-        if self.mode != "none":
-            again = np.array([table.repeated[self.mode] for table in tables])
-            rows[:, 1] += again * rows[:, 0]
-            rows[:, 3] += again * rows[:, 2]
-        return np.array([table.micro_batch for table in tables], float), rows / (tensor / degree)
+        if self.recomputation != "none":
+            repeated = np.array([table.repeated[self.recomputation] for table in tables])
+            seconds[:, 1] += repeated * seconds[:, 0]
+            seconds[:, 3] += repeated * seconds[:, 2]
+        sizes = np.array([table.micro_batch for table in tables], float)
+        return sizes, seconds / divisor
 
     def passes(self, stage: Stage, layers: Range, samples: int) -> tuple[float, float]:
-        """(forward, backward) seconds of one micro-batch on a stage: its slowest device's, without
-        what tensor ranks do together."""
-        forward, backward, _, _ = self._slowest(stage, layers, samples)
+        """(forward, backward) seconds of one micro-batch on the slowest row group of a stage,
+        without the all-reduces of tensor groups."""
+        forward, backward, _, _ = self._slowest_group(stage, layers, samples)
         return forward, backward
 
-    def _slowest(self, stage: Stage, layers: Range, samples: int) -> list[float]:
-        """Seconds as in `layer_seconds` of the row group that takes longest."""
-        (first, last), even = layers, len(set(stage.tensor_shares)) == 1
-        if len(stage.devices) == 1 and even:
-            kinds = {self.kind[rank] for rank in stage.devices[0]}
-            if len(kinds) == 1:
-                of_kind = self._summed(kinds.pop(), len(stage.devices[0]), samples)
-                return [column[last] - column[first] for column in of_kind]
+    def _slowest_group(self, stage: Stage, layers: Range, samples: int) -> list[float]:
+        """[4] seconds as in `layer_seconds`, of the row group whose forward and backward pass take
+        longest together."""
         slowest = [0.0] * 4
         for group, rows in zip(stage.devices, self.rows(stage, samples), strict=True):
-            of_group = [0.0] * 4
-            for rank, share in zip(group, stage.tensor_shares, strict=True):
-                sums = self._summed(self.kind[rank], len(group) if even else 1, rows)
-                scale = 1.0 if even else share / sum(stage.tensor_shares)
-                of_group = [
-                    max(most, scale * (column[last] - column[first]))
-                    for most, column in zip(of_group, sums, strict=True)
-                ]
-            slowest = max(slowest, of_group, key=lambda seconds: seconds[0] + seconds[1])
+            seconds = self._group_seconds(tuple(group), stage.tensor_shares, layers, rows)
+            slowest = max(slowest, seconds, key=lambda each: each[0] + each[1])
         return slowest
 
-    def _sums(self, kind: str, tensor: int, rows: int) -> list[list[float]]:
-        """`layer_seconds`, added up from the first layer on: [4][L + 1]."""
-        return [summed(row) for row in self.layer_seconds(kind, tensor, rows).tolist()]
+    def _group_seconds(
+        self, group: tuple[int, ...], shares: Sequence[float], layers: Range, rows: int
+    ) -> list[float]:
+        """[4] seconds as in `layer_seconds`, each of the slowest device of one row group.
+
+        shares: the share of the layers that each device computes. Equal shares take the profile's
+        seconds of the tensor degree; other ones take their part of the seconds of one device.
+        """
+        equal_shares = len(set(shares)) == 1
+        tensor = len(group) if equal_shares else 1
+        # (type, part of the seconds of the type); devices that agree in both take equally long
+        distinct = {
+            (self.device_types[device], 1.0 if equal_shares else share / sum(shares))
+            for device, share in zip(group, shares, strict=True)
+        }
+        first, last = layers
+        slowest = [0.0] * 4
+        for device_type, part in distinct:
+            sums = self._layer_second_sums(device_type, tensor, rows)
+            seconds = [part * (row[last] - row[first]) for row in sums]
+            slowest = list(map(max, slowest, seconds))
+        return slowest
+
+    def _sum_layer_seconds(self, device_type: str, tensor: int, rows: int) -> list[list[float]]:
+        """[4][L + 1] prefix sums of `layer_seconds` over the layers."""
+        seconds = self.layer_seconds(device_type, tensor, rows)
+        return [prefix_sums(row) for row in seconds.tolist()]
 
     def rows(self, stage: Stage, samples: int) -> list[int]:
         """Samples of a micro-batch on each row group of a stage."""
-        return (
-            [samples]
-            if len(stage.devices) == 1
-            else [end - begin for begin, end in split(samples * self.context, stage.row_shares)]
-        )
+        if len(stage.devices) == 1:
+            return [samples]
+        return [end - begin for begin, end in split(samples * self.context, stage.row_shares)]
 
     def reduces(self, stage: Stage, layers: Range, samples: int) -> tuple[Traffic, Traffic]:
-        """What the all-reduces of the stage's tensor groups add to the forward and the backward
-        pass of a micro-batch; a full recomputation repeats the forward pass's, and one by operator
-        its gathers. They keep the device busy, not the host."""
-        size = self._tensor_bytes[layers[1]] - self._tensor_bytes[layers[0]]
+        """Seconds that the all-reduces of the stage's tensor groups add to the forward and to the
+        backward pass of a micro-batch. They keep the device busy, not the host."""
+        size = self._tensor_byte_sums[layers[1]] - self._tensor_byte_sums[layers[0]]
         if len(stage.tensor_shares) == 1 or size == 0:
             return Traffic(), Traffic()
         ring = self.ring(stage.devices, [size * rows for rows in self.rows(stage, samples)])
-        forward, backward, forward_host, backward_host = self._slowest(stage, layers, samples)
-        again = REPEATED_REDUCES.get(self.mode, 1.0)
-        there = self._beside_reduces(forward, forward_host, ring.seconds / 2)
-        back = self._beside_reduces(backward, backward_host, ring.seconds / 2 * again)
-        return ring._replace(seconds=there), ring._replace(seconds=back)
+        in_forward = ring.seconds / 2
+        in_backward = in_forward * REPEATED_REDUCES.get(self.recomputation, 1.0)
+        forward, backward, forward_host, backward_host = self._slowest_group(stage, layers, samples)
+        return (
+            ring._replace(seconds=self._added_seconds(forward, forward_host, in_forward)),
+            ring._replace(seconds=self._added_seconds(backward, backward_host, in_backward)),
+        )
 
-    def _beside_reduces(self, seconds: float, host: float, reduces: float) -> float:
-        """Seconds that all-reduces add to a pass of `seconds`, of which the host takes `host`."""
+    def _added_seconds(self, seconds: float, host: float, reduces: float) -> float:
+        """Seconds that all-reduces of `reduces` seconds add to a pass of `seconds`, in which the
+        host is busy for `host` seconds."""
+        # the inverse of `together`, which joins the device's and the host's seconds to a pass
         device = math.sqrt(max(seconds * seconds - host * host, 0.0))
         window = device if self.data.hidden_reduces else 0.0
-        busy = device + float(uncovered(reduces, window))
-        whole = float(together(np.array(busy), np.array(host)))
+        device_with_reduces = device + float(uncovered(reduces, window))
+        whole = float(together(np.array(device_with_reduces), np.array(host)))
         return max(whole - seconds, 0.0)
 
-    def transfer(self, here: Stage, there: Stage, layer: int, samples: int) -> Traffic:
-        """One micro-batch's activation after `layer` (or its gradient), in the order of rows."""
-        size = self.data.layers[layer].activation_bytes
-        sends, takes = (split(samples * self.context, s.row_shares) for s in (here, there))
-        pairs = []
-        for g, (a, b) in zip(here.devices, sends, strict=True):
-            for h, (c, d) in zip(there.devices, takes, strict=True):
-                rows, width = min(b, d) - max(a, c), max(len(g), len(h))
-                if rows > 0:
-                    each = rows * size / width
-                    pairs += [
-                        (g[r * len(g) // width], h[r * len(h) // width], each) for r in range(width)
-                    ]
-        return self.messages(pairs)
+    def transfer(self, sender: Stage, receiver: Stage, layer: int, samples: int) -> Traffic:
+        """The messages by which one micro-batch's activation after `layer`, or its gradient, goes
+        from one stage to another.
+
+        Row groups take consecutive rows. Each pair of groups with rows in common exchanges these
+        rows, in equal parts over the ranks of the larger tensor group.
+        """
+        row_bytes = self.data.layers[layer].activation_bytes
+        sent = split(samples * self.context, sender.row_shares)
+        received = split(samples * self.context, receiver.row_shares)
+        messages = []
+        for senders, (sent_first, sent_end) in zip(sender.devices, sent, strict=True):
+            for receivers, (first, end) in zip(receiver.devices, received, strict=True):
+                rows = min(sent_end, end) - max(sent_first, first)
+                if rows <= 0:
+                    continue
+                parts = max(len(senders), len(receivers))
+                part_bytes = rows * row_bytes / parts
+                for part in range(parts):
+                    source = senders[part * len(senders) // parts]
+                    target = receivers[part * len(receivers) // parts]
+                    messages.append((source, target, part_bytes))
+        return self.messages(messages)
 
     def update_seconds(self, device: int, param_bytes: float) -> float:
-        """The optimizer's step on `param_bytes` of weights: memory-bound."""
+        """Seconds of the optimizer's step on `param_bytes` of weights, which is memory-bound."""
         moved = param_bytes / self.data.element_bytes * UPDATE_BYTES
-        return self.data.types[self.kind[device]].update.move_seconds(moved)
+        return self.data.types[self.device_types[device]].update.move_seconds(moved)
 
     @cached_property
-    def inputs(self) -> tuple[float, ...]:
-        """[L] bytes per sample of each layer's input (of the first: nothing that needs keeping)."""
+    def input_bytes(self) -> tuple[float, ...]:
+        """[L] bytes per sample of each layer's input; 0 for the first layer, whose input is data
+        and not kept."""
         return (0.0, *(layer.activation_bytes for layer in self.data.layers[:-1]))
 
     def saved_bytes(self, layers: Range, tensor: int) -> float:
-        """Bytes per sample that each device of a stage keeps from forward to backward."""
+        """Bytes per sample that each device of a tensor group keeps from the forward to the
+        backward pass."""
         return float(self._on_a_rank(self._saved, layers, tensor).sum())
 
     def working_bytes(self, layers: Range, tensor: int) -> float:
-        """Bytes per sample that one layer needs beside while it is computed again."""
+        """Bytes per sample that each device of a tensor group needs in addition while a layer is
+        computed again; the most of any of the layers."""
         return float(self._on_a_rank(self._working, layers, tensor).max())
 
-    def _on_a_rank(self, parts: Floats, layers: Range, tensor: int) -> Floats:
-        """[layers] bytes per sample on each tensor rank; parts: of `kept_parts`."""
-        split, whole, gathered = parts[:, layers[0] : layers[1]]
-        divided = self.data.framework.sequence_parallel
-        return on_a_rank(split, whole, gathered, tensor, divided)
+    def _on_a_rank(self, by_division: Floats, layers: Range, tensor: int) -> Floats:
+        """[number of layers] bytes per sample on each tensor rank. by_division: from
+        `bytes_by_division`."""
+        divided, whole, gathered = by_division[:, layers[0] : layers[1]]
+        tokens_divided = self.data.framework.sequence_parallel
+        return on_a_rank(divided, whole, gathered, tensor, tokens_divided)
 
     def passes_bytes(self, layers: Sequence[Range], tensor: int) -> Passes[float]:
-        """What the passes of a stage on a tensor group keep. layers: one range per model chunk."""
+        """Bytes per sample that the passes of a stage keep on each device of a tensor group.
+        layers: one range per model chunk."""
         data, framework = self.data, self.data.framework
-        head = layers[-1][1] == len(data.layers)
-        loss = framework.loss_bytes(data.logit_elements, data.logit_bytes, tensor)
-        boundary = max(
-            max(self.inputs[first], data.layers[end - 1].activation_bytes) for first, end in layers
-        )
+        boundary = 0.0
+        for first, end in layers:
+            boundary = max(boundary, self.input_bytes[first], data.layers[end - 1].activation_bytes)
+        if framework.sequence_parallel:
+            boundary /= tensor
+        logits = loss = 0.0
+        if layers[-1][1] == len(data.layers):
+            logits = data.logit_bytes / tensor
+            loss = framework.loss_bytes(data.logit_elements, data.logit_bytes, tensor)
         return Passes(
             saved=sum(self.saved_bytes(chunk, tensor) for chunk in layers),
             working=max(self.working_bytes(chunk, tensor) for chunk in layers),
-            logits=head * data.logit_bytes / tensor,
-            loss=head * loss,
-            boundary=boundary / (tensor if framework.sequence_parallel else 1),
+            logits=logits,
+            loss=loss,
+            boundary=boundary,
         )
 
     def _stage_bytes(
         self, layers: tuple[Range, ...], tensor: int, copied: tuple[tuple[int, float], ...]
     ) -> StageBytes:
-        """What a stage on a tensor group holds. copied: (layer, bytes) of weights that its layers
-        copy from others."""
-        copies = dict(copied)
-        each = [
-            self.data.layers[l].param_bytes + copies.get(l, 0.0)
+        """Bytes of a stage. copied: (layer, bytes) of weights that the stage copies, since another
+        stage has the layer that they are tied to."""
+        copied_bytes = dict(copied)
+        layer_bytes = [
+            self.data.layers[l].param_bytes + copied_bytes.get(l, 0.0)
             for first, last in layers
             for l in range(first, last)
         ]
-        return StageBytes(self.passes_bytes(layers, tensor), sum(each), max(each))
+        return StageBytes(self.passes_bytes(layers, tensor), sum(layer_bytes), max(layer_bytes))
 
     def _stage_update_seconds(
         self, stage: Stage, shares: tuple[float, ...], copied: tuple[tuple[int, float], ...]
     ) -> float:
-        """The optimizer's step on the slowest device of a stage. shares: of the states of its part
-        of the weights that each device has. copied: see `stage_bytes`."""
+        """Seconds of the optimizer's step on the slowest device of a stage. shares: for each
+        device, its share of the optimizer states of its weights. copied: as for `stage_bytes`."""
         sums = self.param_sums
-        own = sum(sums[last] - sums[first] for first, last in stage.layers)
-        held = own + sum(size for _, size in copied)
-        each = zip(stage.all_devices, stage.parts, shares, strict=True)
-        return max(self.update_seconds(device, held * part * share) for device, part, share in each)
+        weights = sum(sums[last] - sums[first] for first, last in stage.layers)
+        weights += sum(size for _, size in copied)
+        slowest = 0.0
+        for device, part, share in zip(stage.all_devices, stage.parts, shares, strict=True):
+            slowest = max(slowest, self.update_seconds(device, weights * part * share))
+        return slowest
 
     def _stage_seconds(self, stage: Stage, sizes: Sizes) -> StageSeconds:
         """Passes of a stage. sizes [B]: samples of micro-batches."""
         tensor = len(stage.tensor_shares)
-        fullest = self.context * max(stage.row_shares) / sum(stage.row_shares)
+        largest_share = self.context * max(stage.row_shares) / sum(stage.row_shares)
         passes, forward, backward, saved = [], [], [], []
         for chunk in stage.layers:
-            both = [self.reduces(stage, chunk, n) for n in sizes]
-            forward.append([there for there, _ in both])
-            backward.append([back for _, back in both])
+            reduces = [self.reduces(stage, chunk, n) for n in sizes]
+            forward.append([in_forward for in_forward, _ in reduces])
+            backward.append([in_backward for _, in_backward in reduces])
             passes.append([self.passes(stage, chunk, n) for n in sizes])
-            each = self.saved_bytes(chunk, tensor)
-            saved.append([math.ceil(n * fullest) * each for n in sizes])
+            sample_bytes = self.saved_bytes(chunk, tensor)
+            saved.append([math.ceil(n * largest_share) * sample_bytes for n in sizes])
         return StageSeconds(passes, [forward, backward], saved)
 
-    def _hop(
-        self, here: Stage, there: Stage, chunk: int, sizes: Sizes
+    def _boundary_transfers(
+        self, before: Stage, after: Stage, chunk: int, sizes: Sizes
     ) -> tuple[list[Traffic], list[Traffic]]:
-        """Transfers [B] behind a chunk of stage `here`: to stage `there`, and back."""
-        layer = here.layers[chunk][1] - 1
+        """[B] transfers of the activation after a chunk of stage `before` to stage `after`, and [B]
+        transfers of its gradient back."""
+        layer = before.layers[chunk][1] - 1
         return (
-            [self.transfer(here, there, layer, n) for n in sizes],
-            [self.transfer(there, here, layer, n) for n in sizes],
+            [self.transfer(before, after, layer, n) for n in sizes],
+            [self.transfer(after, before, layer, n) for n in sizes],
         )
 
 
-def kept_parts(kept: Sequence[Kept], everything: str, replicated: str, gathered: str) -> Floats:
-    """[3, L] bytes per sample of each layer: that tensor ranks divide, that they divide only with
-    tokens, and what of the latter they gather. The names are fields of `Kept`."""
-    rows = [[getattr(layer, name) for layer in kept] for name in (everything, replicated, gathered)]
-    all_of_it, whole, again = np.array(rows, dtype=np.float64)
-    return np.stack([all_of_it - whole, whole, again])
+def bytes_by_division(kept: Sequence[Kept], total: str, replicated: str, gathered: str) -> Floats:
+    """[3, L] bytes per sample of each layer, by how tensor ranks divide them: bytes that they
+    always divide, bytes that they divide only where they divide tokens, and the part of the latter
+    that they gather then.
+
+    total, replicated, gathered: names of fields of `Kept`.
+    """
+    names = (total, replicated, gathered)
+    rows = np.array([[getattr(layer, name) for layer in kept] for name in names], np.float64)
+    total_bytes, replicated_bytes, gathered_bytes = rows
+    return np.stack([total_bytes - replicated_bytes, replicated_bytes, gathered_bytes])
 
 
-def summed(values: Iterable[float]) -> list[float]:
-    """Added up from the first on, beginning with 0."""
+def prefix_sums(values: Iterable[float]) -> list[float]:
+    """[n + 1] the sum of the first i values, for each i from 0 on."""
     return list(accumulate(values, initial=0.0))
 
 
 def slope(sizes: Floats, seconds: Floats) -> Floats:
-    """[2, L] seconds per further sample beyond the last of `sizes` [B], `seconds` [B, 2, L]; the
-    last one's speed where times do not grow."""
-    speed: Floats = seconds[-1] / sizes[-1]
+    """[2, L] seconds of each further sample beyond the largest of `sizes` [B].
+
+    The slope of the last piece; where that is not positive, or there is one size only, the mean
+    seconds of a sample at the largest size. seconds: [B, 2, L].
+    """
+    mean: Floats = seconds[-1] / sizes[-1]
     if len(sizes) == 1:
-        return speed
+        return mean
     rise = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
-    return np.asarray(np.where(rise > 0, rise, speed))
+    return np.asarray(np.where(rise > 0, rise, mean))

@@ -30,7 +30,7 @@ from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.workload import Workload
 from hetplan.replays.assumptions import Assumptions
 from hetplan.replays.blocks import Pass, block_times
-from hetplan.replays.costs import Costs, summed
+from hetplan.replays.costs import Costs, prefix_sums
 from hetplan.replays.data import Kept
 from hetplan.replays.degree_checks import check_replayable, ranks_of
 from hetplan.replays.exchanges import EXCHANGED_BYTES, BlockExchanges
@@ -120,7 +120,7 @@ class DegreeCosts(Costs):
         )
         self.degrees, self.context = degrees, degrees.context
         self.fully_sharded = plan.zero == 3
-        self.expert_sums = summed(experts)
+        self.expert_sums = prefix_sums(experts)
         self.assumed = Assumptions(profile=own.profile, links=workload.links, stack=own.stack)
         self.facts = facts_of(workload)
         self.offers = {offer.name: offer for offer in offers_of_cluster(workload.cluster)}
@@ -130,7 +130,7 @@ class DegreeCosts(Costs):
         """What a block exchanges on devices of that type, for a micro-batch of so many samples."""
         return BlockExchanges(
             facts=self.facts,
-            together=partial(group_seconds, self.offers[kind], self.assumed),
+            group_seconds=partial(group_seconds, self.offers[kind], self.assumed),
             ranks=self.ranks,
             rows=samples / self.context,
             sequence_parallel=self.degrees.sequence_parallel,
@@ -152,10 +152,10 @@ class DegreeCosts(Costs):
         a full recomputation waits for the forward pass's exchanges again."""
         forward, backward = super().passes(stage, layers, samples)
         blocks = self.blocks_among(layers)
-        there, back = self.waits(self.kind[stage.devices[0][0]], samples)
-        if self.mode == "full":
-            back += there
-        return forward + blocks * there, backward + blocks * back
+        forward_wait, backward_wait = self.waits(self.device_types[stage.devices[0][0]], samples)
+        if self.recomputation == "full":
+            backward_wait += forward_wait
+        return forward + blocks * forward_wait, backward + blocks * backward_wait
 
     def blocks_among(self, layers: Range) -> int:
         """Blocks of a range of layers: all but the model's first and last layer."""
@@ -219,7 +219,7 @@ class DegreeZero(ZeroCosts):
         """The host's part of a stage's update, its transfers hidden behind a backward pass where
         offloading overlaps. offloaded: share of the optimizer states."""
         costs, samples = self.costs, self.plan.replicas[0].micro_batches[0].samples
-        offer = costs.offers[costs.kind[stage.devices[0][0]]]
+        offer = costs.offers[costs.device_types[stage.devices[0][0]]]
         weight, gradient = EXCHANGED_BYTES[costs.facts.precision]
         held = sum(self.held(stage)) * stage.parts[0] * self.shares(stage)[0]
         _, backward = self.stage_passes(stage, samples)

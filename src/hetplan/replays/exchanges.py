@@ -1,8 +1,9 @@
 """What ranks exchange in the passes of a block and between stages: seconds of collectives.
 
-Every function takes numbers of one plan, or arrays over many strategies. `together` says what a
-collective takes in groups of ranks (`groups.group_seconds`); sizes are bytes on one rank unless a
-parameter says otherwise. `BlockExchanges` puts them together for the blocks of a model.
+Every function takes numbers of one plan, or arrays over many strategies. The argument
+`group_seconds` is a `groups.GroupSeconds`: it gives the seconds of one collective or message in
+groups of ranks. Sizes are bytes on one rank unless a parameter says otherwise. `BlockExchanges`
+applies these functions to an average block of a model.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import numpy as np
 from hetplan.profiling.models.operators import Precision
 from hetplan.replays.arrays import Flags, Floats, Numbers
 from hetplan.replays.facts import ModelFacts
-from hetplan.replays.groups import Together
+from hetplan.replays.groups import GroupSeconds
 from hetplan.replays.overlap import uncovered
 from hetplan.replays.ranks import Degree, Ranks
 
@@ -25,15 +26,15 @@ EXCHANGED_BYTES: dict[Precision, tuple[int, int]] = {"bf16": (2, 4), "fp16": (2,
 
 
 class Shared(NamedTuple):
-    """Parameters on one rank, whose gradients `ranks` ranks join that are `stride` apart."""
+    """Parameters on one rank, and the group of ranks that all-reduce their gradients."""
 
-    params: Numbers
-    stride: Numbers
-    ranks: Numbers
+    params: Numbers  # parameters on one rank
+    stride: Numbers  # ranks from one member of the group to the next
+    ranks: Numbers  # members of the group
 
 
 def expert_seconds(
-    together: Together, size: Numbers, expert: Numbers, expert_tensor: Numbers
+    group_seconds: GroupSeconds, size: Numbers, expert: Numbers, expert_tensor: Numbers
 ) -> Floats:
     """Seconds of sending a block's tokens to their experts and back, in one pass: two all-to-alls.
 
@@ -41,31 +42,39 @@ def expert_seconds(
     expert: ranks over which the experts are spread; they are `expert_tensor` apart.
     Source: Lepikhin et al. 2021 (GShard), Section 3.2.
     """
-    return np.asarray(2 * together("all-to-all", size, expert_tensor, expert))
+    return np.asarray(2 * group_seconds("all-to-all", size, expert_tensor, expert))
 
 
-def ring_seconds(together: Together, size: Numbers, context: Numbers, tensor: Numbers) -> Floats:
+def ring_seconds(
+    group_seconds: GroupSeconds, size: Numbers, context: Numbers, tensor: Numbers
+) -> Floats:
     """Seconds of a block's keys and values going once round the context ranks: context - 1 messages
     in turn.
 
     size: bytes of a rank's keys and values. context: ranks of the ring; they are `tensor` apart.
     Source: Liu et al. 2023 (Ring Attention), Section 3.
     """
-    return np.asarray((context - 1) * together("send", size, tensor, context))
+    return np.asarray((context - 1) * group_seconds("send", size, tensor, context))
 
 
-def heads_seconds(together: Together, size: Numbers, context: Numbers, tensor: Numbers) -> Floats:
+def heads_seconds(
+    group_seconds: GroupSeconds, size: Numbers, context: Numbers, tensor: Numbers
+) -> Floats:
     """Seconds of exchanging tokens for heads in one pass of a block: an all-to-all each of queries,
     keys, values and outputs.
 
     size: bytes of a rank's queries, keys, values and outputs together. context: ranks that
     exchange; they are `tensor` apart. Source: Jacobs et al. 2023 (DeepSpeed Ulysses), Section 3.1.
     """
-    return np.asarray(4 * together("all-to-all", size / 4, tensor, context))
+    return np.asarray(4 * group_seconds("all-to-all", size / 4, tensor, context))
 
 
 def tensor_seconds(
-    together: Together, size: Numbers, joins: Numbers, tensor: Numbers, sequence_parallel: Numbers
+    group_seconds: GroupSeconds,
+    size: Numbers,
+    joins: Numbers,
+    tensor: Numbers,
+    sequence_parallel: Numbers,
 ) -> Floats:
     """Seconds of the tensor ranks' collectives in one pass of a block.
 
@@ -76,12 +85,14 @@ def tensor_seconds(
     attention and behind the feed-forward part). tensor: ranks next to each other.
     sequence_parallel: whether tensor ranks divide tokens between their products.
     """
-    reduced = joins * together("all-reduce", size, 1, tensor)
-    gathered = 2 * joins * together("all-gather", size, 1, tensor)
+    reduced = joins * group_seconds("all-reduce", size, 1, tensor)
+    gathered = 2 * joins * group_seconds("all-gather", size, 1, tensor)
     return np.where(np.equal(sequence_parallel, 1), gathered, reduced)
 
 
-def shard_seconds(together: Together, shared: Sequence[Shared], element_bytes: int) -> Floats:
+def shard_seconds(
+    group_seconds: GroupSeconds, shared: Sequence[Shared], element_bytes: int
+) -> Floats:
     """Seconds of gathering a block's weights from their shards, or of reducing and scattering its
     gradients to them: one all-gather of each part.
 
@@ -89,14 +100,14 @@ def shard_seconds(together: Together, shared: Sequence[Shared], element_bytes: i
     Source: Rajbhandari et al. 2020 (ZeRO), Section 7.
     """
     each = [
-        together("all-gather", part.params * element_bytes, part.stride, part.ranks)
+        group_seconds("all-gather", part.params * element_bytes, part.stride, part.ranks)
         for part in shared
     ]
     return np.asarray(sum(each))
 
 
 def crossing_seconds(
-    together: Together, size: Numbers, stage_ranks: Numbers, stages: Numbers
+    group_seconds: GroupSeconds, size: Numbers, stage_ranks: Numbers, stages: Numbers
 ) -> Floats:
     """Seconds of one micro-batch crossing a stage boundary: its activation forward and its gradient
     backward, before any overlap; 0 for one stage.
@@ -104,55 +115,51 @@ def crossing_seconds(
     size: bytes of the activation that one rank sends. stage_ranks: ranks of a stage; stages lie
     that far apart.
     """
-    return np.asarray(2 * together("send", size, stage_ranks, stages))
+    return np.asarray(2 * group_seconds("send", size, stage_ranks, stages))
 
 
 @dataclass(frozen=True)
 class BlockExchanges(Generic[Degree]):
-    """What an average block of a model exchanges for one micro-batch, in seconds.
+    """Seconds of the exchanges of an average block of a model, for one micro-batch."""
 
-    facts: of the whole model. together: of the ranks' devices. ranks: how they divide the model.
-    rows: samples of the micro-batch, by the tokens that a context rank has of them.
-    sequence_parallel: whether tensor ranks divide tokens between products. all_to_all: whether
-    context ranks exchange tokens for heads, else keys and values go round. fully_sharded: whether
-    weights are gathered for each pass and gradients scattered behind it.
-    """
-
-    facts: ModelFacts
-    together: Together
-    ranks: Ranks[Degree]
-    rows: Numbers
-    sequence_parallel: bool | Flags
-    all_to_all: bool | Flags
+    facts: ModelFacts  # of the whole model
+    group_seconds: GroupSeconds  # of the devices of the ranks
+    ranks: Ranks[Degree]  # the degrees by which ranks divide the model
+    rows: Numbers  # samples of the micro-batch over the context degree
+    sequence_parallel: bool | Flags  # whether tensor ranks divide tokens between products
+    all_to_all: bool | Flags  # whether context ranks exchange tokens for heads; else by the ring
+    # Whether weights are all-gathered before each pass and gradients are reduce-scattered after it.
     fully_sharded: bool | Flags
 
     @cached_property
     def experts(self) -> Floats:
-        """Tokens to their experts and back, in one pass; 0 without experts. Tensor ranks that
-        divide tokens, or do not divide experts, each dispatch their part of them."""
+        """Seconds of sending tokens to their experts and back, in one pass; 0 without experts.
+
+        Tensor ranks that divide tokens, or do not divide experts, each dispatch their part of the
+        tokens."""
         ranks = self.ranks
         divided = self.sequence_parallel | np.less(ranks.expert_tensor, ranks.tensor)
         size = self.facts.dispatched_bytes * self.rows / np.where(divided, ranks.tensor, 1)
-        return expert_seconds(self.together, size, ranks.expert, ranks.expert_tensor)
+        return expert_seconds(self.group_seconds, size, ranks.expert, ranks.expert_tensor)
 
     @cached_property
     def ring(self) -> Floats:
-        """Keys and values round the context ranks, in one forward pass."""
+        """Seconds of sending keys and values round the context ranks, in one forward pass."""
         ranks, keys = self.ranks, self.facts.head_bytes(self.facts.shape.kv_heads)
         size = keys * self.rows / ranks.tensor
-        return ring_seconds(self.together, size, ranks.context, ranks.tensor)
+        return ring_seconds(self.group_seconds, size, ranks.context, ranks.tensor)
 
     @cached_property
     def heads(self) -> Floats:
-        """Tokens exchanged for heads, in one pass; of their gradients as much."""
+        """Seconds of exchanging tokens for heads, in one pass; their gradients take as long."""
         ranks, shape = self.ranks, self.facts.shape
         queries, keys = self.facts.head_bytes(shape.heads), self.facts.head_bytes(shape.kv_heads)
         size = (queries + keys) * self.rows / ranks.tensor
-        return heads_seconds(self.together, size, ranks.context, ranks.tensor)
+        return heads_seconds(self.group_seconds, size, ranks.context, ranks.tensor)
 
     def shared(self, dense: Numbers, experts: Numbers) -> list[Shared]:
-        """Who joins the gradients of parameters on a rank: of dense ones, and of experts where the
-        model has any."""
+        """The dense parameters on a rank and, where the model has experts, the parameters of
+        experts, each with the group that all-reduces their gradients."""
         ranks = self.ranks
         parts = [Shared(dense, ranks.tensor, ranks.sharing)]
         if self.facts.expert_params > 0:
@@ -171,11 +178,12 @@ class BlockExchanges(Generic[Degree]):
 
     @cached_property
     def shards(self) -> tuple[Floats, Floats]:
-        """Gathering a block's weights, and scattering its gradients; 0 without full shards."""
+        """(seconds of all-gathering a block's weights, of reduce-scattering its gradients); 0
+        without full shards."""
         weight, gradient = EXCHANGED_BYTES[self.facts.precision]
         shared = self.shared(self.dense_params, self.expert_params)
-        gather = shard_seconds(self.together, shared, weight)
-        scatter = shard_seconds(self.together, shared, gradient)
+        gather = shard_seconds(self.group_seconds, shared, weight)
+        scatter = shard_seconds(self.group_seconds, shared, gradient)
         return np.asarray(self.fully_sharded * gather), np.asarray(self.fully_sharded * scatter)
 
     def waits(
@@ -198,6 +206,7 @@ class BlockExchanges(Generic[Degree]):
         return np.asarray(self.experts + there), np.asarray(self.experts + back)
 
     def _context(self, rounds: int, core_forward: Numbers) -> Floats:
-        """What context ranks wait for in a pass in which the ring turns `rounds` times."""
+        """Seconds that context ranks wait in a pass in which keys and values go round `rounds`
+        times."""
         ring = uncovered(rounds * self.ring, rounds * core_forward)
         return np.where(self.all_to_all, self.heads, ring)

@@ -1,32 +1,39 @@
 """Seconds of collectives and messages in groups of ranks on devices of one type.
 
-Ranks are numbered tensor first, then expert and data, pipeline last, as Megatron-LM does; a node
-holds consecutive ranks. A group with stride s and size n stays inside a node when s n <= devices
-per node; else each of the min(s, devices) groups that meet in a node gets an equal share of its
-network. Inside a node collectives take what was measured on its fabric
-(`hetplan.profiling.rates.collectives`). Between nodes a ring takes the bytes that pass its slowest
-link over what NCCL reaches of it, and the latency of every hop: most are within nodes, as many as
-there are nodes lead out of one. Learned links replace both by their share of the bandwidth, which
-has latency in it. Nodes under a switch reach what lies under others at their uplink's rate: of a
-ring one node sends beyond the switch for all of them, of an all-to-all every node sends all that
-leaves it.
+Ranks are numbered as in Megatron-LM: tensor ranks are neighbours, expert and data ranks come next,
+and pipeline ranks lie farthest apart. A node has consecutive ranks. A group has n ranks; its stride
+s is the distance from one member to the next. The group lies inside one node when s n <= devices
+per node. Otherwise min(s, devices per node) such groups share the network of each node equally.
+
+- Inside a node, a collective takes the seconds that were measured on the node's fabric
+  (`hetplan.profiling.rates.collectives`).
+- Between nodes, a ring takes the bytes that pass its slowest link over the bandwidth that NCCL
+  reaches of it, and the latency of every hop. One hop leads out of each node; the other hops stay
+  within nodes.
+- With learned links, the seconds of both are bytes over the learned share of the bandwidth. The
+  share includes the latency.
+- Between switches, a node has the bandwidth of its uplink. In a ring, one node sends beyond the
+  switch, over the uplinks of all the ring's nodes under that switch. In an all-to-all, every node
+  sends over its own uplink.
 """
 
+import math
 from typing import Protocol
 
 import numpy as np
 
 from hetplan.profiling.rates.collectives import PARTS, collective_seconds, node_fabric
-from hetplan.profiling.rates.efficiency import Group
+from hetplan.profiling.rates.efficiency import Group, LearnedLinks
 from hetplan.replays.arrays import Floats, Numbers
 from hetplan.replays.assumptions import Assumptions
 from hetplan.replays.offers import Offer
 
-MOST_RANKS = 2**21
+MAX_RANKS = 2**21  # above every number of ranks, so that (stride, ranks) fits into one number
+MESSAGES = ("send", "all-to-all")  # point-to-point operations; all others are rings
 
 
-class Together(Protocol):
-    """Seconds of an operation in groups of ranks: `group_seconds` on one type of device."""
+class GroupSeconds(Protocol):
+    """A function like `group_seconds`, for one device type and its assumptions."""
 
     def __call__(self, operation: str, size: Numbers, stride: Numbers, ranks: Numbers) -> Floats:
         """See `group_seconds`."""
@@ -41,24 +48,24 @@ def group_seconds(
     stride: Numbers,
     ranks: Numbers,
 ) -> Floats:
-    """Seconds of an operation in all groups of a kind at once, in the shape of the arguments.
+    """Seconds of an operation in each of several groups, in the common shape of the arguments.
 
-    operation: all-reduce, all-gather (or reduce-scatter, which takes as long), all-to-all, or send
-    for one message. size: bytes of the whole tensor, of a message its own. stride: ranks from one
-    member of a group to the next. ranks: members of a group; 1 takes no time.
+    operation: all-reduce, all-gather, all-to-all, or send for one message. A reduce-scatter takes
+    as long as an all-gather. size: bytes of the whole tensor; for send, of the message. stride:
+    ranks from one member of a group to the next. ranks: members of a group; 1 takes no time.
     """
-    sizes, codes = np.broadcast_arrays(size, stride * MOST_RANKS + ranks)
+    sizes, shapes = np.broadcast_arrays(size, stride * MAX_RANKS + ranks)
     seconds = np.zeros(sizes.shape)
-    for code in np.unique(codes).tolist():
-        of = codes == code
-        distinct, place = np.unique(sizes[of], return_inverse=True)
-        seconds[of] = one_group(offer, assumed, operation, distinct, *divmod(code, MOST_RANKS))[
-            place
-        ]
+    for shape in np.unique(shapes).tolist():
+        group_stride, group_ranks = divmod(shape, MAX_RANKS)
+        same_shape = shapes == shape
+        distinct, inverse = np.unique(sizes[same_shape], return_inverse=True)
+        each = same_shape_seconds(offer, assumed, operation, distinct, group_stride, group_ranks)
+        seconds[same_shape] = each[inverse]
     return seconds
 
 
-def one_group(
+def same_shape_seconds(
     offer: Offer,
     assumed: Assumptions,
     operation: str,
@@ -66,31 +73,80 @@ def one_group(
     stride: int,
     ranks: int,
 ) -> Floats:
-    """The same of one stride and number of ranks."""
-    here, message = offer.node_devices, operation in ("send", "all-to-all")
+    """Seconds of an operation for each of `sizes`, in groups of one stride and number of ranks."""
     if ranks < 2:
         return np.zeros_like(sizes)
-    inside, learned = stride * ranks <= here, assumed.links
-    if inside and learned is None:
+    inside = stride * ranks <= offer.node_devices
+    learned = assumed.links
+    if learned is not None:
+        return learned_seconds(offer, learned, operation, sizes, stride, ranks, inside=inside)
+    if inside:
         fabric = node_fabric(offer.node)
         each = [collective_seconds(operation, size, ranks, fabric).seconds for size in sizes]
         return np.array(each)
-    parts = PARTS.get(operation, 1.0)
-    moved = sizes if operation == "send" else parts * (ranks - 1) / ranks * sizes
-    sharing = here if message else min(stride, here)
-    network, under = offer.network / sharing, here * offer.switch_nodes
-    if stride * ranks > under:  # of a ring the last node under a switch alone sends beyond it
-        beside = 1 if message else max(1, under // max(stride, here))
-        network = min(network, beside * offer.uplink / sharing)
-    if learned is not None:
-        group: Group = "node" if inside else "between"
-        known = operation if message else "all-reduce"
-        shares = np.array([learned.share(known, group, ranks, size) for size in sizes])
-        return np.asarray(moved / (offer.intra if inside else min(offer.intra, network)) / shares)
-    near = max(1, here // stride)
-    nodes = -(-ranks // near)
-    if operation == "all-to-all":  # what stays in a node does not pass its network
-        moved = (ranks - near) / ranks * sizes
-    hops = (nodes - 1) * offer.network_latency + (ranks - nodes) * offer.intra_latency
+    return between_nodes_seconds(offer, assumed, operation, sizes, stride, ranks)
+
+
+def learned_seconds(
+    offer: Offer,
+    learned: LearnedLinks,
+    operation: str,
+    sizes: Floats,
+    stride: int,
+    ranks: int,
+    *,
+    inside: bool,
+) -> Floats:
+    """Seconds by the learned share of the links' bandwidth. inside: whether a group lies inside one
+    node."""
+    bandwidth = offer.intra
+    group: Group = "node"
+    if not inside:
+        bandwidth = min(offer.intra, network_bandwidth(offer, operation, stride, ranks))
+        group = "between"
+    learned_operation = operation if operation in MESSAGES else "all-reduce"
+    shares = np.array([learned.share(learned_operation, group, ranks, size) for size in sizes])
+    return np.asarray(slowest_link_bytes(operation, sizes, ranks) / bandwidth / shares)
+
+
+def between_nodes_seconds(
+    offer: Offer,
+    assumed: Assumptions,
+    operation: str,
+    sizes: Floats,
+    stride: int,
+    ranks: int,
+) -> Floats:
+    """Seconds by bandwidth and latency, for groups that span several nodes."""
+    ranks_per_node = max(1, offer.node_devices // stride)
+    moved = slowest_link_bytes(operation, sizes, ranks)
+    if operation == "all-to-all":  # bytes for ranks of the same node do not pass the network
+        moved = (ranks - ranks_per_node) / ranks * sizes
+    network = network_bandwidth(offer, operation, stride, ranks)
     seconds = moved / min(offer.intra, assumed.network_share * network)
-    return np.asarray(seconds + (offer.network_latency if message else parts * hops))
+    if operation in MESSAGES:
+        return np.asarray(seconds + offer.network_latency)
+    nodes = math.ceil(ranks / ranks_per_node)
+    hops = (nodes - 1) * offer.network_latency + (ranks - nodes) * offer.intra_latency
+    return np.asarray(seconds + PARTS.get(operation, 1.0) * hops)
+
+
+def slowest_link_bytes(operation: str, sizes: Floats, ranks: int) -> Floats:
+    """Bytes that pass the slowest link of a group, for each of `sizes`."""
+    if operation == "send":
+        return sizes
+    return np.asarray(PARTS.get(operation, 1.0) * (ranks - 1) / ranks * sizes)
+
+
+def network_bandwidth(offer: Offer, operation: str, stride: int, ranks: int) -> float:
+    """Bytes/s that one group has in and out of a node, for groups that span several nodes."""
+    devices = offer.node_devices
+    groups_per_node = devices if operation in MESSAGES else min(stride, devices)
+    bandwidth = offer.network / groups_per_node
+    switch_devices = devices * offer.switch_nodes
+    if stride * ranks <= switch_devices:
+        return bandwidth
+    uplinks = 1
+    if operation not in MESSAGES:
+        uplinks = max(1, switch_devices // max(stride, devices))
+    return min(bandwidth, uplinks * offer.uplink / groups_per_node)

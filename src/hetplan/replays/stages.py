@@ -1,12 +1,20 @@
 """A replayed plan as a table of its stages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 from hetplan.plans.plan import Plan, Replica, Stage
 from hetplan.plans.words import batches_text, layers_text
 from hetplan.replays.chains import Replay
-from hetplan.text import Table, devices_text, grouped, percent_text, seconds_text, share_text
+from hetplan.text import (
+    Column,
+    Table,
+    devices_text,
+    grouped,
+    percent_text,
+    seconds_text,
+    share_text,
+)
 
 LISTED = 40  # rows of the table
 
@@ -30,40 +38,44 @@ def stage_table(plan: Plan, run: Replay, title: str, notes: Sequence[str] = ()) 
     def devices(units: list[int]) -> list[int]:
         return list(chain.from_iterable(run.devices[unit] for unit in units))
 
-    def share(units: list[int]) -> str:
+    def share(units: list[int]) -> float:
         """A device's part of the samples or columns that a program divides."""
         assert plan.program is not None
-        return percent_text(plan.program.ratios[0][units[0]])
+        return plan.program.ratios[0][units[0]]
 
-    def computes(units: list[int]) -> str:
-        return seconds_text(max(float(run.timeline.busy[unit]) for unit in units))
+    def computes(units: list[int]) -> float:
+        return max(float(run.timeline.busy[unit]) for unit in units)
 
-    def idle(units: list[int]) -> str:
-        least = min(float(run.timeline.idle[unit]) for unit in units)
-        return percent_text(least / run.seconds)
+    def idle(units: list[int]) -> float:
+        return min(float(run.timeline.idle[unit]) for unit in units) / run.seconds
 
     def memory(units: list[int]) -> str:
         peak, limit = run.peak_bytes, run.limit_bytes
         fullest = max(devices(units), key=lambda d: peak[d] / max(limit[d], 1.0))
         return share_text(peak[fullest], limit[fullest])
 
-    columns: dict[str, Callable[[list[int]], str]] = {}
+    columns: list[Column[list[int]]] = []
     if len({run.owners[units[0]][0] for units in rows}) > 1:
-        columns["pipelines"] = lambda units: f"x{len(units)}"
-    columns["stage"] = lambda units: str(run.owners[units[0]][1])
-    columns["layers"] = lambda units: layers_text(stage(units))
-    columns["devices"] = lambda units: devices_text(places, devices(units))
+        columns.append(Column("pipelines", lambda units: f"x{len(units)}", right=True))
+    columns += [
+        Column("stage", lambda units: run.owners[units[0]][1], right=True),
+        Column("layers", lambda units: layers_text(stage(units)), right=True),
+        Column("devices", lambda units: devices_text(places, devices(units))),
+    ]
     if plan.program:
-        columns["share"] = share
+        columns.append(Column("share", share, percent_text, right=True))
     else:
-        columns["tensor"] = lambda units: str(len(stage(units).tensor_shares))
+        columns.append(Column("tensor", lambda units: len(stage(units).tensor_shares), right=True))
     if len({batches_text(each) for each in plan.replicas}) > 1:
-        columns["batches"] = lambda units: batches_text(replica(units))
-    columns |= {"computes": computes, "idle": idle, "memory": memory}
+        columns.append(Column("batches", lambda units: batches_text(replica(units)), right=True))
+    columns += [
+        Column("computes", computes, seconds_text, right=True),
+        Column("idle", idle, percent_text, right=True),
+        Column("memory", memory, right=True),
+    ]
     if len(rows) > LISTED:
         notes = [*notes, f"{len(rows) - LISTED} more rows; --json lists all"]
-    right = [i for i, name in enumerate(columns) if name != "devices"]
-    return Table.of(title, rows[:LISTED], columns, notes, right=right)
+    return Table.of(title, rows[:LISTED], columns, notes)
 
 
 def alike(plan: Plan, run: Replay) -> list[list[int]]:

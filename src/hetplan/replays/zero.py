@@ -72,7 +72,7 @@ class ZeroCosts:
     @cached_property
     def copies(self) -> dict[int, float]:
         """Bytes of weights tied to the first layer's that holders of another layer copy."""
-        tied, layers, first = self.costs.tied, self.costs.data.layers, self.owners(0)
+        tied, layers, first = self.costs.tied_layers, self.costs.data.layers, self.owners(0)
         return {l: layers[l].tied_param_bytes for l in tied if self.owners(l) != first}
 
     def copied_in(self, stage: Stage) -> tuple[tuple[int, float], ...]:

@@ -23,7 +23,7 @@ class Job:
     data: str | None = None
     """`module:function` that makes `batch(step, first, last)` from the plan. None: the model's."""
     model: str | None = None
-    """A name or a config.json, default the plan's."""
+    """A name or a config.json, default the plan's own."""
     rehearsal: Rehearsal | None = None
     """Predicted times, slept on `virtual` devices."""
     virtual: bool = False

@@ -192,7 +192,7 @@ class Stock(Placed):
             name: part.layers[k - part.first].get_parameter(inside)
             for part in self.parts
             for k in range(part.first, part.last)
-            for inside, name in self.chain.own[k].items()
+            for inside, name in self.chain.parameter_names[k].items()
         }
         return list(own.items())
 

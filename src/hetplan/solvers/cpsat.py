@@ -1,9 +1,11 @@
-"""OR-Tools CP-SAT: `write` states a `Model` in integers, `solve` maps options and every status.
+"""OR-Tools CP-SAT: `write` makes a CP-SAT model of a `Model`, `solve` minimises it and maps options
+and every status.
 
-A CP-SAT model minimises an integer objective z; `Scale` says how z maps to the instance's unit and
-how far rounding may be off. Every column of a `Model` becomes the variable of the same number:
-seconds times a power of two (`integer_scale`, from the model's `Totals`), continuous columns in
-steps of their grid. How values are rounded, and what that asks of a model, stands in `model`.
+A CP-SAT model has integer variables and minimises an integer objective z. `Scale` converts z to the
+instance's unit and states the error of rounding. Every column of a `Model` becomes the variable of
+the same number: seconds are multiplied by a power of two (`integer_scale`, from the model's
+`Totals`), and continuous columns are in steps of their grid. The docstring of `solvers.model` says
+how values are rounded and which rules a model must keep to therefore.
 """
 
 import math
@@ -11,55 +13,56 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.solvers.expressions import Floats
 from hetplan.solvers.model import Model, ModelAnswer, Row, Totals, member_names
-from hetplan.solvers.native import (
-    GAP_SHARE,
-    Latest,
-    Scale,
-    Sink,
-    drive,
-)
+from hetplan.solvers.native import GAP_SHARE, Latest, Scale, Sink, drive
 from hetplan.solvers.run import NativeValue, Options, Run, Stop, stop_reason
 
 BACKEND = "cp-sat"
 SOLVER = f"CP-SAT {version('ortools')}"
-# CP-SAT 9.15 calls wrong values optimal, and feasible models infeasible, where coefficients are
-# large: its presolve adds them up in 32 bits and drops enforcement literals
+# Where coefficients are large, CP-SAT 9.15 reports wrong values as optimal and feasible models as
+# infeasible: its presolve adds coefficients in 32 bits and drops enforcement literals
 # (github.com/google/or-tools/issues/5293), and its detection of "greater than at least one of" errs
-# too. Both are switched off and totals kept small there; 9.12 to 9.14 are right.
+# too. With 9.15, both are switched off and totals are smaller; 9.12 to 9.14 are right.
 UNSOUND = version("ortools").startswith("9.15.")
-# Totals stay below this: products with small counts remain far from int64, and sums are exact as
-# floats.
+# The largest total of a model, in integers. Below it, products with small counts remain far from
+# the limits of int64, and sums of floats are exact.
 LARGEST_TOTAL = 2.0**31 if UNSOUND else 2.0**40
-# A row of fractions is multiplied until its largest value is about this.
+# A row with fractions is multiplied by a power of two that brings its largest value to about this.
 LARGEST_ROW = 2.0**30
 
 
 def integer_scale(least: float, largest: float, roundings: float, *, error: float = 5e-8) -> float:
-    """The factor from the instance's unit to integers: the least power of two that rounds finely
-    enough.
+    """The factor from the instance's unit to integers: the least power of two whose error of
+    rounding is at most `error`.
 
-    least: a positive lower bound on the objective; largest: an upper bound on every total of the
-    model (both in the instance's unit); roundings: how many roundings by less than 1 add up in one
-    objective value; error: what these may come to, relative to `least`. Capped so that totals stay
-    below LARGEST_TOTAL; the caller states the error it then has: roundings / factor.
-    A power of two makes the product exact, so that rounding down is the only error.
+    By a power of two products are exact, so that rounding down is the only error. The factor is
+    smaller where totals would exceed LARGEST_TOTAL; the error is roundings / factor in any case.
+
+    least: a positive lower bound on the objective. largest: an upper bound on every total of the
+    model. Both are in the instance's unit. roundings: how many values, each rounded by less than 1,
+    add up in one objective value. error: the error of rounding that the sum may have, relative to
+    `least`.
     """
     if not (0 < least <= largest and math.isfinite(largest)):
         raise ValueError(
             f"integer_scale: least {least!r}, largest {largest!r}, expected 0 < least <= largest"
         )
-    wanted = max(1.0, roundings) / (error * least)
-    return 2.0 ** min(math.ceil(math.log2(wanted)), math.floor(math.log2(LARGEST_TOTAL / largest)))
+    precise = math.ceil(math.log2(max(1.0, roundings) / (error * least)))
+    most = math.floor(math.log2(LARGEST_TOTAL / largest))
+    return 2.0 ** min(precise, most)
 
 
 def write(model: Model) -> tuple[cp_model.CpModel, Scale]:
-    """The model in integers, and what they stand for. Raises `Stopped` when its run should stop,
-    ValueError where it asks for what integers cannot say."""
+    """(CP-SAT model of a model, scale of its objective).
+
+    Raises `Stopped` when the run of the model should stop. Raises ValueError where the model breaks
+    a rule of `solvers.model`, UnsupportedError where its values are too large for CP-SAT.
+    """
     writer = _Writer(model)
     for number, row in enumerate(model.rows):
         model.check()
@@ -69,7 +72,16 @@ def write(model: Model) -> tuple[cp_model.CpModel, Scale]:
 
 
 class _Writer:
-    """A model on its way into CP-SAT: x [n] variables, units [n] of each column's integers."""
+    """Writes the columns, rows and costs of a model to a CP-SAT model."""
+
+    cp: cp_model.CpModel
+    scale: Scale  # of the objective
+    per_second: float  # integers per second
+    seconds: NDArray[np.bool_]  # [n] whether a column is in seconds
+    grid: Floats  # [n] steps per unit of a continuous column; 0 for the others
+    units: Floats  # [n] integers per unit of a column
+    negative: NDArray[np.bool_]  # [n] whether a column may be negative
+    x: list[cp_model.IntVar]  # [n] the variables
 
     def __init__(self, model: Model) -> None:
         self.model, self.cp = model, cp_model.CpModel()
@@ -85,53 +97,80 @@ class _Writer:
             offset=totals.offset + model.constant,
             under=totals.roundings / self.per_second,
         )
-        of = model.properties()
-        self.seconds, self.grid, whole = of["seconds"], of["grid"], of["integer"]
+        properties = model.properties()
+        self.seconds, self.grid = properties["seconds"], properties["grid"]
         self.units = np.where(self.seconds, self.per_second, np.maximum(self.grid, 1.0))
-        lower, most = of["lower"], np.minimum(of["upper"], totals.largest)
-        upper = np.where(self.seconds, most, of["upper"])
-        low, high = np.floor(lower * self.units), np.ceil(upper * self.units)
-        low, high = np.where(whole, np.ceil(lower), low), np.where(whole, np.floor(upper), high)
-        unusable = ~(np.isfinite(low) & np.isfinite(high)) | ~(
-            whole | self.seconds | (self.grid > 0)
-        )
-        if unusable.any():
-            name = member_names(model.column_blocks)[int(np.flatnonzero(unusable)[0])]
-            raise ValueError(f"{model.name}: column {name} needs bounds, and a grid if it is real")
+        low, high = self._bounds(properties, totals.largest)
         self.negative = low < 0
         self.x = [
-            self.cp.new_int_var(int(a), int(b), name)
-            for a, b, name in zip(low, high, member_names(model.column_blocks), strict=True)
+            self.cp.new_int_var(int(least), int(most), name)
+            for least, most, name in zip(low, high, member_names(model.column_blocks), strict=True)
         ]
 
+    def _bounds(self, properties: NDArray[Any], largest: float) -> tuple[Floats, Floats]:
+        """([n] lower, [n] upper bounds) of the variables, rounded outwards except for integer
+        columns. largest: seconds that no column in seconds exceeds. Raises ValueError for a column
+        that has no bounds, or is continuous and has no grid."""
+        lower, upper, integer = properties["lower"], properties["upper"], properties["integer"]
+        upper = np.where(self.seconds, np.minimum(upper, largest), upper)
+        low = np.where(integer, np.ceil(lower), np.floor(lower * self.units))
+        high = np.where(integer, np.floor(upper), np.ceil(upper * self.units))
+        unbounded = ~(np.isfinite(low) & np.isfinite(high))
+        without_grid = ~(integer | self.seconds | (self.grid > 0))
+        unusable = np.flatnonzero(unbounded | without_grid)
+        if len(unusable) > 0:
+            name = member_names(self.model.column_blocks)[int(unusable[0])]
+            raise ValueError(
+                f"{self.model.name}: column {name} needs bounds, and a grid if it is real"
+            )
+        return low, high
+
     def add(self, number: int, row: Row) -> None:
-        """A row, relaxed by rounding."""
+        """Add a row, relaxed by rounding. number: of the row in the model."""
         unit = self._row_unit(row)
         values = row.values * unit / self.units[row.columns]
         if row.levels is not None:
             values = np.append(-np.diff(np.floor(row.levels * unit), prepend=0.0), 1.0)
-        self._check(number, row, values)
+        self._check_values(number, row, values)
+        low, high = self._relaxed_bounds(row, unit, values)
+        if row.lower == row.upper or (values == np.trunc(values)).all():
+            self._add_constraint(row, np.trunc(values), low, high)
+        else:
+            self._add_constraint(row, np.ceil(values), low, np.inf)
+            self._add_constraint(row, np.floor(values), -np.inf, high)
+
+    def _relaxed_bounds(self, row: Row, unit: float, values: Floats) -> tuple[float, float]:
+        """(lower, upper) bound of a row in its unit, relaxed for columns with a grid.
+
+        A variable of such a column is rounded down by less than 1, so that the row's sum changes by
+        less than the sum of these columns' values: in whole numbers, by that sum less 1 at most.
+        """
+        grid_values = np.where(self.grid[row.columns] > 0, values, 0.0)
+        lost = grid_values[grid_values > 0].sum()
+        gained = -grid_values[grid_values < 0].sum()
+        lower = row.lower * unit - max(0.0, lost - 1)
+        upper = row.upper * unit + max(0.0, gained - 1)
+        return lower, upper
+
+    def _add_constraint(self, row: Row, values: Floats, low: float, high: float) -> None:
+        """Add low <= sum of whole `values` * variables <= high under the row's conditions; nothing
+        where both bounds are infinite."""
+        if low == -np.inf and high == np.inf:
+            return
+        variables = [self.x[column] for column in row.columns.tolist()]
+        integers = [int(value) for value in values.tolist()]
+        constraint = self.cp.add_linear_constraint(
+            cp_model.LinearExpr.weighted_sum(variables, integers),
+            cp_model.INT_MIN if low == -np.inf else math.floor(low),
+            cp_model.INT_MAX if high == np.inf else math.ceil(high),
+        )
+        # `~column` stands for a column that must be 0
         conditions = [self.x[c] if c >= 0 else ~self.x[~c] for c in row.when]
-        # what rounding down took from the columns with a grid
-        of_grid = np.where(self.grid[row.columns] > 0, values, 0.0)
-        more, less = of_grid[of_grid > 0].sum(), -of_grid[of_grid < 0].sum()
-        low, high = row.lower * unit - max(0.0, more - 1), row.upper * unit + max(0.0, less - 1)
-        sides = [(np.trunc(values), low, high)]
-        if row.lower != row.upper and not (values == np.trunc(values)).all():
-            sides = [(np.ceil(values), low, np.inf), (np.floor(values), -np.inf, high)]
-        for whole, least, most in sides:
-            if least > -np.inf or most < np.inf:
-                expression = cp_model.LinearExpr.weighted_sum(
-                    [self.x[c] for c in row.columns.tolist()], [int(v) for v in whole.tolist()]
-                )
-                self.cp.add_linear_constraint(
-                    expression,
-                    cp_model.INT_MIN if least == -np.inf else math.floor(least),
-                    cp_model.INT_MAX if most == np.inf else math.ceil(most),
-                ).only_enforce_if(conditions)
+        constraint.only_enforce_if(conditions)
 
     def _row_unit(self, row: Row) -> float:
-        """The factor that brings a row's seconds, grids or fractions to integers."""
+        """The factor that makes a row's values integers: integers per second, its finest grid, or a
+        power of two for fractions."""
         if self.seconds[row.columns].any():
             return self.per_second
         bounds = np.array([b for b in (row.lower, row.upper) if math.isfinite(b)])
@@ -140,8 +179,9 @@ class _Writer:
         largest = max(np.abs(row.values).max(initial=0.0), np.abs(bounds).max(initial=0.0))
         return 2.0 ** math.floor(math.log2(LARGEST_ROW / largest))
 
-    def _check(self, number: int, row: Row, values: Floats) -> None:
-        """Raises what `write` says."""
+    def _check_values(self, number: int, row: Row, values: Floats) -> None:
+        """Raise as `write` does where a row has values that CP-SAT cannot have. values: of the row
+        in its unit, before rounding."""
         rounded = values != np.trunc(values)
         name = self.model.row_names[number]
         if (rounded & (self.seconds[row.columns] | self.negative[row.columns])).any():
@@ -153,43 +193,41 @@ class _Writer:
         )
 
     def minimize(self) -> None:
-        """The costs, rounded down."""
+        """Set the objective: the model's costs, rounded down."""
         costs = self.model.costs()
         scaled = costs * self.per_second / self.units
         if (self.seconds & (costs != np.trunc(costs))).any():
             raise ValueError(f"{self.model.name}: costs of seconds must be whole numbers")
-        used = np.flatnonzero(costs).tolist()
-        self.cp.minimize(
-            cp_model.LinearExpr.weighted_sum(
-                [self.x[c] for c in used], [math.floor(scaled[c]) for c in used]
-            )
-        )
+        with_cost = np.flatnonzero(costs).tolist()
+        variables = [self.x[column] for column in with_cost]
+        integers = [math.floor(scaled[column]) for column in with_cost]
+        self.cp.minimize(cp_model.LinearExpr.weighted_sum(variables, integers))
 
 
 class _Listener(cp_model.CpSolverSolutionCallback):
-    """Keeps what CP-SAT reports from its threads."""
+    """Keeps the incumbents and bounds that CP-SAT reports from its threads in `latest`."""
 
     def __init__(self, latest: Latest) -> None:
         super().__init__()
         self._latest = latest
 
     def on_solution_callback(self) -> None:
-        """Called for each better solution."""
+        """Keep a better solution; CP-SAT calls this."""
         self._latest.incumbent = (list(self.response_proto.solution), self.objective_value)
         self._latest.on_bound(self.best_objective_bound)
 
 
 def label(options: Options) -> str:
-    """Name and version for results."""
+    """The name and version of CP-SAT, for results."""
     return SOLVER
 
 
 def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
-    """Minimise `model` within what is left of `run`.
+    """Minimise `model` within the remaining time of `run`.
 
-    report: where incumbents and bounds go, in the instance's unit (default: `run.report`, right
-    when the model is the whole problem). Raises InputError for a native option that CP-SAT does not
-    have, and what `write` raises, `Stopped` among it.
+    report: receives incumbents and bounds in the instance's unit. None: `run.report`, which is
+    right when the model is the whole problem. Raises InputError for a native option that CP-SAT
+    does not have, and the errors of `write`, including `Stopped`.
     """
     solver = _configured(run.options)
     cp, scale = write(model)
@@ -204,16 +242,17 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
         interrupt=solver.stop_search,
         poll=latest.relay(scale, run, report),
     )
-    stop, message = _mapped(cp, solver, status, run)
+    stop, message = _stop_and_message(cp, solver, status, run)
     statistics: dict[str, object] = {}
-    if status is not None:  # an abandoned search answers with its last reports
+    if status is not None:  # without a status the search was abandoned: its last reports count
         statistics = {"branches": solver.num_branches, "conflicts": solver.num_conflicts}
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             latest.incumbent = (list(solver.response_proto.solution), solver.objective_value)
             latest.on_bound(solver.best_objective_bound)
     (solution, objective), bound = latest.incumbent, latest.bound
-    of = model.properties()
-    units = np.where(of["seconds"], scale.per_unit, np.maximum(of["grid"], 1.0))
+    properties = model.properties()
+    grid_units = np.maximum(properties["grid"], 1.0)
+    units = np.where(properties["seconds"], scale.per_unit, grid_units)
     return ModelAnswer(
         stop=stop,
         objective=None if objective is None else scale.value(objective),
@@ -226,24 +265,25 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     )
 
 
-def _mapped(model: Any, solver: Any, status: Any, run: Run) -> tuple[Stop, str]:
-    """CP-SAT's status as ours, with a message where there is more to say."""
+def _stop_and_message(model: Any, solver: Any, status: Any, run: Run) -> tuple[Stop, str]:
+    """(`Stop` for a status of CP-SAT, message of an error or ""). status: None where CP-SAT did not
+    stop in time."""
     if status is None:
         return stop_reason(run), "CP-SAT did not stop in time; its last report is taken"
     if status == cp_model.MODEL_INVALID:
         return Stop.ERROR, f"CP-SAT refuses the model: {str(model.validate())[:300]}"
-    known = {
-        cp_model.OPTIMAL: Stop.OPTIMAL,
-        cp_model.INFEASIBLE: Stop.INFEASIBLE,
-        cp_model.FEASIBLE: stop_reason(run),
-        cp_model.UNKNOWN: stop_reason(run),
-    }
-    unknown = f"CP-SAT returned a status that hetplan does not know: {solver.status_name(status)}"
-    return known.get(status, Stop.ERROR), "" if status in known else unknown
+    if status == cp_model.OPTIMAL:
+        return Stop.OPTIMAL, ""
+    if status == cp_model.INFEASIBLE:
+        return Stop.INFEASIBLE, ""
+    if status in (cp_model.FEASIBLE, cp_model.UNKNOWN):
+        return stop_reason(run), ""
+    name = solver.status_name(status)
+    return Stop.ERROR, f"CP-SAT returned a status that hetplan does not know: {name}"
 
 
 def _configured(options: Options) -> Any:
-    """A CpSolver with the common options mapped and the native block applied on top."""
+    """A CpSolver with the common options, and then the user's native options, set."""
     solver = cp_model.CpSolver()
     parameters = solver.parameters
     parameters.num_workers = options.threads
@@ -259,13 +299,12 @@ def _configured(options: Options) -> Any:
 
 
 def _set_native(parameters: Any, name: str, value: NativeValue) -> None:
-    """One native option; raises InputError where CP-SAT has none of that name or takes no such
-    value."""
+    """Set one native option; raises InputError where CP-SAT has no option of that name or does not
+    accept the value."""
     where = f"native option {BACKEND}.{name}"
+    is_public = not name.startswith("_") and hasattr(parameters, name)
     require(
-        not name.startswith("_")
-        and hasattr(parameters, name)
-        and (not callable(getattr(parameters, name))),
+        is_public and not callable(getattr(parameters, name)),
         "unknown",
         where=where,
         expected="a field of CP-SAT's SatParameters",

@@ -1,7 +1,7 @@
-"""Models as files: mixed-integer programmes as MPS or LP, CP-SAT models as protocol buffers.
+"""Writes models to files: mixed-integer programmes as MPS or LP, CP-SAT models as protocol buffers.
 
-Columns and rows carry the names of the formulation (`x_3_1`, `cover_2`), so that a reader finds the
-constraints again.
+Columns and rows of a mixed-integer programme have the names of the formulation (`x_3_1`,
+`cover_2`); of a CP-SAT model, the variables do.
 """
 
 import itertools
@@ -16,33 +16,35 @@ from hetplan.files import write_bytes
 from hetplan.solvers.model import LinearArrays, Model, member_names
 from hetplan.solvers.run import Options
 
-# File ending -> method whose models it can hold.
+# File ending -> the method whose models such files contain.
 ENDINGS = {".mps": "milp", ".lp": "milp", ".pb": "cp-sat", ".pbtxt": "cp-sat"}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A model in a file. per_unit, offset: seconds = objective / per_unit + offset, up to stated
-    rounding."""
+    """A model in a file. Its objective in seconds is objective / per_unit + offset, up to the
+    rounding that `solvers.model` states."""
 
     file: str
-    rows: int
-    columns: int
-    discrete: int
-    per_unit: float
-    offset: float
+    rows: int  # constraints
+    columns: int  # variables
+    discrete: int  # of the variables, those that are integer
+    per_unit: float  # units of the model's objective per second
+    offset: float  # seconds that every decision costs beside the model's objective
 
 
 def write_models(models: Sequence[Model], path: Path) -> list[Exported]:
-    """All models: the only one as `path`, several as `path` with a number before its ending."""
-    names = [path]
+    """Write each model to a file: a single one to `path`, several ones to `path` with a number
+    before its ending."""
+    paths = [path]
     if len(models) > 1:
-        names = [path.with_stem(f"{path.stem}-{number:03d}") for number in range(len(models))]
-    return [write_model(model, name) for model, name in zip(models, names, strict=True)]
+        paths = [path.with_stem(f"{path.stem}-{number:03d}") for number in range(len(models))]
+    return [write_model(model, each) for model, each in zip(models, paths, strict=True)]
 
 
 def method_of(path: Path) -> str:
-    """The method whose models a file of that name holds; raises InputError for another ending."""
+    """The method whose models a file of that name contains, by its ending; raises InputError for
+    an ending that is not in `ENDINGS`."""
     require(
         path.suffix in ENDINGS,
         "unknown ending",
@@ -54,31 +56,48 @@ def method_of(path: Path) -> str:
 
 
 def write_model(model: Model, path: Path) -> Exported:
-    """One model, atomically, as the ending of `path` says."""
+    """Write one model in the format of the ending of `path`. The file appears when it is
+    complete."""
     if ENDINGS[path.suffix] == "milp":
-        arrays, scale = model.arrays(), model.milp_scale()
-        write_through(path, lambda file: write_linear(model, arrays, file))
-        rows, columns, discrete = *arrays.shape, int(arrays.integer.sum())
-    else:
-        from hetplan.solvers.cpsat import write
+        return write_milp(model, path)
+    return write_cp_sat(model, path)
 
-        cp, scale = write(model)
-        write_through(path, lambda file: bool(cp.export_to_file(file)))
-        rows = len(cp.proto.constraints)
-        columns = discrete = len(cp.proto.variables)
+
+def write_milp(model: Model, path: Path) -> Exported:
+    """Write a model as a mixed-integer programme, by HiGHS."""
+    arrays, scale = model.arrays(), model.milp_scale()
+    write_by_library(path, lambda file: write_with_highs(model, arrays, file))
+    rows, columns = arrays.shape
+    discrete = int(arrays.integer.sum())
     return Exported(str(path), rows, columns, discrete, scale.per_unit, scale.offset)
 
 
-def write_through(path: Path, write: Callable[[str], bool]) -> None:
-    """Let a library write a file beside, and put it where it belongs once it is whole."""
+def write_cp_sat(model: Model, path: Path) -> Exported:
+    """Write a model as a CP-SAT model, whose variables are all integer."""
+    from hetplan.solvers.cpsat import write
+
+    cp, scale = write(model)
+    write_by_library(path, lambda file: bool(cp.export_to_file(file)))
+    rows, columns = len(cp.proto.constraints), len(cp.proto.variables)
+    return Exported(str(path), rows, columns, columns, scale.per_unit, scale.offset)
+
+
+def write_by_library(path: Path, write: Callable[[str], bool]) -> None:
+    """Have a library write a temporary file, and copy the complete file to `path`.
+
+    write: writes a file of the given name; returns whether it succeeded. Raises InputError where it
+    did not.
+    """
+    # OR-Tools writes text only to files that end in .txt
+    ending = ".txt" if path.suffix == ".pbtxt" else path.suffix
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"model{path.suffix.replace('.pbtxt', '.txt')}"
-        require(write(str(file)), "the model cannot be written", where=str(path))
-        write_bytes(path, file.read_bytes())
+        temporary = Path(folder) / f"model{ending}"
+        require(write(str(temporary)), "the model cannot be written", where=str(path))
+        write_bytes(path, temporary.read_bytes())
 
 
-def write_linear(model: Model, arrays: LinearArrays, file: str) -> bool:
-    """By HiGHS, with the formulation's names."""
+def write_with_highs(model: Model, arrays: LinearArrays, file: str) -> bool:
+    """Have HiGHS write a file with the names of the formulation; returns whether it succeeded."""
     import highspy
 
     from hetplan.solvers.highs import instance, loaded
@@ -86,11 +105,10 @@ def write_linear(model: Model, arrays: LinearArrays, file: str) -> bool:
     highs = loaded(arrays, instance(Options()))
     for number, name in enumerate(member_names(model.column_blocks)):
         highs.passColName(number, name)
+    # the rows of one constraint are numbered from 0
     numbers: dict[str, Iterator[int]] = defaultdict(itertools.count)
     for row, name in enumerate(model.row_names):
         highs.passRowName(row, f"{name}_{next(numbers[name])}")
-    written: bool = highs.writeModel(file) in (
-        highspy.HighsStatus.kOk,
-        highspy.HighsStatus.kWarning,
-    )
-    return written
+    successes = (highspy.HighsStatus.kOk, highspy.HighsStatus.kWarning)
+    succeeded: bool = highs.writeModel(file) in successes
+    return succeeded

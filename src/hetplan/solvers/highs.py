@@ -61,15 +61,15 @@ _FAILED = {
 
 
 def label(options: Options) -> str:
-    """Name and version for results."""
+    """The name and version of HiGHS, for results."""
     return SOLVER
 
 
 def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
-    """Minimise `model` within what is left of `run`.
+    """Minimise `model` within the remaining time of `run`.
 
-    report: where incumbents and bounds go, in the instance's unit (default: `run.report`, right
-    when the model is the whole problem).
+    report: receives incumbents and bounds in the instance's unit. None: `run.report`, which is
+    right when the model is the whole problem.
     Raises InputError for a native option that HiGHS does not have, `Stopped` where the run should
     stop before HiGHS begins.
     """
@@ -81,23 +81,23 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     run.check()
     latest = Latest()
     _listen(highs, latest)
-    ended = (
-        drive(
-            highs.run, run=run, interrupt=highs.cancelSolve, poll=latest.relay(scale, run, report)
-        )
-        is not None
+    status = drive(
+        highs.run, run=run, interrupt=highs.cancelSolve, poll=latest.relay(scale, run, report)
     )
-    if ended:
+    stop, message = stop_reason(run), "HiGHS did not stop in time; its last report is taken"
+    statistics: dict[str, object] = {}
+    if status is not None:
         _keep_last_word(highs, latest, bool(arrays.integer.any()))
-    late = "HiGHS did not stop in time; its last report is taken"
-    stop, message = _mapped(highs, run) if ended else (stop_reason(run), late)
+        stop, message = _stop_and_message(highs, run)
+        statistics = {"nodes": int(highs.getInfo().mip_node_count)}
+    values = {} if stop is Stop.INFEASIBLE else _read(latest, arrays, scale, units)
     return ModelAnswer(
         stop=stop,
         solver=SOLVER,
         message=message,
-        statistics={"nodes": int(highs.getInfo().mip_node_count)} if ended else {},
+        statistics=statistics,
         model=model,
-        **({} if stop is Stop.INFEASIBLE else _read(latest, arrays, scale, units)),
+        **values,
     )
 
 
@@ -211,8 +211,8 @@ def _keep_last_word(highs: Any, latest: Latest, is_mip: bool) -> None:
         latest.on_bound(float(info.objective_function_value))
 
 
-def _mapped(highs: Any, run: Run) -> tuple[Stop, str]:
-    """HiGHS's model status as ours, with a message where there is more to say."""
+def _stop_and_message(highs: Any, run: Run) -> tuple[Stop, str]:
+    """(`Stop` for the model status of HiGHS, message of an error or "")."""
     status = highs.getModelStatus().name
     if status == "kUnboundedOrInfeasible":
         return Stop.ERROR, UNCLEAR

@@ -326,7 +326,7 @@ def _read(
     model: pyo.ConcreteModel, results: Any, run: Run, scale: Scale, whole: bool
 ) -> ModelAnswer:
     """Pyomo's results as an answer; loads the incumbent into the model's variables."""
-    stop, message = _mapped(results, run)
+    stop, message = _stop_and_message(results, run)
     # some interfaces hand out an LP's infeasible iterates
     iterate = stop is not Stop.OPTIMAL and not whole
     if stop is Stop.INFEASIBLE or message == UNCLEAR or iterate:
@@ -358,8 +358,8 @@ def _bound(results: Any, stop: Stop, objective: float | None, options: Options) 
     return None
 
 
-def _mapped(results: Any, run: Run) -> tuple[Stop, str]:
-    """Pyomo's termination condition as ours, with a message where there is more to say."""
+def _stop_and_message(results: Any, run: Run) -> tuple[Stop, str]:
+    """(`Stop` for Pyomo's termination condition, message of an error or "")."""
     condition = results.solver.termination_condition
     said = one_line(str(results.solver.message or ""))[:200] if results.solver.message else ""
     if condition in _PROVEN:

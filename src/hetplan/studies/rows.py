@@ -324,16 +324,18 @@ def carry_out(
 def findings_of_rows(rows: Iterable[Row], where: str) -> Iterator[Finding]:
     """The findings of rows with a decision or a bound, for best-known records; a row's key tells
     exactly which instance it is of."""
-    for row in (r for r in rows if r["decision_json"] is not None or r["bound"] is not None):
+    for row in rows:
         decision = row["decision_json"]
+        if decision is None and row["bound"] is None:
+            continue
+        claimed = {key: row[key] for key in ("method", "status", "objective", "bound", "solver")}
+        if decision is not None:
+            claimed["decision"] = json.loads(decision)
         yield Finding(
             where=f"{where}: {row['instance']} by {row['method']} (row {row['key']})",
             problem=row["problem"],
             instance=row["instance"],
-            answer=Answer(
-                decision=None if decision is None else json.loads(decision),
-                **{key: row[key] for key in ("method", "status", "objective", "bound", "solver")},
-            ),
+            answer=Answer(**claimed),
             about=partial(made_on, row),
         )
 

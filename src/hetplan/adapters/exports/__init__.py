@@ -23,17 +23,27 @@ EXPORTERS: dict[str, Callable[[Plan, Transformer | None], str]] = {
 
 def export(plan: Plan, to: str, model: str | None = None) -> str:
     """The plan as `to` reads it, with the figures of its model where that is known. model: name or
-    file, None for the plan's where that is built in. Raises InputError for an unknown name,
-    UnsupportedError for what `to` cannot say."""
+    file, None for the plan's own. Raises InputError for an unknown name, UnsupportedError for what
+    `to` cannot say."""
     exporter = look_up("unknown framework", to, EXPORTERS)
     Grid(plan, to).refuse(
         plan.program is not None and to != "torchrun",
         "SPMD programs",
         "the program: which tensors are sliced, and every collective",
     )
-    name = model or (plan.workload.model if plan.workload.model in BUILT_IN else None)
-    shape = None if name is None else find_model(name).shape
+    shape = shape_of(plan, model)
     return exporter(plan, shape if shape is not None and sayable(shape) else None)
+
+
+def shape_of(plan: Plan, model: str | None) -> Transformer | None:
+    """The shape of a named model, else of the plan's own, which it carries or which is built in;
+    None where it is not known or not a transformer."""
+    if model is not None:
+        return find_model(model).shape
+    if plan.inputs is not None:
+        return plan.inputs.model.transformer()
+    name = plan.workload.model
+    return BUILT_IN[name].shape if name in BUILT_IN else None
 
 
 def sayable(shape: Transformer) -> bool:

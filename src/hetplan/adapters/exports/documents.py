@@ -267,22 +267,25 @@ def flagscale_document(grid: Grid, types: list[str]) -> dict[str, Any]:
         f"a stage without blocks (stage {blocks.index(min(blocks))})",
         "a stage of embedding or head alone",
     )
+    # Runs of stages with equal tensor degrees on one type: (tensor, type, stages).
     meshes = [
         (width, name, len(list(run)))
         for (width, name), run in groupby(zip(grid.widths, types, strict=True))
     ]
+    mesh_degrees = []  # of every mesh: tensor, context, expert, data, pipeline
+    for width, _, stages in meshes:
+        mesh_degrees += [width, 1, 1, grid.data, stages]
+    precision = plan.workload.precision
     system: dict[str, Any] = {
         "tensor_model_parallel_size": grid.widths[0],
         "pipeline_model_parallel_size": grid.pipeline,
         "context_parallel_size": 1,
         "use_distributed_optimizer": plan.zero == 1,
-        "precision": {plan.workload.precision: True} if plan.workload.precision != "fp32" else {},
+        "precision": {} if precision == "fp32" else {precision: True},
         "hetero": {
             "enable_hetero": True,
             "hetero_pipeline_layer_split": blocks,
-            "hetero_process_meshes": [
-                n for width, _, pp in meshes for n in (width, 1, 1, grid.data, pp)
-            ],
+            "hetero_process_meshes": mesh_degrees,
             "hetero_device_types": [name for _, name, _ in meshes],
             "hetero_current_device_type": meshes[0][1],
             "standalone_embedding_stage": False,

@@ -360,14 +360,13 @@ def describe(data: DittoData, decision: DittoDecision) -> list[Table]:
 
 
 def rows_of(ready: Readiness) -> dict[str, Any]:
-    """All of it as JSON types."""
-    chosen, every = ready.exact, ready.listed.by_count().values()
-    fastest = {template.nodes for template in every}
+    """Templates and pipelines as JSON types."""
+    fastest = {template.nodes for template in ready.listed.by_count().values()}
     return {
         "complete": ready.listed.complete,
         "templates": [
             {
-                "nodes": dict(zip(ready.names, template.nodes, strict=True)),
+                "nodes": named_nodes(ready, template.nodes),
                 "node_count": template.node_count,
                 "fastest_of_its_count": template.nodes in fastest,
                 "predicted_seconds": template.seconds,
@@ -376,27 +375,34 @@ def rows_of(ready: Readiness) -> dict[str, Any]:
             }
             for template in ready.listed.templates
         ],
-        "infeasible": [
-            dict(zip(ready.names, nodes, strict=True)) for nodes in ready.listed.infeasible
-        ],
+        "infeasible": [named_nodes(ready, nodes) for nodes in ready.listed.infeasible],
         "micro_batches": ready.micro_batches,
         "failures": ready.failures,
-        "instantiation": {
-            "exact": {
-                "stop": str(chosen.stop),
-                "predicted_seconds": chosen.iteration_seconds,
-                "bound": chosen.bound,
-                "message": chosen.message,
-                "pipelines": [
-                    {
-                        "nodes": dict(zip(ready.names, pipeline.template.nodes, strict=True)),
-                        "micro_batches": pipeline.micro_batches,
-                        "predicted_seconds": pipeline.iteration_seconds,
-                    }
-                    for pipeline in chosen.pipelines
-                ],
+        "instantiation": {"exact": instantiation_document(ready)},
+    }
+
+
+def named_nodes(ready: Readiness, nodes: Nodes) -> dict[str, int]:
+    """Device type -> number of nodes."""
+    return dict(zip(ready.names, nodes, strict=True))
+
+
+def instantiation_document(ready: Readiness) -> dict[str, Any]:
+    """The pipelines to run as JSON types."""
+    chosen = ready.exact
+    return {
+        "stop": str(chosen.stop),
+        "predicted_seconds": chosen.iteration_seconds,
+        "bound": chosen.bound,
+        "message": chosen.message,
+        "pipelines": [
+            {
+                "nodes": named_nodes(ready, pipeline.template.nodes),
+                "micro_batches": pipeline.micro_batches,
+                "predicted_seconds": pipeline.iteration_seconds,
             }
-        },
+            for pipeline in chosen.pipelines
+        ],
     }
 
 

@@ -1,12 +1,11 @@
 """The programs of a theory as the paths of one directed graph, independent of the ratios.
 
 Module `needs` makes the graph of a theory, `open_states` the part of it that one cell of ratios
-leaves open, and `whole_stages` a graph whose arcs are whole stages. `paths` has the shortest paths
-in each of them.
+leaves open, and `whole_stages` a graph whose arcs are whole stages. `paths` finds shortest paths in
+all three.
 
-Nodes are numbered so that arcs lead to the same or a later component. A component holds the states
-whose properties have the same levels, as collectives lead from one form of a tensor to another and
-back.
+Nodes are numbered so that every arc leads to its own or a later component. Within a component arcs
+may form circles, because collectives lead from one form of a tensor to another and back.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +25,7 @@ Key = tuple[int, ...]
 
 
 class Rows:
-    """A dataclass of arrays with equally many rows."""
+    """Base of dataclasses whose fields are arrays with the same number of rows."""
 
     @property
     def columns(self) -> list[Any]:
@@ -52,28 +51,30 @@ class Rows:
 class Work(Rows):
     """The work of A triples or stages, in seconds of the fastest device type."""
 
-    comm: Flags  # [A] whether it is a collective
-    fixed_seconds: Floats  # [A] seconds, whatever the ratios
-    shared_seconds: Floats  # [A, g] seconds per ratio of each segment (a collective: the largest)
-    fixed_bytes: Floats  # [A] bytes on every device; 0 without memory
-    shared_bytes: Floats  # [A, g] bytes per ratio of each segment; 0 without memory
+    comm: Flags  # [A] whether the triple is a collective
+    fixed_seconds: Floats  # [A] seconds that do not depend on the ratios
+    # [A, g] seconds per ratio in each of g segments; for a collective, per largest ratio.
+    shared_seconds: Floats
+    fixed_bytes: Floats  # [A] bytes on every device; 0 in a problem without memory limits
+    shared_bytes: Floats  # [A, g] bytes per ratio in each segment; 0 without memory limits
 
     def __add__(self, other: "Work") -> "Work":
         return Work(*(a + b for a, b in zip(self.columns, other.columns, strict=True)))
 
 
 def work_of(problem: HapProblem, steps: Sequence[Step]) -> Work:
-    """The work of each of these triples."""
-    comm = np.array([s.comm for s in steps], dtype=np.bool_)
-    rows = [(s.fixed, s.shared, s.fixed_bytes, s.shared_bytes) for s in steps]
+    """The work of triples, one row for each of `steps`."""
+    comm = np.array([step.comm for step in steps], dtype=np.bool_)
+    rows = [(step.fixed, step.shared, step.fixed_bytes, step.shared_bytes) for step in steps]
     fixed, shared, fixed_bytes, shared_bytes = np.array(rows, dtype=float).reshape(-1, 4).T
-    unit = np.where(comm, 1.0, problem.speeds[-1])
-    segment = np.array([s.segment for s in steps], dtype=np.int64)
+    # the work of a collective is in seconds, that of a computation in FLOP
+    per_second = np.where(comm, 1.0, problem.speeds[-1])
+    segment = np.array([step.segment for step in steps], dtype=np.int64)
     in_segment = segment[:, None] == np.arange(problem.g)  # [A, g]
     return Work(
         comm=comm,
-        fixed_seconds=fixed / unit,
-        shared_seconds=(shared / unit)[:, None] * in_segment,
+        fixed_seconds=fixed / per_second,
+        shared_seconds=(shared / per_second)[:, None] * in_segment,
         fixed_bytes=fixed_bytes,
         shared_bytes=shared_bytes[:, None] * in_segment,
     )
@@ -81,20 +82,24 @@ def work_of(problem: HapProblem, steps: Sequence[Step]) -> Work:
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph of n nodes and A arcs; paths from the start to node n - 1 are programs, backwards."""
+    """A graph of n nodes and A arcs.
+
+    A path from the start to node n - 1 is a program; its arcs are in reverse order of execution.
+    """
 
     theory: ReducedTheory
     first: Ints  # [n + 1] the arcs of node u are numbered from first[u] to first[u + 1] - 1
     head: Ints  # [A] the node where an arc ends
-    action: Ints  # [A] the action of an arc, a number among `steps_of_action`
-    component: Ints  # [n] the component of a node, ascending along arcs
-    start: int  # the node of {goal}
-    # The steps (positions in theory.steps) of each action, the last one in time first.
+    action: Ints  # [A] the action of an arc, an index into `steps_of_action`
+    component: Ints  # [n] the number of each node's component; no arc leads to a smaller one
+    start: int  # the node whose only open need is the goal
+    # [action] its steps, as positions in theory.steps, in reverse order of execution.
     steps_of_action: Sequence[tuple[int, ...]]
     work: Work  # [A] the work of each arc
-    # Whether the order of a path is an order of execution of its program; not in a canonical graph.
+    # Whether the program of a path can be executed in the (reversed) order of its arcs; not in a
+    # canonical graph, whose arcs settle needs by levels (`needs`).
     in_execution_order: bool
-    # Whether each arc is a collective or a whole stage.
+    # Whether every arc is either one collective or one whole stage.
     arcs_are_stages: bool = False
 
     @property
@@ -108,23 +113,28 @@ class Graph:
         return np.repeat(np.arange(self.n), np.diff(self.first))
 
     def arcs_of(self, nodes: Ints) -> tuple[Ints, Ints]:
-        """(All arcs that leave these nodes, the position of each one's tail in `nodes`)."""
+        """(all arcs that leave the nodes, for each arc the position of its tail in `nodes`)."""
         counts = self.first[nodes + 1] - self.first[nodes]
         position = np.repeat(np.arange(len(nodes)), counts)
-        arcs_before = np.cumsum(counts) - counts  # among those returned
-        arcs = np.arange(counts.sum()) + np.repeat(self.first[nodes] - arcs_before, counts)
+        # The k-th returned arc is number k - begin of its node, where the node's arcs begin at
+        # position `begin` of the returned array.
+        begin = np.cumsum(counts) - counts
+        arcs = np.arange(counts.sum()) + np.repeat(self.first[nodes] - begin, counts)
         return arcs, position
 
     def program(self, arcs: Iterable[int]) -> list[int]:
-        """The program (triple numbers in order of execution) of the path along these arcs."""
-        steps = [s for a in arcs for s in self.steps_of_action[self.action[a]]]
-        return [self.theory.steps[s].index for s in reversed(steps)]
+        """The program of a path: numbers of triples, in order of execution. arcs: of the path."""
+        steps: list[int] = []
+        for arc in arcs:
+            steps += self.steps_of_action[self.action[arc]]
+        return [self.theory.steps[step].index for step in reversed(steps)]
 
     @cached_property
     def backward(self) -> "tuple[Graph, Ints]":
-        """(The graph read from its last node to its start, for each of its arcs the number here).
+        """(the graph with all arcs reversed, for each of its arcs the number of the arc in this
+        graph).
 
-        Node u becomes node n - 1 - u.
+        Node u becomes node n - 1 - u, so that arcs lead to the same or a later component again.
         """
         last = self.n - 1
         arcs = np.argsort(last - self.head, kind="stable")
@@ -139,23 +149,24 @@ class Graph:
         )
         return reversed_graph, arcs
 
-    def without_arcs(self, hopeless: Flags) -> "tuple[Graph, Ints]":
-        """(The graph without the marked arcs, the numbers here of its nodes).
+    def without_arcs(self, removed: Flags) -> "tuple[Graph, Ints]":
+        """(the graph without some arcs, for each of its nodes the number of the node in this
+        graph).
 
-        Its nodes are the two ends, and nodes that arcs enter and leave. Where no arc leads to the
-        last node any more, the graph has no arcs.
+        removed: [A] whether an arc is removed. Of the nodes, only the two ends and those that other
+        arcs both enter and leave remain. Where no arc to the last node remains, none remains.
         """
-        if hopeless[self.head == self.n - 1].all():
-            hopeless = np.ones_like(hopeless)
-        is_left = np.zeros(self.n, dtype=np.bool_)
-        is_left[self.tail[~hopeless]] = True
-        is_entered = np.zeros(self.n, dtype=np.bool_)
-        is_entered[self.head[~hopeless]] = True
-        stays = is_left & is_entered
-        stays[[self.start, self.n - 1]] = True
-        nodes = np.flatnonzero(stays)
-        new_number = np.cumsum(stays) - 1
-        arcs = np.flatnonzero(~hopeless & stays[self.tail] & stays[self.head])
+        if removed[self.head == self.n - 1].all():
+            removed = np.ones_like(removed)
+        has_outgoing = np.zeros(self.n, dtype=np.bool_)
+        has_outgoing[self.tail[~removed]] = True
+        has_incoming = np.zeros(self.n, dtype=np.bool_)
+        has_incoming[self.head[~removed]] = True
+        remains = has_outgoing & has_incoming
+        remains[[self.start, self.n - 1]] = True
+        nodes = np.flatnonzero(remains)
+        new_number = np.cumsum(remains) - 1
+        arcs = np.flatnonzero(~removed & remains[self.tail] & remains[self.head])
         graph = replace(
             self,
             first=_firsts(new_number[self.tail[arcs]], len(nodes)),
@@ -169,8 +180,10 @@ class Graph:
 
 
 def _firsts(tail: Ints, nodes: int) -> Ints:
-    """[nodes + 1] the first arc of each node, of arcs sorted by these tails."""
-    return np.concatenate([[0], np.cumsum(np.bincount(tail, minlength=nodes))]).astype(np.int64)
+    """[nodes + 1] the number of the first arc of each node, where arcs are sorted by their tails.
+    The last entry is the number of arcs."""
+    out_degrees = np.bincount(tail, minlength=nodes)
+    return np.concatenate([[0], np.cumsum(out_degrees)]).astype(np.int64)
 
 
 def graph_of_arcs(
@@ -184,14 +197,15 @@ def graph_of_arcs(
     in_execution_order: bool = True,
     arcs_are_stages: bool = False,
 ) -> Graph:
-    """The graph of these nodes and arcs; its nodes are the start, then the others by their keys.
+    """The graph of given nodes and arcs. It numbers the start 0, and then the other nodes by their
+    keys.
 
-    keys: nodes with the same key form a component. arcs: [A] tail, [A] head (positions in keys) and
-    [A] action. work: the work of each action.
+    keys: [n] the key of each node; neighbours with equal keys share a component. arcs: [A] tail and
+    [A] head, as positions in `keys`, and [A] action. work: [action] the work of each action.
     """
     tail, head, action = arcs
-    # Read backward, paths lead to the last node, and so to the start. Its key is not the least one
-    # where needs lead round in a circle.
+    # The start is the first node even where circles of needs give another node a smaller key:
+    # `Graph.backward` makes it the last node, to which paths lead.
     others = sorted((u for u in range(len(keys)) if u != start), key=keys.__getitem__)
     order = [start, *others]
     number = np.empty(len(order), dtype=np.int64)
@@ -214,14 +228,15 @@ def graph_of_arcs(
 
 
 def _components(keys: Sequence[Key], tail: Ints, head: Ints) -> Ints:
-    """[n] the component of each node, of nodes with these keys and arcs from tail to head [A].
+    """[n] the component of each node. keys: [n]. tail, head: [A] the ends of each arc.
 
-    Neighbours of the same key share a component. An arc to an earlier node joins all nodes between
-    its head and its tail into one.
+    Neighbours with the same key share a component. An arc to an earlier node joins all nodes from
+    its head to its tail into one component.
     """
     key_differs = np.array([a != b for a, b in pairwise(keys)], dtype=np.bool_)
     goes_back = tail > head
-    # the number of such arcs that span the place between a node and the one before it
+    # spanning[u - 1]: the number of arcs that go back and span the boundary between nodes u - 1
+    # and u; the prefix sums of its changes at the arcs' ends
     change = np.zeros(len(keys) + 1, dtype=np.int64)
     np.add.at(change, head[goes_back] + 1, 1)
     np.add.at(change, tail[goes_back] + 1, -1)

@@ -34,7 +34,7 @@ from hetplan.programs.holding import Holding
 from hetplan.programs.links import Links, links_of, three_steps
 from hetplan.programs.networks import program_of
 from hetplan.programs.program import SingleProgram
-from hetplan.programs.speeds import saved_bytes, speeds_of, tables
+from hetplan.programs.speeds import profile_tables, saved_bytes, speeds_of
 from hetplan.programs.work import by_layer, work_of
 from hetplan.solvers.run import Run
 
@@ -223,7 +223,7 @@ def runs_that_fit(workload: Workload) -> int:
     saved = sum(layer.saved_bytes for layer in workload.profile.layers)
     speed = {
         name: 1 / sum(table.layer_seconds()) * table.micro_batch
-        for name, table in tables(workload).items()
+        for name, table in profile_tables(workload).items()
     }
     share = {name: speed[name] / sum(speed[d.type] for d in devices) for name in speed}
     choices = [n for n in range(1, batch + 1) if batch % n == 0 and batch // n >= len(devices)] or [

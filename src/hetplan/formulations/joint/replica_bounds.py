@@ -53,7 +53,7 @@ class ReplicaBounds:
     def pass_seconds(self, rows: Group, mode: Recomputation, samples: int) -> Floats:
         """[2, L + 1, L + 1] of a stage's forward and backward pass over layers [a, b)."""
         costs, L = self.space.replayer.costs(mode), len(self.data.layers)
-        kinds = tuple((costs.kind[row[0]], costs.node[row[0]]) for row in rows)
+        kinds = tuple((costs.device_types[row[0]], costs.node[row[0]]) for row in rows)
         key = (kinds, len(rows[0]), mode, samples)
         if key not in self.kept_seconds:
             stage, seconds = self.space.stage(rows, (0, 1)), np.zeros((2, L + 1, L + 1))
@@ -163,7 +163,7 @@ class ReplicaBounds:
             kept = (saved @ flying.T).max(axis=1)
             if s == len(stages) - 1:
                 kept = kept - b / len(rows) * data.logit_bytes / width
-            room = data.types[costs.kind[rows[0][0]]].memory_bytes * (1 + 1e-9)
+            room = data.types[costs.device_types[rows[0][0]]].memory_bytes * (1 + 1e-9)
             lacks |= held[:, s] * states / width + np.maximum(kept, 0.0) > room
         return lacks
 

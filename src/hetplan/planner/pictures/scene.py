@@ -129,6 +129,7 @@ class Scene:
     winner: int | None = None  # number of the offer that is drawn
     bound: float | None = None  # seconds that no plan of stages replays below
     changes: tuple[ChangeDocument, ...] = ()  # the cluster as it is, then changed
+    margin: float = 0.0  # share of each device's memory that the limits leave free
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""
@@ -178,6 +179,7 @@ def scene(
         offers=() if planning is None else tuple(planning.candidates),
         winner=None if planning is None else planning.winner,
         bound=bound,
+        margin=workload.memory_margin,
     )
 
 

@@ -4,6 +4,7 @@ from textwrap import fill
 
 from hetplan.planner.pictures.scene import Row, Scene, sampled
 from hetplan.text import (
+    Column,
     Table,
     counted,
     grouped,
@@ -48,18 +49,19 @@ def timeline(scene: Scene) -> Table:
         f"a column is {seconds_text(scene.seconds / COLUMNS)}",
     ]
     more = scene.more + max(len(scene.rows) - LISTED, 0)
+    if more:
+        notes.append(f"{counted(more, 'more stage')}; --html draws more")
     return Table.of(
         f"{scene.title}: {scene.subtitle}",
         scene.rows[:LISTED],
-        {
-            "stage": lambda row: row.title,
-            "devices": lambda row: row.devices,
-            "layers": lambda row: row.layers,
-            "one iteration": lambda row: drawn(row, scene.seconds),
-            "computes": lambda row: percent_text(row.busy),
-        },
-        [*notes, *([f"{counted(more, 'more stage')}; --html draws more"] if more else [])],
-        right=(3, 4),
+        [
+            Column("stage", lambda row: row.title),
+            Column("devices", lambda row: row.devices),
+            Column("layers", lambda row: row.layers),
+            Column("one iteration", lambda row: drawn(row, scene.seconds), right=True),
+            Column("computes", lambda row: row.busy, percent_text, right=True),
+        ],
+        notes,
     )
 
 
@@ -77,23 +79,26 @@ def memory(scene: Scene) -> Table:
     """One line per kind of devices in use that hold the same, the fullest where they are many."""
     like = grouped(((d.kind, d.place, d.held, d.limit), d) for d in scene.used).values()
     fullest = sorted(like, key=lambda own: -own[0].held / max(own[0].limit, 1.0))[:LISTED]
+    notes = ["limits are all that training can use"]
+    if scene.margin:
+        notes = [f"limits leave {percent_text(scene.margin)} of each device free for its allocator"]
     more = len(scene.used) - sum(map(len, fullest))
+    if more:
+        notes.append(f"left out: {counted(more, 'device')} with more room")
     return Table.of(
         "memory",
         sorted(fullest, key=lambda own: own[0].device),
-        {
-            "devices": lambda own: ranges_text(d.device for d in own),
-            "type": lambda own: own[0].kind,
-            "node": lambda own: ranges_text(d.node for d in own),
-            "place": lambda own: own[0].place,
-            "each holds": lambda own: share_text(own[0].held, own[0].limit),
-            "of it": lambda own: percent_text(own[0].held / max(own[0].limit, 1.0)),
-        },
         [
-            "limits are all that training can use; `hetplan plan` keeps a margin of that free",
-            *([f"left out: {counted(more, 'device')} with more room"] if more else []),
+            Column("devices", lambda own: ranges_text(d.device for d in own)),
+            Column("type", lambda own: own[0].kind),
+            Column("node", lambda own: ranges_text(d.node for d in own), right=True),
+            Column("place", lambda own: own[0].place),
+            Column("each holds", lambda own: share_text(own[0].held, own[0].limit), right=True),
+            Column(
+                "of it", lambda own: own[0].held / max(own[0].limit, 1.0), percent_text, right=True
+            ),
         ],
-        right=(2, 4, 5),
+        notes,
     )
 
 
@@ -103,12 +108,11 @@ def candidates(scene: Scene) -> Table:
     return Table.of(
         "candidates",
         [offer for offer in scene.offers if offer.predicted_seconds is not None],
-        {
-            "plan": lambda offer: f"{offer.name} *" if offer is best else offer.name,
-            "iteration": lambda offer: seconds_text(offer.predicted_seconds),
-            "bound": lambda offer: seconds_text(offer.bound),
-            "": lambda offer: "" if offer.fits_memory else "does not fit",
-        },
+        [
+            Column("plan", lambda offer: f"{offer.name} *" if offer is best else offer.name),
+            Column("iteration", lambda offer: offer.predicted_seconds, seconds_text, right=True),
+            Column("bound", lambda offer: offer.bound, seconds_text, right=True),
+            Column("", lambda offer: "" if offer.fits_memory else "does not fit"),
+        ],
         ["*: the winner; bound: of the strategy's own problem"],
-        right=(1, 2),
     )

@@ -11,7 +11,7 @@ figures of datasheets in the units that those print, each entry with its source.
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -24,6 +24,7 @@ from pydantic import Field
 from hetplan.errors import check_name, require, suggestion
 from hetplan.files import read_yaml
 from hetplan.profiling.models.operators import Precision
+from hetplan.profiling.source_files import SourceFile
 from hetplan.schema import Name, PositiveCount, Rate, StrictModel, check_header, parse
 
 GIB = 2**30
@@ -147,6 +148,7 @@ Floats = NDArray[np.float64]
 FORMAT, VERSION = "hetplan-cluster", 1
 MAX_DEVICES = 4096
 GBIT = 1e9 / 8  # bytes/s per Gbit/s
+ONE_SWITCH = (-1, 0)  # of nodes that are all under one
 
 # Per message, where the file gives none: a small message takes several microseconds over NVLink or
 # PCIe and tens over Ethernet (NCCL's own tuning tables assume 0.6-6 us for a hop within a node, 14
@@ -206,7 +208,7 @@ class Node:
     network_bandwidth: float
     intra_latency: float
     network_latency: float
-    switch: tuple[int, int] = (-1, 0)  # the switch that it is under: (entry, number)
+    switch: tuple[int, int] = ONE_SWITCH  # the switch that it is under: (entry, number)
     switch_nodes: int = MAX_DEVICES  # the most nodes under that switch
     uplink: float = math.inf  # its part of the switch's links to other switches
     rails: bool = False  # whether every device has an even part of the network for itself
@@ -214,11 +216,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes in order and the specification of every device type that they use."""
+    """Nodes in order and the specification of every device type that they use. file: the user's
+    file that describes it, None for an example and for a cluster that was changed."""
 
     name: str
     nodes: tuple[Node, ...]
     specs: Mapping[str, DeviceSpec]
+    file: SourceFile | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def devices(self) -> tuple[ClusterDevice, ...]:
@@ -294,7 +298,8 @@ def load_cluster(path: str | os.PathLike[str]) -> Cluster:
     where = os.fspath(path)
     value = read_yaml(path)
     check_header(value, FORMAT, VERSION, where=where)
-    return build_cluster(parse(ClusterFile, value, where=where), where=where)
+    described = build_cluster(parse(ClusterFile, value, where=where), where=where)
+    return replace(described, file=SourceFile.of(path))
 
 
 def build_cluster(file: ClusterFile, *, where: str = "cluster") -> Cluster:
@@ -331,7 +336,7 @@ def _node(entry: NodeEntry, place: int, number: int) -> Node:
         intra_latency=entry.intra_node_latency_us * 1e-6,
         network_latency=entry.network_latency_us * 1e-6,
         # without uplinks of their own all nodes are alike
-        switch=(place, number // entry.nodes_per_switch) if entry.uplink_gbit_per_s else (-1, 0),
+        switch=(place, number // entry.nodes_per_switch) if entry.uplink_gbit_per_s else ONE_SWITCH,
         switch_nodes=entry.nodes_per_switch,
         uplink=(entry.uplink_gbit_per_s or math.inf) * GBIT,
         rails=entry.rails,
@@ -341,7 +346,7 @@ def _node(entry: NodeEntry, place: int, number: int) -> Node:
 def example_cluster(name: str, unknown: str = "unknown example cluster") -> Cluster:
     """A cluster that comes with hetplan, by name; raises InputError that suggests the nearest."""
     check_name(unknown, name, example_clusters())
-    return load_cluster(FOLDER / f"{name}.yaml")
+    return replace(load_cluster(FOLDER / f"{name}.yaml"), file=None)
 
 
 def open_cluster(

@@ -1,7 +1,7 @@
 """A model as a chain of layers at one sequence length and precision: built in, or from a file."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from hetplan.profiling.models.configurations import from_config
 from hetplan.profiling.models.operators import PRECISIONS, Attention, Layer, Precision
 from hetplan.profiling.models.traced_model import FORMAT, ModelFile
 from hetplan.profiling.models.zoo import ModelSpec, built_in
+from hetplan.profiling.source_files import SourceFile
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,8 @@ def load_file(path: Path) -> ModelSpec:
     called after its file, or after its folder where that is config.json."""
     value, where = read_json(path), str(path)
     if isinstance(value, dict) and value.get("format") == FORMAT:
-        return ModelFile.parsed(value, where=where).spec()
-    return from_config(
-        value,
-        name=path.resolve().parent.name if path.stem == "config" else path.stem,
-        where=where,
-    )
+        described = ModelFile.parsed(value, where=where).spec()
+    else:
+        name = path.resolve().parent.name if path.stem == "config" else path.stem
+        described = from_config(value, name=name, where=where)
+    return replace(described, file=SourceFile.of(path))

@@ -23,6 +23,7 @@ from hetplan.profiling.models.transformer import (
     transformer,
     transformer_layers,
 )
+from hetplan.profiling.source_files import SourceFile
 
 # Widths of 3x3 convolutions; 0: pooling.
 VGG19 = (*(64, 64, 0, 128, 128, 0), *((256,) * 4), 0, *((512,) * 4), 0, *((512,) * 4), 0)
@@ -48,6 +49,7 @@ class ModelSpec:
     it. published: None where nobody published a count. notes: what a user should know before
     trusting a plan. shape: of a text model. encoder: of a vision transformer. program: samples ->
     the `SingleProgram` of one step (`programs`), for a module of the user's own.
+    file: the user's file that describes the model.
     """
 
     name: str
@@ -60,6 +62,7 @@ class ModelSpec:
     shape: Transformer | None = None
     encoder: Transformer | None = None
     program: Callable[[int], Any] | None = None
+    file: SourceFile | None = None
 
     def with_attention(self, attention: Attention) -> "ModelSpec":
         """The same with another attention, which only text models have."""

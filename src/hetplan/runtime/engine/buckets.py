@@ -177,7 +177,7 @@ def pieces_of(
     whole = prod(shape)
     row = whole // max(1, shape[dim])
     # With experts of their own samples, all ranks of a tensor group have gradients to sum.
-    apart = any(cut.apart for _, cut in cuts)
+    partial_gradients = any(cut.partial_gradients for _, cut in cuts)
 
     boundaries = {0, shape[dim]}
     ranges_of: list[tuple[Place, tuple[Range, ...]]] = []
@@ -194,7 +194,7 @@ def pieces_of(
         for place, ranges in ranges_of:
             if any(begin <= first and last <= end for begin, end in ranges):
                 owners.append(place.rank)
-                unit = (place.rank,) if apart else place.unit
+                unit = (place.rank,) if partial_gradients else place.unit
                 contributors.setdefault(unit, place.rank)
         require(owners, "nobody holds a part of a parameter", where=name, got=f"[{first}, {last})")
         piece = Piece(name, dim, first, last, row, whole, frozenset(contributors.values()))

@@ -1,33 +1,38 @@
-"""What a model must offer to be run by a plan, and its description: layers, parameters, shapes
-between layers.
+"""A model as a chain of layers, with its parameters and the shapes between layers; and the contract
+of models that state their layers themselves.
 
-Any module is split by `tracing.split`. The contract is for those that say themselves how they are
-divided, over tensor ranks, too. Such a model is a torch module with
-- `layers`: a ModuleDict of the plan's layer names in the plan's order; the first layer takes the
-  inputs [rows, …], every other what the one before returned: a tensor [rows, …] or a tuple of such.
-  Samples must not influence each other (no batch normalisation).
+`tracing.split` splits any other module into layers. The contract is for models that state their
+layers, and how tensor ranks divide them. Such a model is a torch module with:
+- `layers`: a ModuleDict with the plan's layer names in the plan's order. The first layer takes the
+  inputs [rows, …]. Every other layer takes the output of the layer before: a tensor [rows, …] or a
+  tuple of such tensors. Samples must not influence each other (no batch normalisation).
 - a loss: the last layer is called with (x, targets) and returns the *sum* of the losses. The
-  gradient is that of the sum over the global batch divided by the sum of `count(targets)`: by
-  default the targets other than -100, or the rows where targets are not whole numbers.
-- `batch(step, first, last)` -> (inputs, targets) of those rows of the global batch, unless
-`distribute` gets data.
-- on the meta device: `initial(name, parameter)` -> the parameter's first values, unsplit. `name` is
-layer.parameter.
-- layers run on the meta device as far as shapes go, and do not change what they get in place
-(nn.ReLU(inplace=True)).
-- parameters with `requires_grad=False` stay as they are, whatever the optimizer.
-- for passes in half precision: layers that take weights and values of any floating type, the last
-  one with a loss in fp32. Weights, their gradients and the optimizer's states stay what they are;
-  each pass uses rounded weights.
-Where a stage is split over tensor ranks, modules inside the layers may have `tensor` (a
-TensorGroup, set before they run) and `cuts(part)`, what a rank holds of their parameters; the
-others compute everything on every tensor rank. Activations are whole on every rank of a tensor
-group. A layer whose weights are split computes with its part between `enter` (gradients of what
-goes in are summed) and `leave` (what comes out is summed): Megatron-LM's f and g (Shoeybi et al.
-2019, Section 3), with parts of any size, none included.
+  gradient is that of the sum over the global batch divided by the sum of `count(targets)`. By
+  default `count` gives the number of targets other than -100, or the number of rows where targets
+  are not whole numbers.
+- `batch(step, first, last)`: returns (inputs, targets) of rows [first, last) of the global batch.
+  It is not needed where `distribute` gets data.
+- `initial(name, parameter)`, for a model on the meta device: returns the initial values of a whole
+  parameter. `name` is layer.parameter.
+
+Its layers
+- can run on the meta device, which computes shapes alone, and do not change their inputs in place
+  (no nn.ReLU(inplace=True)).
+- keep parameters with `requires_grad=False` unchanged under every optimizer.
+- take weights and values of any floating type for passes in half precision; the last layer computes
+  the loss in fp32. Weights, gradients and optimizer states keep their type, and each pass uses
+  rounded weights.
+
+Where a stage is split over tensor ranks, a module inside a layer may have `tensor` (a TensorGroup,
+set before the module runs) and a method `cuts(part)`, which returns name -> `Cut` for the
+parameters that tensor ranks divide. Modules without them compute everything on every tensor rank.
+Activations are whole on every rank of a tensor group. A layer with split weights computes with its
+part between `enter` (sums the gradients of its inputs) and `leave` (sums its outputs), which are f
+and g of Megatron-LM (Shoeybi et al. 2019, Section 3). A part may have any size, 0 included.
 Parameters shared by several layers (tied embeddings) are the same object in each of them.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,78 +48,78 @@ from hetplan.runtime.engine.transport import Group, mirrored
 from hetplan.runtime.tracing.split import Divided, Shape, Split, divisions, mapped
 from hetplan.schema import Range
 
-Rows = Callable[[int, int], Any]  # global rows [first, last) -> (inputs, targets), tensors in them
+Rows = Callable[[int, int], Any]  # rows [first, last) of the global batch -> (inputs, targets)
 
 
 @dataclass(frozen=True)
 class Part:
-    """The `index`-th of several shares. expert: place among the ranks over which whole experts are
-    spread, and their number."""
+    """The part of the layers that a rank of a tensor group computes."""
 
-    index: int = 0
-    shares: tuple[float, ...] = (1.0,)
-    expert: tuple[int, int] = (0, 1)
+    index: int = 0  # of the rank in its tensor group
+    shares: tuple[float, ...] = (1.0,)  # [tensor rank] the share of each
+    expert: tuple[int, int] = (0, 1)  # (index, number) among the ranks that divide whole experts
 
     def of(self, length: int) -> Range:
         """[first, last) of `length` heads, columns, rows or experts; may be empty."""
         return split(length, self.shares)[self.index]
 
     def experts(self, count: int) -> "Cut":
-        """Of stacked experts."""
-        own, ranks = self.expert
-        return Cut(0, (split(count, [1.0] * ranks)[own],), apart=True)
+        """The cut of a parameter whose first dimension are `count` stacked experts."""
+        index, ranks = self.expert
+        ranges = split(count, [1.0] * ranks)
+        return Cut(0, (ranges[index],), partial_gradients=True)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What a rank holds of a parameter: `ranges` [first, last) of dimension `dim`, one behind the
-    other. apart: each rank of a tensor group has a gradient of its own samples' part."""
+    """The part of a parameter that is on a rank."""
 
-    dim: int
-    ranges: tuple[Range, ...]
-    apart: bool = False
+    dim: int  # the dimension that tensor ranks divide
+    ranges: tuple[Range, ...]  # [first, last) of that dimension; on the rank, one after the other
+    # Whether each rank of a tensor group has the gradient of a part of the samples, so that the
+    # gradients of all these ranks add up. Otherwise each rank has the whole gradient of its cut.
+    partial_gradients: bool = False
 
     @property
     def size(self) -> int:
-        """Of the dimension."""
-        return sum(b - a for a, b in self.ranges)
+        """Length of dimension `dim` on the rank."""
+        return sum(last - first for first, last in self.ranges)
 
     def take(self, whole: Tensor) -> Tensor:
-        """The part of an unsplit tensor, as a tensor of its own."""
-        return (
-            whole.clone()
-            if whole.dim() == 0
-            else torch.cat([whole.narrow(self.dim, a, b - a) for a, b in self.ranges], self.dim)
-        )
+        """A copy of the rank's part of a whole tensor."""
+        if whole.dim() == 0:
+            return whole.clone()
+        pieces = [whole.narrow(self.dim, first, last - first) for first, last in self.ranges]
+        return torch.cat(pieces, self.dim)
 
 
 def cut(dim: int, length: int, part: Part, blocks: int = 1) -> Cut:
-    """The part of each of `blocks` equal blocks of `length` that a dimension is made of (gate and
-    value, say)."""
-    a, b = part.of(length)
-    return Cut(dim, tuple((i * length + a, i * length + b) for i in range(blocks)))
+    """The cut of a dimension that consists of `blocks` blocks of `length`, such as gate and value:
+    the same part of each block."""
+    first, last = part.of(length)
+    return Cut(dim, tuple((i * length + first, i * length + last) for i in range(blocks)))
 
 
 @dataclass(frozen=True)
 class TensorGroup(Part):
-    """A rank's part and the group of all parts; group None: alone, both collectives do nothing."""
+    """A rank's part, with the collectives of its tensor group."""
 
-    group: Group | None = None
+    group: Group | None = None  # None for a single rank: `enter` and `leave` do nothing
 
     def enter(self, x: Tensor) -> Tensor:
         """x; in the backward pass its gradients are summed over the group.
 
-        On every rank of it: one without a part keeps what it gets in its graph, times 0 say, or the
-        others wait.
+        All ranks of the group must join this sum, or the others wait. So a rank with an empty part
+        keeps x in its graph, for example by adding x times 0.
         """
         return x if self.group is None else mirrored(unchanged, self.group.reduced, x)
 
     def leave(self, x: Tensor) -> Tensor:
-        """The sum of x over the group; gradients pass unchanged."""
+        """The sum of x over the group; the backward pass leaves gradients unchanged."""
         return x if self.group is None else mirrored(self.group.reduced, unchanged, x)
 
     def largest(self, x: Tensor) -> Tensor:
-        """The largest x of the group, elementwise; no gradient."""
+        """The elementwise maximum of x over the group; it has no gradient."""
         x = x.detach()
         return x if self.group is None else self.group.reduced(x, dist.ReduceOp.MAX)
 
@@ -123,156 +128,164 @@ ALONE = TensorGroup()
 
 
 def unchanged(x: Tensor) -> Tensor:
-    """The same values, as a tensor that autograd tells from x."""
+    """A view of x, which autograd takes for another tensor."""
     return x.view_as(x)
 
 
 def cuts_of(layer: nn.Module, part: Part) -> dict[str, Cut]:
-    """Parameter name within the layer -> its cut, as the modules inside tell by their methods
-    `cuts`.
+    """Name of a parameter within the layer -> its cut, by methods `cuts` of the layer's modules.
 
-    What nobody names is whole on every tensor rank, and every rank computes its whole gradient.
+    A parameter without a cut is whole on every tensor rank, and every rank computes its whole
+    gradient.
     """
-    made: dict[str, Cut] = {}
+    cuts: dict[str, Cut] = {}
     for prefix, module in layer.named_modules():
-        cuts = getattr(module, "cuts", None)
-        if callable(cuts):
-            made |= {f"{prefix}.{name}".lstrip("."): cut for name, cut in cuts(part).items()}
-    return made
+        cuts_of_module = getattr(module, "cuts", None)
+        if callable(cuts_of_module):
+            for name, cut in cuts_of_module(part).items():
+                cuts[f"{prefix}.{name}".lstrip(".")] = cut
+    return cuts
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the unsplit model. name: under the first layer that has it; layers: all that
-    have it.
+    """A parameter of the whole model."""
 
-    dim: the dimension that tensor ranks would split, whether or not they do.
-    """
-
-    name: str
+    name: str  # its name under the first layer that has it
     shape: tuple[int, ...]
     dtype: Any
-    layers: tuple[int, ...]
-    dim: int
+    layers: tuple[int, ...]  # all layers that have it
+    dim: int  # the dimension that tensor ranks divide, if they do
 
 
 @dataclass(frozen=True)
-class Ends:
-    """The data of a chain that keeps the contract: inputs for its first layer, targets for its
-    last one, which is the `last`-th. count: what targets weigh."""
+class InputsAndTargets:
+    """The data that layers of a contract's chain read: inputs in the first layer, targets in the
+    last one. `tracing.split.Split` has the same methods for a split module."""
 
-    last: int
-    count: Callable[[Tensor], float]
+    last: int  # number of the last layer
+    count: Callable[[Tensor], float]  # the weight of targets: the number of their losses
 
     def feed(self, data: Callable[[], Any], first: int, last: int) -> list[tuple[Tensor, ...]]:
-        """What each of the layers [first, last) reads; the data of some rows are asked for where
-        one does."""
-        inputs, targets = data() if self.reads(first, last) else (None, None)
-        return [
-            (*((inputs,) if k == 0 else ()), *((targets,) if k == self.last else ()))
-            for k in range(first, last)
-        ]
+        """[layer] the data that each of the layers [first, last) reads. data: returns (inputs,
+        targets) of some rows; it is called only where one of the layers reads data."""
+        if not self.reads(first, last):
+            return [()] * (last - first)
+        inputs, targets = data()
+        read: list[tuple[Tensor, ...]] = []
+        for layer in range(first, last):
+            values: tuple[Tensor, ...] = ()
+            if layer == 0:
+                values += (inputs,)
+            if layer == self.last:
+                values += (targets,)
+            read.append(values)
+        return read
 
     def reads(self, first: int, last: int) -> bool:
         """Whether one of the layers [first, last) reads data."""
         return first == 0 or last > self.last
 
     def weigh(self, data: Any) -> float:
-        """What the losses of some rows weigh."""
+        """The weight of some rows, by which their losses are averaged. data: (inputs, targets)."""
         return self.count(data[1])
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A model as a chain. parameters by name; own [L]: name within the layer -> name.
+    """A model as a chain of L layers."""
 
-    outputs: what passes on, of one sample, of all layers but the last. source: what layers read of
-    the data. compute: type of the passes, None: the parameters' own.
-    """
-
-    names: tuple[str, ...]
-    layers: tuple[nn.Module, ...]
-    parameters: Mapping[str, Parameter]
-    own: tuple[Mapping[str, str], ...]
-    outputs: tuple[tuple[Shape, ...], ...]
-    source: Ends | Split
-    compute: Any = None
+    names: tuple[str, ...]  # [L]
+    layers: tuple[nn.Module, ...]  # [L]
+    parameters: Mapping[str, Parameter]  # by name
+    parameter_names: tuple[Mapping[str, str], ...]  # [L] name within the layer -> name
+    outputs: tuple[tuple[Shape, ...], ...]  # [L - 1] shapes of a layer's outputs, of one sample
+    source: InputsAndTargets | Split  # the data that layers read
+    compute: Any = None  # floating type of the passes; None: the type of the parameters
 
     def check_gathers(self) -> None:
-        """Raise UnsupportedError where the module that it was made of cannot get trained weights
-        back."""
-        if isinstance(self.source, Ends):
+        """Raise UnsupportedError where trained weights cannot be written back to the module from
+        which the chain was made."""
+        if isinstance(self.source, InputsAndTargets):
             raise UnsupportedError(
                 "only models that hetplan splits are gathered", got="a chain of layers",
                 expected="--factory with any module, or --checkpoint",
             )  # fmt: skip
 
-    def read(self, rows: Rows, own: Range, first: int, last: int, device: Any) -> Any:
-        """What each of the layers [first, last) reads of the data of its own rows, on a device."""
-        return mapped(
-            self.source.feed(lambda: rows(*own), first, last),
-            lambda x: x.to(device) if isinstance(x, Tensor) else x,
-        )
+    def read(self, rows: Rows, local_rows: Range, first: int, last: int, device: Any) -> Any:
+        """[layer] the data that each of the layers [first, last) reads of `local_rows`, on a
+        device."""
+        read = self.source.feed(lambda: rows(*local_rows), first, last)
+        return mapped(read, lambda x: x.to(device) if isinstance(x, Tensor) else x)
 
     def call(self, layer: int, values: Sequence[Any]) -> tuple[Tensor, ...]:
-        """A layer's pass: the values that pass on, or the loss. values: what it gets from the layer
-        before and from the data."""
-        # targets are never rounded
-        ends = isinstance(self.source, Ends) and layer + 1 == len(self.names)
-        rounded, targets = (values[:-1], values[-1:]) if ends else (values, ())
-        y = called(self.layers[layer], self.compute, rounded, *targets)
+        """The outputs of a layer, or the loss of the last one. values: the outputs of the layer
+        before, and then the data that the layer reads."""
+        targets: Sequence[Any] = ()
+        if isinstance(self.source, InputsAndTargets) and layer + 1 == len(self.names):
+            values, targets = values[:-1], values[-1:]  # targets are never rounded
+        y = run_layer(self.layers[layer], self.compute, values, *targets)
         return y if isinstance(y, tuple) else (y,)
 
     def cuts(self, layer: int, part: Part) -> dict[str, Cut]:
-        """name -> what a tensor rank holds of each of a layer's parameters."""
-        cuts = cuts_of(self.layers[layer], part)
-        return {
-            name: cuts.get(inside, Cut(0, ((0, (*self.parameters[name].shape, 1)[0]),)))
-            for inside, name in self.own[layer].items()
-        }
+        """Name of each parameter of a layer -> the cut of a rank with `part`."""
+        stated = cuts_of(self.layers[layer], part)
+        cuts: dict[str, Cut] = {}
+        for inside, name in self.parameter_names[layer].items():
+            shape = self.parameters[name].shape or (1,)
+            cuts[name] = stated.get(inside, Cut(0, ((0, shape[0]),)))
+        return cuts
 
 
-def called(
-    layer: nn.Module, compute: Any, x: Sequence[Any], *more: Tensor, on_meta: bool = False
+def run_layer(
+    layer: nn.Module, compute: Any, x: Sequence[Any], *targets: Tensor, on_meta: bool = False
 ) -> Any:
-    """What a layer returns in a pass with its floating-point weights and values rounded to
-    `compute`; None: as they are."""
+    """The output of a layer for values x. Floating-point weights and values are rounded to the type
+    `compute`, None: not rounded; targets never are. on_meta: compute shapes alone."""
     if compute is None and not on_meta:
-        return layer(*x, *more)
+        return layer(*x, *targets)
 
     def rounded(value: Tensor) -> Tensor:
-        dtype = compute if compute is not None and value.is_floating_point() else value.dtype
-        return torch.empty_like(value, device="meta", dtype=dtype) if on_meta else value.to(dtype)
+        dtype = value.dtype
+        if compute is not None and value.is_floating_point():
+            dtype = compute
+        if on_meta:
+            return torch.empty_like(value, device="meta", dtype=dtype)
+        return value.to(dtype)
 
     named = (
         *layer.named_parameters(remove_duplicate=False),
         *layer.named_buffers(remove_duplicate=False),
     )
-    values = {id(value): rounded(value) for _, value in named}
-    state = {name: values[id(value)] for name, value in named}
-    with read_again([value for _, value in named], values, rounded):
-        return torch.func.functional_call(
-            layer, state, (*map(rounded, x), *more), tie_weights=False
-        )
+    copies = {id(value): rounded(value) for _, value in named}
+    state = {name: copies[id(value)] for name, value in named}
+    arguments = (*map(rounded, x), *targets)
+    with rounding_again([value for _, value in named], copies, rounded):
+        return torch.func.functional_call(layer, state, arguments, tie_weights=False)
 
 
-def read_again(
+def rounding_again(
     weights: Sequence[Tensor], copies: Mapping[int, Tensor], rounded: Callable[[Tensor], Tensor]
 ) -> Any:
-    """Inside, graphs keep no rounded weights, one copy for each micro-batch in flight: a backward
-    pass rounds those that it reads. copies: by id of their weight."""
-    kept = {copies[id(one)].untyped_storage().data_ptr(): one for one in weights}
+    """A context in which autograd saves no rounded weights; the backward pass rounds weights again.
+
+    Without it, every micro-batch in flight would keep a rounded copy. copies: id of a weight -> its
+    rounded copy.
+    """
+    weight_at = {copies[id(weight)].untyped_storage().data_ptr(): weight for weight in weights}
 
     def pack(saved: Tensor) -> Any:
-        weight = kept.get(saved.untyped_storage().data_ptr())
-        return (
-            saved
-            if weight is None
-            else (weight.detach(), (saved.shape, saved.stride(), saved.storage_offset()))
-        )
+        weight = weight_at.get(saved.untyped_storage().data_ptr())
+        if weight is None:
+            return saved
+        view = (saved.shape, saved.stride(), saved.storage_offset())
+        return weight.detach(), view
 
     def unpack(packed: Any) -> Tensor:
-        return packed if isinstance(packed, Tensor) else rounded(packed[0]).as_strided(*packed[1])
+        if isinstance(packed, Tensor):
+            return packed
+        weight, view = packed
+        return rounded(weight).as_strided(*view)
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
@@ -287,12 +300,17 @@ def describe(
     device: str = "cpu",
     spread: int = 1,
 ) -> Chain:
-    """The chain that a module is, or is split into; example: (inputs, targets) of a sample or more.
-    spread: over so many ranks its experts are spread. Raises InputError where it is none for the
-    plan."""
+    """The chain of a module: of the contract's layers where the module has them, else of the layers
+    into which `tracing.split` splits it.
+
+    names: of the plan's layers. example: (inputs, targets) of a sample or more. compute: as in
+    `Chain`. loss: a function of (output, targets) for a module that does not return its loss.
+    spread: number of ranks over which experts are spread. Raises InputError where the module does
+    not match the plan, UnsupportedError where it cannot be split.
+    """
     count = getattr(module, "count", default_count)
     layers = layers_of(module, names) if loss is None and spread == 1 else None
-    source: Ends | Split = Ends(len(names) - 1, count)
+    source: InputsAndTargets | Split = InputsAndTargets(len(names) - 1, count)
     if layers is None:
         require(
             compute is None,
@@ -310,50 +328,69 @@ def describe(
             layer.cuts = partial(divided_cuts, divided, [n for n, _ in layer.named_parameters()])
     else:
         outputs = outputs_of(names, layers, example[0], compute)
-    seen: dict[int, str] = {}
-    shapes: dict[str, tuple[Tensor, list[int]]] = {}
-    own: list[dict[str, str]] = []
-    for k, (layer, of) in enumerate(zip(names, layers, strict=True)):
-        own.append({})
-        for inside, parameter in of.named_parameters(remove_duplicate=False):
-            full = f"{layer}.{inside}" if isinstance(source, Ends) else inside
-            name = seen.setdefault(id(parameter), full)
-            shapes.setdefault(name, (parameter, []))[1].append(k)
-            own[-1][inside] = name
-    dims = split_dimensions(layers, own)
+    # parameters of a split module have their full names already
+    prefixes = [f"{name}." if isinstance(source, InputsAndTargets) else "" for name in names]
+    parameters, parameter_names = parameters_of(layers, prefixes)
+    return Chain(tuple(names), layers, parameters, parameter_names, outputs, source, compute)
+
+
+def parameters_of(
+    layers: Sequence[nn.Module], prefixes: Sequence[str]
+) -> tuple[dict[str, Parameter], tuple[dict[str, str], ...]]:
+    """(`parameters`, `parameter_names`) of a chain. prefixes: [L] of the names of parameters."""
+    first_name: dict[int, str] = {}  # id of a parameter -> its name under its first layer
+    tensors: dict[str, Tensor] = {}
+    layers_with: dict[str, list[int]] = defaultdict(list)
+    parameter_names: list[dict[str, str]] = []
+    for k, (layer, prefix) in enumerate(zip(layers, prefixes, strict=True)):
+        names: dict[str, str] = {}
+        for inside, tensor in layer.named_parameters(remove_duplicate=False):
+            name = first_name.setdefault(id(tensor), prefix + inside)
+            tensors.setdefault(name, tensor)
+            if k not in layers_with[name]:
+                layers_with[name].append(k)
+            names[inside] = name
+        parameter_names.append(names)
+    dims = split_dimensions(layers, parameter_names)
     parameters = {
         name: Parameter(
-            name, tuple(p.shape), p.dtype, tuple(dict.fromkeys(where)), dims.get(name, 0)
+            name=name,
+            shape=tuple(tensor.shape),
+            dtype=tensor.dtype,
+            layers=tuple(layers_with[name]),
+            dim=dims.get(name, 0),
         )
-        for name, (p, where) in shapes.items()
+        for name, tensor in tensors.items()
     }
-    return Chain(tuple(names), layers, parameters, tuple(own), outputs, source, compute)
+    return parameters, tuple(parameter_names)
 
 
 def divided_cuts(
     divided: Mapping[str, Divided], names: Sequence[str], part: Part
 ) -> dict[str, Cut]:
-    """name -> what a rank holds of a split model's layer: equal parts, or else all of it, and
-    beside experts over ranks."""
-    _, spread = part.expert
-    return {
-        name: cut(
-            one.dim,
-            one.length,
-            part if spread == 1 and one.goes_into(part.shares) else Part(),
-            one.blocks,
-        )
-        for name, one in divided.items()
-        if name in names
-    }
+    """Name -> the cut of each parameter of a split module's layer: an equal part where the
+    parameter divides into equal parts and experts are not spread over ranks; else all of it.
+
+    divided: parameters that tensor ranks can divide. names: of the layer's parameters.
+    """
+    _, expert_ranks = part.expert
+    whole = Part()
+    cuts: dict[str, Cut] = {}
+    for name, division in divided.items():
+        if name not in names:
+            continue
+        divides = expert_ranks == 1 and division.goes_into(part.shares)
+        cuts[name] = cut(division.dim, division.length, part if divides else whole, division.blocks)
+    return cuts
 
 
 def split_dimensions(
-    layers: Sequence[nn.Module], own: Sequence[Mapping[str, str]]
+    layers: Sequence[nn.Module], parameter_names: Sequence[Mapping[str, str]]
 ) -> dict[str, int]:
-    """name -> the dimension that its layers cut; raises InputError where two cut different ones."""
+    """Name of a parameter -> the dimension along which its layers cut it; raises InputError where
+    two layers cut it along different dimensions."""
     dims: dict[str, int] = {}
-    for layer, names in zip(layers, own, strict=True):
+    for layer, names in zip(layers, parameter_names, strict=True):
         for inside, cut in cuts_of(layer, Part(0, (1.0, 1.0))).items():
             require(
                 dims.setdefault(names[inside], cut.dim) == cut.dim,
@@ -364,7 +401,8 @@ def split_dimensions(
 
 
 def layers_of(module: nn.Module, names: Sequence[str]) -> tuple[nn.Module, ...] | None:
-    """The layers of a module that keeps the contract, checked against the plan's names."""
+    """The layers of a module that keeps the contract, None for any other module. Raises InputError
+    where the layers are not the plan's `names`."""
     named = getattr(module, "layers", None)
     if not isinstance(named, nn.ModuleDict):
         return None
@@ -372,30 +410,33 @@ def layers_of(module: nn.Module, names: Sequence[str]) -> tuple[nn.Module, ...] 
     return tuple(named.values())
 
 
-def check_names(has: Sequence[str], wants: Sequence[str], where: str | None = None) -> None:
-    """Raise InputError where a model's layers are not the plan's."""
+def check_names(
+    model_layers: Sequence[str], plan_layers: Sequence[str], where: str | None = None
+) -> None:
+    """Raise InputError where the names of a model's layers are not the plan's."""
     what = "model does not match the plan"
-    for k, (name, expected) in enumerate(zip(has, wants, strict=False)):
+    for k, (name, expected) in enumerate(zip(model_layers, plan_layers, strict=False)):
         require(name == expected, f"{what}: layer {k}", where=where, got=name, expected=expected)
     require(
-        len(has) == len(wants),
+        len(model_layers) == len(plan_layers),
         what,
         where=where,
-        got=f"{len(has)} layers",
-        expected=f"{len(wants)}",
+        got=f"{len(model_layers)} layers",
+        expected=f"{len(plan_layers)}",
     )
 
 
 def outputs_of(
     names: Sequence[str], layers: Sequence[nn.Module], example: Tensor, compute: Any
 ) -> tuple[tuple[Shape, ...], ...]:
-    """What passes between the layers, of one sample, computed on the meta device."""
+    """[L - 1] the shapes of the outputs of each layer but the last, for one sample. Layers run on
+    the meta device."""
     x: Any = (example[:1].to("meta"),)
     outputs = []
     for name, layer in zip(names[:-1], layers[:-1], strict=True):
         try:
             with torch.no_grad():
-                x = called(layer, compute, x, on_meta=True)
+                x = run_layer(layer, compute, x, on_meta=True)
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             raise InputError(
                 f"does not run on the meta device: {one_line(str(error))[:200]}",
@@ -415,9 +456,8 @@ def outputs_of(
 
 
 def default_count(targets: Tensor) -> float:
-    """Whole numbers other than -100; rows of anything else."""
-    return (
-        float(len(targets))
-        if targets.is_floating_point() or targets.is_complex()
-        else float((targets != -100).sum())
-    )
+    """The weight of targets: the number of targets other than -100, which losses over classes
+    ignore; for targets that are not whole numbers, the number of rows."""
+    if targets.is_floating_point() or targets.is_complex():
+        return float(len(targets))
+    return float((targets != -100).sum())

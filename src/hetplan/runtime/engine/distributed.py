@@ -108,7 +108,7 @@ class Placed(Trained):
         made: dict[str, nn.Parameter] = {}
         for k in self.layout.layers(self.place):
             layer = self.chain.layers[k]
-            for inside, name in self.chain.own[k].items():
+            for inside, name in self.chain.parameter_names[k].items():
                 owner, _, last = inside.rpartition(".")
                 if name not in made:
                     parameter: Any = layer.get_parameter(inside)

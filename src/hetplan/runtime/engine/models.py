@@ -1,6 +1,7 @@
 """The torch module that a job names, and its chain of layers."""
 
 import pkgutil
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -8,9 +9,9 @@ from torch import nn
 
 from hetplan.errors import HetplanError, InputError, kind_and_text, require
 from hetplan.interpreter import let_find
+from hetplan.plans.making import model_of as planned_model
 from hetplan.plans.plan import Plan
 from hetplan.plans.refusals import check_own_layers
-from hetplan.profiling.models.model import load_model
 from hetplan.runtime.engine.chain import Chain, describe
 from hetplan.runtime.engine.checkpoint import check_writable
 from hetplan.runtime.engine.data import seed_generators
@@ -74,11 +75,12 @@ def model_of(job: Job) -> nn.Module:
             stages = [stage for replica in job.plan.replicas for stage in replica.stages]
             widest = max(len(stage.tensor_shares) for stage in stages)
             return stand_in(workload.layers, tensor=widest, seed=job.seed)
-        name = job.model or workload.model
-        model = load_model(name, sequence=workload.sequence, precision=workload.precision)
+        model = planned_model(job.plan, job.model)
         check_own_layers(job.plan, model)
         assert model.spec.shape is not None and model.sequence is not None
-        return build(model.spec.shape, model.sequence, seed=job.seed)
+        # whatever attention the plan's stack has, torch's fused one computes here
+        shape = replace(model.spec.shape, attention="fused")
+        return build(shape, model.sequence, seed=job.seed)
 
 
 def from_factory(text: str, plan: Plan | None, *, seed: int = 0) -> nn.Module:

@@ -369,7 +369,7 @@ def spread(
     edges: list[list[Form]] = [[], *passed_on, [loss]]  # layer k's inputs; layer k - 1's outputs
     for k in layout.layers(place):
         weights: dict[str, Form] = {}
-        for inside, name in chain.own[k].items():
+        for inside, name in chain.parameter_names[k].items():
             if name in sliced:
                 # tensor ranks are the last dimension of the mesh
                 weights[inside] = [*[Replicate()] * (len(axes) - 1), Shard(sliced[name])]

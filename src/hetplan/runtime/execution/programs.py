@@ -13,7 +13,7 @@ from hetplan.profiling.workload import Workload
 from hetplan.replays.programs import SpmdCosts
 from hetplan.replays.simulator.tasks import LABELS, Kind, Timeline
 from hetplan.runtime.events import Watch
-from hetplan.runtime.execution.protocol import Held, Interval, Part
+from hetplan.runtime.execution.protocol import DeviceIntervals, Interval, ModelPart
 from hetplan.runtime.job import Job
 from hetplan.runtime.launch.rehearsal import Virtual, own_pass
 
@@ -30,13 +30,14 @@ class ProgramEngine:
         """Raise UnsupportedError for a plan whose program hetplan does not compute."""
         check_own_program(plan)
 
-    def owners(self, plan: Plan, workload: Workload) -> dict[int, Held]:
-        """Layer -> (device, part): parameters lie behind each other in their layer, each as the
-        program holds it. Slices along any dimension count as parts of the parameter, as tensor
-        ranks' do."""
+    def owners(self, plan: Plan, workload: Workload) -> dict[int, DeviceIntervals]:
+        """Layer -> (device, interval of its shard) for each parameter of the layer.
+
+        The parameters of a layer lie one behind the other in [0, 1). A shard along any dimension
+        counts as an interval of its parameter, as a tensor rank's part does."""
         costs = SpmdCosts.of(plan, workload)
         program, shards = costs.decided.program, costs.decided.shards
-        parts: dict[int, Held] = defaultdict(list)
+        parts: dict[int, DeviceIntervals] = defaultdict(list)
         for l, layer in enumerate(workload.profile.layers):
             nodes = [node for node in program.parameters if node.layer == layer.name]
             whole, begin = sum(node.elements for node in nodes), 0.0
@@ -69,7 +70,7 @@ class ProgramEngine:
 
         check_program(job)
 
-    def part(self, job: Job, watch: Watch, device: str, shared: Any) -> Part:
+    def part(self, job: Job, watch: Watch, device: str, shared: Any) -> ModelPart:
         """The rank's shards; in a rehearsal its collectives."""
         if isinstance(watch, Virtual):
             from hetplan.runtime.spmd.rehearsed import RehearsedProgram

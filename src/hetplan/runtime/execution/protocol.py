@@ -1,7 +1,8 @@
-"""What an engine offers: it executes plans of one kind.
+"""The interface of engines. An engine executes plans of one kind: plans of stages, or plans with
+an SPMD program.
 
-Importing an engine loads no torch, since the planner asks engines what they refuse and who holds
-which parameters. The methods that need torch import the code behind them.
+Importing an engine does not load torch, because the planner asks engines which plans they refuse
+and which device has which parameters. The methods that need torch import it when they are called.
 """
 
 from collections.abc import Callable
@@ -16,22 +17,24 @@ from hetplan.runtime.launch.rehearsal import Rehearsing
 
 Backend = Literal["hetplan", "torch"]
 Interval = tuple[float, float]
-Held = list[tuple[int, Interval]]
-"""(device, interval within [0, 1) of a layer's parameters that it holds)."""
+"""[first, last) of a layer's parameters, which lie one behind the other in [0, 1)."""
+DeviceIntervals = list[tuple[int, Interval]]
+"""(device, interval of a layer's parameters on that device)."""
 
 
-class Part(Protocol):
-    """A rank's part of a model. Checkpoints need more of it: see `engine.loop.Trained`."""
+class ModelPart(Protocol):
+    """A rank's part of a model. Checkpoints need `engine.loop.Trained`, which has more methods."""
 
     step: int
-    """Iterations begun."""
+    """Number of iterations begun."""
 
     def train_step(self) -> float:
-        """The passes of one iteration; returns the loss of the whole batch, the same on every rank.
-        All ranks call this together."""
+        """Compute the passes of one iteration; returns the loss of the whole batch, which is the
+        same on every rank. All ranks call this together."""
 
     def optimizer(self, kind: Callable[..., Any], **options: Any) -> Any:
-        """An optimizer of torch over the parameters that this rank updates."""
+        """A torch optimizer over the parameters that this rank updates. kind: the optimizer's
+        class; options: its keyword arguments."""
 
 
 class Engine(Rehearsing, Protocol):
@@ -39,25 +42,26 @@ class Engine(Rehearsing, Protocol):
 
     @property
     def trains_rehearsals(self) -> bool:
-        """Whether a rehearsal trains a model; else its losses are not numbers."""
+        """Whether a rehearsal trains a model. If not, the losses of a rehearsal are NaN."""
 
     def check_model(self, plan: Plan, model: Model) -> None:
-        """Raise UnsupportedError where the engine has no layers of its own for a described model
-        under this plan. Needs no torch."""
+        """Raise UnsupportedError where the engine cannot build a described model (`hetplan run`
+        without --factory) under this plan. Does not load torch."""
 
-    def owners(self, plan: Plan, workload: Workload) -> dict[int, Held]:
-        """Layer -> the intervals of its parameters that devices compute with, several of the same
-        where they hold copies. Needs no torch."""
+    def owners(self, plan: Plan, workload: Workload) -> dict[int, DeviceIntervals]:
+        """Layer -> the intervals of its parameters that each device computes with. Devices with
+        copies have the same interval. Does not load torch."""
 
     def check_job(self, job: Job) -> Any:
-        """What the job's ranks share when they are forked from this process, None for nothing.
+        """Check the plan and the model of a job before any rank starts.
 
-        Raises InputError and UnsupportedError for all that can be wrong with plan and model, before
-        a rank starts.
+        Returns the objects that the job's ranks share when they are forked from this process, or
+        None. Raises InputError and UnsupportedError.
         """
 
-    def part(self, job: Job, watch: Watch, device: str, shared: Any) -> Part:
-        """This rank's part of the job's model. shared: of `check_job`. All ranks together."""
+    def part(self, job: Job, watch: Watch, device: str, shared: Any) -> ModelPart:
+        """This rank's part of the job's model. All ranks call this together. shared: the result of
+        `check_job`."""
 
     def distribute(self, module: Any, plan: Plan, **options: Any) -> Any:
-        """This rank's part of a model of the user's own. All ranks together."""
+        """This rank's part of a user's own model. All ranks call this together."""

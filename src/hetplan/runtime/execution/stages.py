@@ -11,7 +11,7 @@ from hetplan.profiling.models.model import Model
 from hetplan.profiling.workload import Workload
 from hetplan.replays.simulator.tasks import Timeline
 from hetplan.runtime.events import Watch
-from hetplan.runtime.execution.protocol import Held, Part
+from hetplan.runtime.execution.protocol import DeviceIntervals, ModelPart
 from hetplan.runtime.job import Job
 from hetplan.runtime.launch.rehearsal import own_pass
 
@@ -28,9 +28,9 @@ class StageEngine:
         """Raise UnsupportedError for a model that hetplan's own layers do not compute."""
         check_own_layers(plan, model)
 
-    def owners(self, plan: Plan, workload: Workload) -> dict[int, Held]:
-        """Layer -> (device, its tensor rank's part) of every replica and row group."""
-        parts: dict[int, Held] = defaultdict(list)
+    def owners(self, plan: Plan, workload: Workload) -> dict[int, DeviceIntervals]:
+        """Layer -> (device, the interval of its tensor rank) for all replicas and row groups."""
+        parts: dict[int, DeviceIntervals] = defaultdict(list)
         for stage in (stage for replica in plan.replicas for stage in replica.stages):
             whole = sum(stage.tensor_shares)
             ends = [end / whole for end in accumulate(stage.tensor_shares, initial=0.0)]
@@ -64,12 +64,12 @@ class StageEngine:
     def check_chain(self, plan: Plan, chain: Any) -> None:
         """Raise UnsupportedError for a plan and a chain that the engine does not execute."""
 
-    def part(self, job: Job, watch: Watch, device: str, shared: Any) -> Part:
+    def part(self, job: Job, watch: Watch, device: str, shared: Any) -> ModelPart:
         """The rank's layers, with the job's data."""
         from hetplan.runtime.engine.models import make_module, precision_of
 
         module, chain = shared or (make_module(job), None)
-        part: Part = self.trained(
+        part: ModelPart = self.trained(
             module,
             job.plan,
             device=device,

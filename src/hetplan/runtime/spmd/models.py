@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hetplan.errors import InputError, UnsupportedError, require
+from hetplan.plans.making import model_of
 from hetplan.plans.plan import Plan
 from hetplan.plans.refusals import check_own_program
-from hetplan.profiling.models.model import load_model
 from hetplan.programs.networks import program_of
 from hetplan.programs.program import PLACEHOLDER, Node, SingleProgram
 from hetplan.programs.proofs import read_program
@@ -62,12 +62,9 @@ def samples_of(plan: Plan) -> int:
 def planned_program(plan: Plan, model: str | None) -> SingleProgram:
     """The program of a model's name or config.json (default the plan's), for one run. Raises
     UnsupportedError."""
-    workload = plan.workload
-    made = load_model(
-        model or workload.model, sequence=workload.sequence, precision=workload.precision
-    )
+    made = model_of(plan, model)
     check_own_program(plan)
-    check_names([layer.name for layer in made.layers], workload.layers, plan.name)
+    check_names([layer.name for layer in made.layers], plan.workload.layers, plan.name)
     return program_of(made, samples_of(plan))
 
 

@@ -1,10 +1,10 @@
-"""The search from pool to Pareto set: generate, filter by rules and memory, price, sort (Astra,
-Figure 2).
+"""The search of a pool for its best strategies: it generates strategies, filters them by rules and
+memory, prices them and returns the Pareto set (Astra, Figure 2).
 
-Modes 1 and 3 take one type of device at a time. Mode 2 (Section 3.4) takes every strategy on all
-segments of the offered types; beside the segments stands the whole space of modes 1 and 3 on each
-type that alone has devices enough, so that a pool is never worse than a part of it of the same
-size.
+Modes 1 and 3 place a strategy on one type of device at a time. Mode 2 (Section 3.4) places each
+strategy on segments of the offered types. It also searches the space of modes 1 and 3 on each type
+that has enough devices by itself. So a pool of several types is never worse than one of its types
+with the same number of devices.
 """
 
 import math
@@ -58,22 +58,16 @@ def search(
     run: Run | None = None,
     top: int = 10,
 ) -> SearchResult:
-    """Search the pool.
+    """The result of a search of a pool for a training job.
 
-    rules: compiled for `columns_of(pool)`; None: the shipped ones. top: how many to list.
+    space: the degrees and options to try; None: all by default. rules: compiled for
+    `columns_of(pool)`; None: `default_rules`. assumed: assumptions of pricing and memory. run:
+    the time limit, for mode 2. top: how many of the fastest strategies the result lists.
     Raises UnsupportedError for a model that is no transformer, InputError for an unusable job.
     """
     space, assumed, run = space or Space(), assumed or Assumptions(), run or Run()
     rules = default_rules(columns_of(pool)) if rules is None else rules
-    for offer in pool.offers:
-        known = offer.spec.peak_tflops
-        require(
-            job.model.precision in known,
-            "has no units for this precision",
-            where=offer.name,
-            got=job.model.precision,
-            expected=f"--precision {' or '.join(sorted(known))}",
-        )
+    check_precision(job, pool)
     task = Task(job, pool, model_facts(job.model), space, rules, assumed, top)
     begun = time.perf_counter()
     if pool.mode == "heterogeneous":
@@ -83,44 +77,56 @@ def search(
     return replace(result, seconds=time.perf_counter() - begun)
 
 
-def result_of_one_type(task: Task, alone: OnOneType) -> SearchResult:
-    """The result of a search on one type of device at a time."""
+def check_precision(job: Job, pool: Pool) -> None:
+    """Raise InputError for a device type that cannot compute in the precision of the job."""
+    for offer in pool.offers:
+        precisions = offer.spec.peak_tflops
+        require(
+            job.model.precision in precisions,
+            "has no units for this precision",
+            where=offer.name,
+            got=job.model.precision,
+            expected=f"--precision {' or '.join(sorted(precisions))}",
+        )
+
+
+def result_of_one_type(task: Task, on_one_type: OnOneType) -> SearchResult:
+    """The result of modes 1 and 3: strategies on one type of device at a time."""
     return ranked(
         task,
-        alone,
-        counts=alone.counts,
-        listed=alone.fastest(2 * task.top),
+        on_one_type,
+        counts=on_one_type.counts,
+        listed=on_one_type.fastest(2 * task.top),  # `distinct` drops some
         finished=True,
-        proof=proof_on_one_type(alone.table.rows),
+        proof=proof_on_one_type(on_one_type.table.rows),
         left_out=uneven_left_out(task.space, task.pool.sizes, task.facts.layers),
     )
 
 
-def result_of_mixed(task: Task, segments: OnSegments, alone: OnOneType) -> SearchResult:
-    """The result of a search on segments of several types, beside all single types that have
-    devices enough."""
-    mixing, rows = segments.search, alone.table.rows
-    proof = no_proof(mixing.explored, segments.table.rows)
-    if mixing.finished:
-        proof = proof_on_segments(mixing.explored, segments.table.rows, rows)
+def result_of_mixed(task: Task, on_segments: OnSegments, on_one_type: OnOneType) -> SearchResult:
+    """The result of mode 2: strategies on segments of several types, and strategies on each single
+    type that has enough devices."""
+    search = on_segments.search
+    strategies, on_one_type_priced = on_segments.table.rows, on_one_type.table.rows
+    proof = no_proof(search.explored, strategies)
+    if search.finished:
+        proof = proof_on_segments(search.explored, strategies, on_one_type_priced)
     result = ranked(
         task,
-        Union([segments, alone]),
-        counts=segments.counts + alone.counts,
-        listed=[*segments.fastest(), *alone.fastest(2 * task.top)],
-        finished=mixing.finished,
+        Union([on_segments, on_one_type]),
+        counts=on_segments.counts + on_one_type.counts,
+        listed=[*on_segments.fastest(), *on_one_type.fastest(2 * task.top)],
+        finished=search.finished,
         proof=proof,
-        left_out=equal_only_left_out(task.space, rows > 0),
+        left_out=equal_only_left_out(task.space, on_one_type_priced > 0),
     )
-    return replace(
-        result,
-        details={
-            "explored": mixing.explored,
-            "stage_counts_seen": mixing.seen,
-            "stage_counts_solved": mixing.solved,
-            "priced_on_one_type": rows,
-        },
-    )
+    details = {
+        "explored": search.explored,
+        "stage_counts_seen": search.seen,
+        "stage_counts_solved": search.solved,
+        "priced_on_one_type": on_one_type_priced,
+    }
+    return replace(result, details=details)
 
 
 def ranked(
@@ -133,54 +139,68 @@ def ranked(
     proof: str,
     left_out: tuple[str, ...],
 ) -> SearchResult:
-    """Best, list and Pareto set of priced strategies.
+    """The result of a search: the best of the priced strategies, the fastest ones and the Pareto
+    set.
 
-    counts: generated, after rules, in memory. listed: candidates for the list of the fastest.
-    finished: whether every strategy was looked at.
+    counts: [3] strategies generated, after rules, in memory. listed: candidates for the list of the
+    fastest strategies. finished: whether the search explored every strategy. proof, left_out: as in
+    `SearchResult`.
     """
     throughput, money = task.job.tokens_per_iteration / priced.seconds, priced.money
     limit = task.job.money_limit
-    named = dict(zip(("generated", "after_rules", "in_memory"), counts.tolist(), strict=True))
-    named["priced"] = named["in_memory"]  # all that fit are
-    best = best_under(limit, throughput, money)
+    generated, after_rules, in_memory = counts.tolist()
+    named_counts = {
+        "generated": generated,
+        "after_rules": after_rules,
+        "in_memory": in_memory,
+        "priced": in_memory,  # every strategy that fits in memory is priced
+    }
+    best = instance = None
     reason = ""
-    if best is None:
-        reason = why_nothing(named, money, limit, task.facts.layers, left_out, finished)
+    best_number = best_under(limit, throughput, money)
+    if best_number is None:
+        reason = why_nothing(named_counts, money, limit, task.facts.layers, left_out, finished)
+    else:
+        best, instance = priced.candidate(best_number), instance_of(priced, best_number)
+    points = [
+        (speed, None if math.isnan(dollars) else dollars)
+        for speed, dollars in zip(throughput.tolist(), money.tolist(), strict=True)
+    ]
     return SearchResult(
         mode=task.pool.mode,
-        counts=named,
-        best=None if best is None else priced.candidate(best),
+        counts=named_counts,
+        best=best,
         top=distinct(listed)[: task.top],
         pareto=tuple(priced.candidate(number) for number in pareto(throughput, money).tolist()),
         proven=finished,
         proof=proof,
         reason=reason,
-        points=tuple(
-            (speed, None if math.isnan(dollars) else dollars)
-            for speed, dollars in zip(throughput.tolist(), money.tolist(), strict=True)
-        ),
-        instance=None if best is None else instance_of(priced, best),
+        points=tuple(points),
+        instance=instance,
         left_out=left_out,
     )
 
 
 def instance_of(priced: PricedSet, number: int) -> AstraData | None:
-    """A strategy on segments as an instance of problem `astra`; None on one type."""
+    """A strategy on segments as an instance of problem `astra`; None for a strategy on one type."""
     if not isinstance(priced, Union):
         return None
-    one, within = priced.located(number)
-    return one.instance(within) if isinstance(one, OnSegments) else None
+    subset, number_in_subset = priced.located(number)
+    if not isinstance(subset, OnSegments):
+        return None
+    return subset.instance(number_in_subset)
 
 
 def distinct(listed: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Candidates by seconds, then money. A strategy on the same stages, found on segments and on
-    one type, is listed once."""
+    """The candidates by seconds, then by money. Of candidates with the same strategy and stages,
+    one from segments and one from a single type, only the first remains."""
     seconds = np.array([candidate.seconds for candidate in listed])
     money = np.array([candidate.money or 0.0 for candidate in listed])
-    once: dict[object, Candidate] = {}
-    for i in np.lexsort((tied(money), tied(seconds))):
-        once.setdefault((listed[i].stages, *listed[i].strategy.values()), listed[i])
-    return tuple(once.values())
+    first: dict[object, Candidate] = {}
+    for number in np.lexsort((tied(money), tied(seconds))):
+        candidate = listed[number]
+        first.setdefault((candidate.stages, *candidate.strategy.values()), candidate)
+    return tuple(first.values())
 
 
 def columns_of(pool: Pool) -> dict[str, Column]:

@@ -1,8 +1,8 @@
-"""Strategies that were priced: those on one type of device at a time, those on segments of several
-types, and the union of both, from which the best are chosen.
+"""Sets of priced strategies: strategies on one type of device at a time, strategies on segments of
+several types, and the union of both sets, from which the search chooses the best.
 
-A set numbers its strategies from 0, with seconds and money of each as arrays; it makes a candidate
-only of those that are asked for.
+A set numbers its strategies from 0 and has their seconds and money as arrays. It makes a
+`Candidate` only for a number that is asked for.
 """
 
 import math
@@ -45,15 +45,15 @@ DEGREES_OF_A_STAGE = ("tensor_model_parallel_size", "context_parallel_size", "da
 
 @dataclass(frozen=True)
 class Task:
-    """The search that was asked for: what all its parts need."""
+    """The inputs of a search; see `engine.search`."""
 
     job: Job
     pool: Pool
-    facts: ModelFacts
+    facts: ModelFacts  # of the job's model
     space: Space
     rules: Sequence[Rule]
     assumed: Assumptions
-    top: int  # how many candidates to list
+    top: int  # how many of the fastest candidates to list
 
     def candidate(
         self,
@@ -66,8 +66,8 @@ class Task:
         *,
         segments: bool,
     ) -> Candidate:
-        """Row r of the table on these stages. money: NaN where no price is known. segments: whether
-        the stages were chosen by the search on segments."""
+        """The candidate of row r of a table. parts, offloaded, stages: as in `Candidate`. money:
+        NaN where no price is known. segments: whether the search on segments chose the stages."""
         offers = {offer.name: offer for offer in self.pool.offers}
         devices_per_stage = math.prod(int(table.columns[name][r]) for name in DEGREES_OF_A_STAGE)
         stages_on = Counter(name for name, _ in stages)
@@ -93,20 +93,20 @@ class Task:
 
 
 class PricedSet(Protocol):
-    """Strategies that were priced, numbered from 0."""
+    """A set of priced strategies, numbered from 0."""
 
     seconds: Floats  # [n] of an iteration
     money: Floats  # [n] dollars for the job, NaN where no price is known
 
     def candidate(self, number: int) -> Candidate:
-        """One of them, in full."""
+        """The candidate of one strategy."""
         ...
 
 
 class OnOneType:
-    """All strategies of equal stages on one type of device at a time, those that fit in memory."""
+    """All strategies of equal stages on one type of device at a time that fit in memory."""
 
-    table: Strategies  # [R] rows
+    table: Strategies  # R rows
     parts: Floats  # [3, R] pipeline, reduction and optimizer seconds
     seconds: Floats  # [R] of an iteration
     money: Floats  # [R] dollars for the job, NaN where the type has no price
@@ -147,7 +147,8 @@ class OnOneType:
         self.counts = np.array([self.table.generated, after_rules, self.table.rows])
 
     def candidate(self, number: int) -> Candidate:
-        """A row of the table. Where stages do not divide the layers, the first have one more."""
+        """The candidate of a row of the table. Where the number of stages does not divide the
+        layers, the first stages have one layer more."""
         task, columns = self.task, self.table.columns
         name = task.pool.offers[int(columns["gpu_type"][number])].name
         P = int(columns["pipeline_model_parallel_size"][number])
@@ -163,7 +164,7 @@ class OnOneType:
         )
 
     def fastest(self, count: int) -> list[Candidate]:
-        """The first by throughput, then money; of twins one."""
+        """The candidates that are first by throughput, then by money, without `twins`."""
         order = ranking(self.task.job.tokens_per_iteration / self.seconds, self.money)
         order = order[~twins(self.table, self.offloaded)[order]]
         return [self.candidate(number) for number in order[:count].tolist()]
@@ -172,7 +173,7 @@ class OnOneType:
 class OnSegments:
     """The Pareto set of all strategies on segments of several types."""
 
-    table: Strategies  # the strategies that may have segments
+    table: Strategies  # the strategies for which enough stages fit in memory
     points: Sequence[Point]  # [n] the Pareto set
     seconds: Floats  # [n] of an iteration
     money: Floats  # [n] dollars for the job, NaN where a type has no price
@@ -205,15 +206,15 @@ class OnSegments:
         return np.nan if priceless else point.money * self.task.job.iterations
 
     def candidate(self, number: int) -> Candidate:
-        """A point of the Pareto set."""
+        """The candidate of one point of the Pareto set."""
         return self.candidate_of(self.points[number])
 
     def fastest(self) -> list[Candidate]:
-        """The fastest segments of the fastest strategies."""
+        """The candidates of the fastest strategies, each on its fastest segments."""
         return [self.candidate_of(point) for point in self.search.top()]
 
     def candidate_of(self, point: Point) -> Candidate:
-        """A strategy on segments."""
+        """The candidate of a strategy on segments."""
         task, offers = self.task, self.task.pool.offers
         offloaded = float(self.figures.offloaded[point.strategy])
         reduction, optimizer = self.seconds_behind(point, offloaded)
@@ -238,13 +239,13 @@ class OnSegments:
         return max(behind, key=sum)
 
     def instance(self, number: int) -> AstraData:
-        """A point as an instance, which the exact method of problem `astra` solves to the same."""
+        """The instance of problem `astra` whose optimum is this point of the Pareto set."""
         point, offers = self.points[number], self.task.pool.offers
         return segment_instance(self.table, offers, self.figures, point.strategy, point.stages)
 
 
 class Union:
-    """Several sets of priced strategies as one: those of the first come first."""
+    """Several sets of priced strategies as one, numbered set by set."""
 
     def __init__(self, sets: Sequence[PricedSet]) -> None:
         self.sets = sets
@@ -252,17 +253,17 @@ class Union:
         self.money = np.concatenate([one.money for one in sets])
 
     def located(self, number: int) -> tuple[PricedSet, int]:
-        """The set that a strategy is in, and its number there."""
-        for one in self.sets:
-            if number < len(one.seconds):
-                return one, number
-            number -= len(one.seconds)
+        """(the set of a strategy, the number of the strategy in that set)."""
+        for subset in self.sets:
+            if number < len(subset.seconds):
+                return subset, number
+            number -= len(subset.seconds)
         raise IndexError("no such strategy")
 
     def candidate(self, number: int) -> Candidate:
-        """One of them, in full."""
-        one, within = self.located(number)
-        return one.candidate(within)
+        """The candidate of one strategy."""
+        subset, number_in_subset = self.located(number)
+        return subset.candidate(number_in_subset)
 
 
 def twins(table: Strategies, share: Floats) -> NDArray[np.bool_]:

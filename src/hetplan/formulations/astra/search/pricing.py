@@ -105,7 +105,7 @@ class Priced:
         self.exchanged = columns["cp_comm_type"] == 1
         self.ranks = Ranks(self.tp, self.cp, self.dp, self.ep, self.etp, self.copies)
         self.selective = (self.granularity == SELECTIVE) | (self.granularity == HYBRID)
-        self.together = partial(group_seconds, offer, assumed)
+        self.group_seconds = partial(group_seconds, offer, assumed)
 
     @cached_property
     def blocks(self) -> Floats:
@@ -118,7 +118,7 @@ class Priced:
         """What one block exchanges in its passes."""
         return BlockExchanges(
             facts=self.facts,
-            together=self.together,
+            group_seconds=self.group_seconds,
             ranks=self.ranks,
             rows=self.own,
             sequence_parallel=self.sp == 1,
@@ -137,7 +137,7 @@ class Priced:
     def tensor_seconds(self) -> Floats:
         """Tensor ranks' collectives of one block, one pass."""
         size = np.asarray(self.facts.boundary_bytes * self.own, dtype=np.float64)
-        return tensor_seconds(self.together, size, self.facts.joins, self.tp, self.sp)
+        return tensor_seconds(self.group_seconds, size, self.facts.joins, self.tp, self.sp)
 
     @cached_property
     def forward(self) -> Floats:
@@ -178,7 +178,7 @@ class Priced:
     def crossing_seconds(self) -> Floats:
         """One stage boundary, forward and backward, before any overlap: h of eq. 22."""
         size = self.facts.boundary_bytes * self.own / np.where(self.sp == 1, self.tp, 1)
-        return crossing_seconds(self.together, size, self.tp * self.cp * self.dp, self.pp)
+        return crossing_seconds(self.group_seconds, size, self.tp * self.cp * self.dp, self.pp)
 
     @property
     def stage_params(self) -> Floats:
@@ -233,7 +233,7 @@ class Priced:
         several = bucket_params(ranks, assumed.bucket_params, assumed.bucket_params_per_rank)
         bucket = np.where(window > 0, several, np.inf)
         size = np.minimum(params, bucket) * element_bytes
-        once = self.together(operation, size, stride, ranks)
+        once = self.group_seconds(operation, size, stride, ranks)
         return uncovered_buckets(once, bucket_count(params, bucket), window)
 
     def optimizer_params(self, dense: Floats, experts: Floats) -> Floats:

@@ -4,7 +4,7 @@ Order, Pareto set and choice under a money limit follow Astra, Section 3.6, eq. 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -161,40 +161,52 @@ def summary(candidate: Candidate) -> str:
         f"tp {s['tensor_model_parallel_size']}",
         f"dp {s['data_parallel_size']}",
         f"mbs {s['micro_batch_size']} x {s['num_micro_batches']}",
+        *further_degrees(s),
+        *optimizer_options(s),
     ]
-    again = ("recompute_granularity", "recompute_method", "recompute_num_layers")
-    repeats = " ".join(["recompute", *(str(s[key]) for key in again if s[key] is not None)])
-    options = (
-        (s["context_parallel_size"] != 1, f"cp {s['context_parallel_size']}"),
-        (s["cp_comm_type"] == "a2a", "all-to-all"),
-        (s["expert_model_parallel_size"] != 1, f"ep {s['expert_model_parallel_size']}"),
-        (
-            s["expert_tensor_parallel_size"] != s["tensor_model_parallel_size"],
-            f"expert tensor {s['expert_tensor_parallel_size']}",
-        ),
-        (s["use_fsdp"], "fully sharded"),
-        (
-            s["num_distributed_optimizer_instances"] != 1,
-            f"in {s['num_distributed_optimizer_instances']} groups",
-        ),
-        (
-            s["num_layers_per_virtual_pipeline_stage"] is not None,
-            f"{s['virtual_pipeline_model_parallel_size']} virtual stages",
-        ),
-        (s["sequence_parallel"], "sequence parallel"),
-        (s["use_distributed_optimizer"], "distributed optimizer"),
-        (s["recompute_granularity"] is not None, repeats),
-        (candidate.offloaded > 0, f"{100 * candidate.offloaded:.0f} % of the optimizer offloaded"),
-    )
-    parts += [text for chosen, text in options if chosen]
+    if candidate.offloaded > 0:
+        parts.append(f"{100 * candidate.offloaded:.0f} % of the optimizer offloaded")
     if candidate.segments:
-        cuts = (
-            (name, [layers for _, layers in stages])
-            for name, stages in groupby(candidate.stages, key=lambda stage: stage[0])
-        )
-        texts = (f"{len(cut)} x {name}: {counted(sum(cut), 'layer')}" for name, cut in cuts)
-        parts.append(f"[{' | '.join(texts)}]")
+        parts.append(f"[{segments_text(candidate.stages)}]")
     return f"{devices}: {', '.join(parts)}"
+
+
+def further_degrees(s: Mapping[str, int | bool | str | None]) -> Iterator[str]:
+    """The strategy's context and expert degrees, shards and virtual stages in words."""
+    if s["context_parallel_size"] != 1:
+        yield f"cp {s['context_parallel_size']}"
+    if s["cp_comm_type"] == "a2a":
+        yield "all-to-all"
+    if s["expert_model_parallel_size"] != 1:
+        yield f"ep {s['expert_model_parallel_size']}"
+    if s["expert_tensor_parallel_size"] != s["tensor_model_parallel_size"]:
+        yield f"expert tensor {s['expert_tensor_parallel_size']}"
+    if s["use_fsdp"]:
+        yield "fully sharded"
+    if s["num_distributed_optimizer_instances"] != 1:
+        yield f"in {s['num_distributed_optimizer_instances']} groups"
+    if s["num_layers_per_virtual_pipeline_stage"] is not None:
+        yield f"{s['virtual_pipeline_model_parallel_size']} virtual stages"
+
+
+def optimizer_options(s: Mapping[str, int | bool | str | None]) -> Iterator[str]:
+    """The strategy's sequence parallelism, sharded optimizer and recomputation in words."""
+    if s["sequence_parallel"]:
+        yield "sequence parallel"
+    if s["use_distributed_optimizer"]:
+        yield "distributed optimizer"
+    if s["recompute_granularity"] is not None:
+        keys = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+        yield " ".join(["recompute", *(str(s[key]) for key in keys if s[key] is not None)])
+
+
+def segments_text(stages: Sequence[tuple[str, int]]) -> str:
+    """`2 x H100: 12 layers | 1 x A800: 4 layers`. stages: (type, layers) in pipeline order."""
+    texts = []
+    for name, run in groupby(stages, key=lambda stage: stage[0]):
+        layers = [number for _, number in run]
+        texts.append(f"{len(layers)} x {name}: {counted(sum(layers), 'layer')}")
+    return " | ".join(texts)
 
 
 # Money is seconds x GPUs x price: amounts closer than this differ by the order of multiplication

@@ -1,0 +1,83 @@
+"""Files that something was made from: their names and digests, by which a change is noticed."""
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+from typing import Annotated, Self
+
+from pydantic import Field
+
+from hetplan.files import MAX_BYTES
+from hetplan.schema import PLAIN, Count, StrictModel
+
+LONGEST_PATH = 4096
+
+
+class SourceFile(StrictModel):
+    """A file as it was read. path: in a plan file relative to the plan file's folder, else
+    absolute. size: bytes. sha256: of its content, 64 hexadecimal digits."""
+
+    path: Annotated[str, Field(min_length=1, max_length=LONGEST_PATH, pattern=PLAIN)]
+    size: Annotated[Count, Field(le=MAX_BYTES)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> Self | None:
+        """The file as it is now; None for a pipe or a device, and for a path that no JSON text can
+        hold."""
+        absolute = os.path.abspath(path)
+        plain = re.fullmatch(PLAIN, absolute) and absolute.isprintable()
+        content = regular_content(absolute)
+        if content is None or not plain or len(absolute) > LONGEST_PATH:
+            return None
+        return cls(path=absolute, size=len(content), sha256=digest(content))
+
+    def beside(self, folder: str) -> Self:
+        """The same file with a path that is relative to `folder`."""
+        return self.model_copy(update={"path": os.path.relpath(self.path, folder)})
+
+    def found_from(self, folder: str) -> Self:
+        """The same file with an absolute path; a relative one begins at `folder`."""
+        return self.model_copy(update={"path": os.path.abspath(os.path.join(folder, self.path))})
+
+    def difference(self) -> str | None:
+        """`has changed` or `is not there`; None where the file is as it was.
+
+        Another program may have written the path, so that only a regular file of the same size is
+        read.
+        """
+        size = regular_size(self.path)
+        if size is None:
+            return "is not there"
+        if size != self.size:
+            return "has changed"
+        content = regular_content(self.path)
+        if content is None:
+            return "is not there"
+        return None if digest(content) == self.sha256 else "has changed"
+
+
+def regular_size(path: str) -> int | None:
+    """Bytes of a regular file; None for what is none, or cannot be asked."""
+    with contextlib.suppress(OSError, ValueError):
+        status = os.stat(path)
+        if stat.S_ISREG(status.st_mode):
+            return status.st_size
+    return None
+
+
+def regular_content(path: str) -> bytes | None:
+    """The bytes of a regular file that is not too large to be read; None for any other."""
+    size = regular_size(path)
+    if size is None or size > MAX_BYTES:
+        return None
+    with contextlib.suppress(OSError), open(path, "rb") as stream:
+        return stream.read(MAX_BYTES + 1)
+    return None
+
+
+def digest(content: bytes) -> str:
+    """SHA-256 in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
