@@ -23,7 +23,7 @@ DeviceIntervals = list[tuple[int, Interval]]
 
 
 class ModelPart(Protocol):
-    """A rank's part of a model. Checkpoints need `engine.loop.Trained`, which has more methods."""
+    """A rank's part of a model. Checkpoints need more methods: see `engine.loop.TrainedPart`."""
 
     step: int
     """Number of iterations begun."""
