@@ -13,8 +13,8 @@ from hetplan.schema import PLAIN, Count, NonNegative, StrictModel
 # along dimension d, whose length follows its ratio.
 Form = Annotated[str, Field(pattern=r"^(Identity|All-Reduce|All-Gather\(\d+\))$")]
 TensorName = Annotated[str, Field(min_length=1, max_length=400, pattern=PLAIN)]
-Step = Literal[
-    "Run",
+# A change of a tensor's form.
+Collective = Literal[
     "All-Reduce",
     "Reduce-Scatter",
     "All-Gather",
@@ -23,6 +23,10 @@ Step = Literal[
     "Slice",
     "Share",
     "Repartition",
+]
+Step = Literal[
+    "Run",
+    Collective,
     "All-Reduce gradient",
     "All-Gather factors",
     "Grouped-Broadcast factors",

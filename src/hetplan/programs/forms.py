@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hetplan.plans.program import Collective
+
 Form = int
 WHOLE: Form = -1
 PARTIAL: Form = -2
@@ -70,17 +72,6 @@ def along(letter: str, inputs: tuple[str, ...], output: str) -> Way:
         return Way(forms, output.find(letter))
     return Way(forms, PARTIAL)
 
-
-Collective = Literal[
-    "All-Reduce",
-    "Reduce-Scatter",
-    "All-Gather",
-    "Grouped-Broadcast",
-    "All-To-All",
-    "Slice",
-    "Share",
-    "Repartition",
-]
 
 Gather = Literal["All-Reduce", "All-Gather factors", "Grouped-Broadcast factors"]
 

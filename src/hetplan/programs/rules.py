@@ -27,12 +27,12 @@ Source: HAP, Section 4.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from hetplan.plans.program import Collective
 from hetplan.programs.axes import Axes, ways_of
 from hetplan.programs.forms import (
     PARTIAL,
     WHOLE,
     Change,
-    Collective,
     Form,
     Gather,
     Instruction,
