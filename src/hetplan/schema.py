@@ -301,7 +301,8 @@ def in_order(by_number: Any) -> Any:
     require(isinstance(by_number, dict), 'is no object {"0": …, "1": …, …}')
     numbers = [str(number) for number in range(len(by_number))]
     missing = [number for number in numbers if number not in by_number]
-    require(not missing, f"layer {next(iter(missing), None)} is missing, expected layers from 0 on")
+    if missing:
+        raise InputError(f"layer {missing[0]} is missing, expected layers from 0 on")
     return [by_number[number] for number in numbers]
 
 

@@ -114,14 +114,12 @@ def set_names() -> list[str]:
 def offer_methods(ctx: typer.Context, incomplete: str) -> list[str]:
     """Methods of the named packaged instance's problem; of every problem for other instances."""
     # An option that still lacks its value keeps the arguments before it from being assigned.
-    loose = [word for word in ctx.args if not word.startswith("-")]
-    entry = find(str(next(iter([*(ctx.params.get("instances") or ()), *loose]), "")))
-    names = dict.fromkeys(
-        method.name
-        for name in (list(FAMILIES) if entry is None else [entry.problem])
-        for method in family(name).methods
-    )
-    return beginning([*names, "all"], incomplete, many=True)
+    unassigned = [word for word in ctx.args if not word.startswith("-")]
+    instances = [*(ctx.params.get("instances") or ()), *unassigned]
+    entry = find(str(instances[0])) if instances else None
+    problems = list(FAMILIES) if entry is None else [entry.problem]
+    names = [method.name for problem in problems for method in family(problem).methods]
+    return beginning([*dict.fromkeys(names), "all"], incomplete, many=True)
 
 
 def offered(what: str, *names: str, metavar: str, help: str, **more: Any) -> Any:

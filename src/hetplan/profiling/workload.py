@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetplan.answers import Answers
-from hetplan.errors import require
+from hetplan.errors import InputError, require
 from hetplan.profiling.frameworks import HETPLAN, RESERVED_BYTES, Framework, load_framework
 from hetplan.profiling.hardware.cluster import Cluster, load_cluster
 from hetplan.profiling.models.model import Model, check_made_for, load_model
@@ -227,13 +227,13 @@ def check_profile(
                 expected=repr(expected),
             )
     missing = [name for name in cluster.types if name not in profile.devices()]
-    require(
-        not missing,
-        f"no table for device type {next(iter(missing), '')!r} of cluster {cluster.name}",
-        where=f"{where}: tables",
-        got=", ".join(profile.devices()),
-        expected="every device type of the cluster",
-    )
+    if missing:
+        raise InputError(
+            f"no table for device type {missing[0]!r} of cluster {cluster.name}",
+            where=f"{where}: tables",
+            got=", ".join(profile.devices()),
+            expected="every device type of the cluster",
+        )
 
 
 def with_names_of(model: Model, profile: Profile) -> Profile:
