@@ -174,6 +174,7 @@ def sensitivity_tables(
         notes.append(
             f"another plan is the fastest in {len(others)} of {count}: {', '.join(others[:6])}"
         )
+    figures = [analysis.figures(plan) for plan in range(len(names))]
     yield Table.of(
         "sensitivity to the profile, predicted",
         range(len(names)),
@@ -181,17 +182,10 @@ def sensitivity_tables(
             Column("plan", lambda i: names[i]),
             Column("rank", lambda i: analysis.nominal.ranks[i], right=True),
             Column("iteration", lambda i: analysis.nominal.seconds[i], seconds_text, right=True),
-            Column(
-                "lowest", lambda i: analysis.figures(i)["lowest_seconds"], seconds_text, right=True
-            ),
-            Column(
-                "highest",
-                lambda i: analysis.figures(i)["highest_seconds"],
-                seconds_text,
-                right=True,
-            ),
-            Column("fastest in", lambda i: f"{analysis.figures(i)['wins']} of {count}", right=True),
-            Column("regret", lambda i: analysis.figures(i)["regret"], percent_text, right=True),
+            Column("lowest", lambda i: figures[i]["lowest_seconds"], seconds_text, right=True),
+            Column("highest", lambda i: figures[i]["highest_seconds"], seconds_text, right=True),
+            Column("fastest in", lambda i: f"{figures[i]['wins']} of {count}", right=True),
+            Column("regret", lambda i: figures[i]["regret"], percent_text, right=True),
         ],
         notes,
     )

@@ -281,26 +281,30 @@ def summarised(rows: Sequence[Compared], rules: Scoring = Scoring()) -> dict[str
         if name and len(part) > 1
     ]
     costs = [regret(*pair) for pair in pairs]
-    held = [row for row in rows if row.memory_error is not None]
-    large = [row for row in held if (row.published.held_bytes or 0) >= rules.large]
+    errors = [row.error for row in timed if row.error is not None]
+    with_memory = [row for row in rows if row.memory_error is not None]
+    memory_errors = [row.memory_error for row in with_memory if row.memory_error is not None]
+    large = [row for row in with_memory if (row.published.held_bytes or 0) >= rules.large]
+    large_errors = [row.memory_error for row in large if row.memory_error is not None]
+    predicted = [row.predicted for row in rows if row.predicted is not None]
     one_type = len(set(map(kind, timed))) == 1 and all(row.published.utilisation for row in timed)
     return {
         "rows": len(rows),
-        "predicted": sum(row.predicted is not None for row in rows),
-        "error": mean(abs(row.error or 0.0) for row in timed),
-        "bias": mean(row.error for row in timed),
+        "predicted": len(predicted),
+        "error": mean(map(abs, errors)),
+        "bias": mean(errors),
         "workloads": len(pairs),
         "spearman": mean(order(*pair, rules) for pair in pairs),
         "order": order(*measured_and_predicted(timed), rules),
         "regret": mean(costs),
         "worst_regret": max(costs, default=None),
-        "memory_rows": len(held),
-        "memory_error": mean(abs(row.memory_error or 0.0) for row in held),
-        "memory_bias": mean(row.memory_error for row in held),
+        "memory_rows": len(with_memory),
+        "memory_error": mean(map(abs, memory_errors)),
+        "memory_bias": mean(memory_errors),
         "memory_large_rows": len(large),
-        "memory_large_error": mean(abs(row.memory_error or 0.0) for row in large),
-        "memory_below": sum((row.memory_error or 0) < -rules.below for row in held),
-        "unfit": sum(row.predicted is not None and not row.predicted.fits for row in rows),
+        "memory_large_error": mean(map(abs, large_errors)),
+        "memory_below": sum(error < -rules.below for error in memory_errors),
+        "unfit": sum(not prediction.fits for prediction in predicted),
         "utilisation": order(*shares(timed), rules) if one_type else None,
     }
 

@@ -77,12 +77,12 @@ class Question:
 
     def without_plan(self, setting: Setting) -> Workload:
         """The workload of the options alone; raises InputError where one is missing."""
-        given = {
+        required = {
             "--model": setting.model,
             "--cluster": setting.cluster,
             "--global-batch": self.global_batch,
         }
-        for option, value in given.items():
+        for option, value in required.items():
             require(value is not None, f"missing option '{option}'", expected="it, or a plan file")
         assert setting.model and setting.cluster and self.global_batch is not None
         workloads, _ = make_workloads(
@@ -158,12 +158,12 @@ def what_if(
     Exit code 0 when a plan fits on the cluster as it is, 1 when none does.
     """
     run = Run(make_options(time_limit=time_limit, threads=threads))
-    known = []
+    first_plans = []
     if plan is None:
         workload = question.without_plan(setting)
     else:
         workload, loaded = question.of_plan(setting, plan)
-        known = [loaded]
+        first_plans = [loaded]
     workload = with_margin(workload, memory_margin)
     changes = [
         *(asking.addition(text, workload.cluster) for text in split_list(add or [])),
@@ -178,7 +178,7 @@ def what_if(
             changes,
             run,
             strategies=named_strategies(strategies),
-            known=known,
+            known=first_plans,
             on_candidate=display.add,
         ),
         display,

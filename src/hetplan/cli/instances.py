@@ -112,11 +112,10 @@ def show_list(
 def summary(entry: Entry) -> dict[str, Any]:
     """One row of the list; what is not known is None."""
     best = entry.best_known()
-    known = {
-        key: getattr(best, key, None)
-        for key in ("objective", "bound", "gap", "status", "found_by", "proved_by")
-    }
-    return {"problem": entry.problem, "name": entry.name, **known}
+    row: dict[str, Any] = {"problem": entry.problem, "name": entry.name}
+    for key in ("objective", "bound", "gap", "status", "found_by", "proved_by"):
+        row[key] = getattr(best, key, None)
+    return row
 
 
 def show(
@@ -265,35 +264,26 @@ def at_most(size: int | None, largest: int) -> bool:
 
 def change_table(looked_at: list[Change], dry_run: bool) -> Table:
     """The records that change, and how many stay."""
-    news = [change for change in looked_at if change.news]
-    changed = [(c.entry, c.before, c.after) for c in news if c.after is not None]
+    changed = []
+    for change in looked_at:
+        if not change.news or change.after is None:
+            continue
+        objective = bound = None
+        if change.before is not None:
+            objective, bound = change.before.objective, change.before.bound
+        changed.append((change.entry, objective, bound, change.after))
     word = "would change" if dry_run else "changed"
     return Table.of(
         f"{len(changed)} of {len(looked_at)} records {word}",
         changed,
         [
             Column("instance", lambda row: f"{row[0].problem}/{row[0].name}"),
-            Column(
-                "objective",
-                lambda row: row[1].objective if row[1] else None,
-                digits(8),
-                right=True,
-            ),
-            Column(
-                "objective now",
-                lambda row: row[2].objective,
-                digits(8),
-                right=True,
-            ),
-            Column(
-                "bound",
-                lambda row: row[1].bound if row[1] else None,
-                digits(8),
-                right=True,
-            ),
-            Column("bound now", lambda row: row[2].bound, digits(8), right=True),
-            Column("found by", lambda row: row[2].found_by),
-            Column("proved by", lambda row: row[2].proved_by or "-"),
+            Column("objective", lambda row: row[1], digits(8), right=True),
+            Column("objective now", lambda row: row[3].objective, digits(8), right=True),
+            Column("bound", lambda row: row[2], digits(8), right=True),
+            Column("bound now", lambda row: row[3].bound, digits(8), right=True),
+            Column("found by", lambda row: row[3].found_by),
+            Column("proved by", lambda row: row[3].proved_by or "-"),
         ],
     )
 

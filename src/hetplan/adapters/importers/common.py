@@ -157,7 +157,7 @@ def profile(
     """A measured profile and what had to be assumed (empty notes are left out); raises InputError
     where sizes are out of range."""
     with derived(where):
-        made = Profile(
+        profile = Profile(
             model=as_name(settings.model or model),
             sequence=settings.sequence or sequence,
             precision=settings.precision or precision,
@@ -169,7 +169,7 @@ def profile(
             layers=layers,
             tables=tables,
         )
-    return Imported("profile", made.model_dump(mode="json"), tuple(filter(None, notes)))
+    return Imported("profile", profile.model_dump(mode="json"), tuple(filter(None, notes)))
 
 
 def lines_of(path: str) -> list[tuple[int, str]]:

@@ -2,7 +2,7 @@
 
 from textwrap import fill
 
-from hetplan.planner.pictures.scene import Row, Scene, sampled
+from hetplan.planner.pictures.scene import Held, Row, Scene, sampled
 from hetplan.text import (
     Column,
     Table,
@@ -77,8 +77,13 @@ def drawn(row: Row, seconds: float) -> str:
 
 def memory(scene: Scene) -> Table:
     """One line per kind of devices in use that hold the same, the fullest where they are many."""
-    like = grouped(((d.kind, d.place, d.held, d.limit), d) for d in scene.used).values()
-    fullest = sorted(like, key=lambda own: -own[0].held / max(own[0].limit, 1.0))[:LISTED]
+
+    def share(devices: list[Held]) -> float:
+        """The share of its memory that each of these devices holds."""
+        return devices[0].held / max(devices[0].limit, 1.0)
+
+    alike = grouped(((d.kind, d.place, d.held, d.limit), d) for d in scene.used).values()
+    fullest = sorted(alike, key=share, reverse=True)[:LISTED]
     notes = ["limits are all that training can use"]
     if scene.margin:
         notes = [f"limits leave {percent_text(scene.margin)} of each device free for its allocator"]
@@ -87,16 +92,18 @@ def memory(scene: Scene) -> Table:
         notes.append(f"left out: {counted(more, 'device')} with more room")
     return Table.of(
         "memory",
-        sorted(fullest, key=lambda own: own[0].device),
+        sorted(fullest, key=lambda devices: devices[0].device),
         [
-            Column("devices", lambda own: ranges_text(d.device for d in own)),
-            Column("type", lambda own: own[0].kind),
-            Column("node", lambda own: ranges_text(d.node for d in own), right=True),
-            Column("place", lambda own: own[0].place),
-            Column("each holds", lambda own: share_text(own[0].held, own[0].limit), right=True),
+            Column("devices", lambda devices: ranges_text(d.device for d in devices)),
+            Column("type", lambda devices: devices[0].kind),
+            Column("node", lambda devices: ranges_text(d.node for d in devices), right=True),
+            Column("place", lambda devices: devices[0].place),
             Column(
-                "of it", lambda own: own[0].held / max(own[0].limit, 1.0), percent_text, right=True
+                "each holds",
+                lambda devices: share_text(devices[0].held, devices[0].limit),
+                right=True,
             ),
+            Column("of it", share, percent_text, right=True),
         ],
         notes,
     )
