@@ -1,5 +1,5 @@
-"""`hetplan doctor` reports the installed packages, the machine's cores, memory and GPUs, and whether
-the packages work together. It imports no package that may be missing.
+"""`hetplan doctor` reports the installed packages and the machine's cores, memory and GPUs, and
+checks that the packages work together. It imports no package that may be missing.
 """
 
 import os

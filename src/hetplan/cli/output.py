@@ -204,7 +204,7 @@ def column_width(table: Table, column: int) -> int:
     width = len(table.header[column])
     for row in table.rows:
         lines = visible(row[column]).split("\n")
-        width = max(width, max(map(len, lines)))
+        width = max(width, *map(len, lines))
     return width
 
 
