@@ -46,14 +46,8 @@ from hetplan.studies.findings import SIZE_KEY, size_of
 from hetplan.studies.rows import Row, Task, text
 
 Tell = Callable[[Progress], None]
-PACKAGES = (
-    "ortools",
-    "highspy",
-    "pyomo",
-    "numpy",
-    "numba",
-    "networkx",
-)  # whose versions rows state
+# The packages whose versions a row states.
+PACKAGES = ("ortools", "highspy", "pyomo", "numpy", "numba", "networkx")
 
 
 def perform(task: Task, tell: Tell | None = None) -> Row:
