@@ -166,11 +166,12 @@ def what_if(
         workload, loaded = question.of_plan(setting, plan)
         first_plans = [loaded]
     workload = with_margin(workload, memory_margin)
-    changes = [
-        *(asking.addition(text, workload.cluster) for text in split_list(add or [])),
-        *(asking.removal(text, workload.cluster) for text in split_list(remove or [])),
-        *(asking.faster_network(gbit, workload.cluster) for gbit in network or []),
-    ] or list(asking.marginal(workload.cluster))
+    cluster = workload.cluster
+    changes = [asking.addition(text, cluster) for text in split_list(add or [])]
+    changes += [asking.removal(text, cluster) for text in split_list(remove or [])]
+    changes += [asking.faster_network(gbit, cluster) for gbit in network or []]
+    if not changes:
+        changes = list(asking.marginal(cluster))
     display = Display(f"what if, {workload.cluster.name}")
     answer = watched(
         run,
@@ -435,24 +436,24 @@ def templates(
     Exit code 0 when the list is complete and an instantiation is found, 1 otherwise.
     """
     run = Run(make_options(time_limit=time_limit, gap=gap))
-    posed = open_instance(instance)
+    opened = open_instance(instance)
     require(
-        posed.problem == "ditto",
+        opened.problem == "ditto",
         "has no templates",
         where=instance,
-        got=f"problem {posed.problem}",
+        got=f"problem {opened.problem}",
         expected="ditto",
     )
     ready = watched(
         run,
         lambda: readiness(
-            posed.data, run, fewest=fewest, micro_batches=micro_batches, failures=failures
+            opened.data, run, fewest=fewest, micro_batches=micro_batches, failures=failures
         ),
-        Display(f"{posed.name}: templates"),
+        Display(f"{opened.name}: templates"),
         quiet=quiet,
     )
     emit(
-        {"instance": posed.name, "problem": "ditto", **rows_of(ready)},
+        {"instance": opened.name, "problem": "ditto", **rows_of(ready)},
         tables_of(ready),
         json=json,
         output=output,

@@ -192,8 +192,8 @@ def validate(
     rows: list[dict[str, Any]] = []
     for path in files:
         try:
-            posed = load_instance(path)
-            row = {"valid": True, "problem": posed.problem, "name": posed.name}
+            opened = load_instance(path)
+            row = {"valid": True, "problem": opened.problem, "name": opened.name}
         except InputError as error:
             row = {"valid": False, "error": str(error)}
             note(f"error: {error}")
@@ -317,13 +317,13 @@ def export_model(
     files; an infeasible one has nothing better.
     """
     method = method_of(output)
-    posed = open_instance(instance)
+    opened = open_instance(instance)
     models: list[Any] = []
-    outcome = posed.family.method(method).load()(posed.data, Run(Options(), tap=models.append))
+    outcome = opened.family.method(method).load()(opened.data, Run(Options(), tap=models.append))
     require(
         models,
         f"has no model to export: {outcome.message or f'{method} answers it without a model'}",
-        where=posed.name,
+        where=opened.name,
     )
     exported = write_models(models, output)
     notes = []
@@ -333,7 +333,7 @@ def export_model(
     if method == "cp-sat":
         notes.append(f"{ROUNDED} {error:.0e} of it")
     table = Table.of(
-        f"{posed.name}: models of {method}",
+        f"{opened.name}: models of {method}",
         exported,
         [
             Column("file", lambda model: model.file),
@@ -352,7 +352,7 @@ def export_model(
     )
     return emit(
         {
-            "instance": posed.name,
+            "instance": opened.name,
             "method": method,
             "models": [asdict(model) for model in exported],
         },

@@ -121,8 +121,8 @@ def set_names() -> list[str]:
 
 
 def offer_methods(ctx: typer.Context, incomplete: str) -> list[str]:
-    """A completer of methods: those of the problem of the first instance on the command line, or of
-    every problem where that is no packaged instance."""
+    """A completer of methods. It offers the methods of the first instance's problem, or of every
+    problem where the command line names no packaged instance."""
     # While an option lacks its value, typer leaves the arguments before it in `ctx.args`.
     unassigned = [word for word in ctx.args if not word.startswith("-")]
     instances = [*(ctx.params.get("instances") or ()), *unassigned]
@@ -362,8 +362,8 @@ def parse_dotted(texts: Sequence[str], option: str, form: str) -> dict[str, dict
 
 
 def native_value(text: str) -> NativeValue:
-    """The value that a text stands for: the first that it can be of a boolean (true, false), a
-    whole number, a finite number, and itself."""
+    """The value of an option's text: a boolean for true or false, else a whole number, else a
+    finite number, else the text itself."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for convert in (int, float):

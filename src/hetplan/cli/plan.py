@@ -201,7 +201,7 @@ def plan(
         trained: Any = traced_model(factory, model, only(precision), None, quiet=quiet)
     else:
         trained = named(model)
-    posed, notes = make_workloads(
+    by_precision, notes = make_workloads(
         trained,
         open_cluster(cluster),
         global_batch,
@@ -212,7 +212,7 @@ def plan(
         stack=costs.stack,
         memory_margin=costs.memory_margin,
     )
-    workloads = [with_links(workload, costs.links) for workload in posed]
+    workloads = [with_links(workload, costs.links) for workload in by_precision]
     workload = workloads[0]
     curves = []
     if costs.measure is not None and output is not None:

@@ -332,7 +332,7 @@ def run(
         required=virtual or survival.elastic,
         quiet=quiet or is_rank(),
     )
-    asked = Job(
+    requested = Job(
         plan=loaded,
         rehearsal=predict(loaded, plan),
         checkpoint=survival.checkpoint,
@@ -343,7 +343,7 @@ def run(
         virtual=virtual,
         **vars(training),
     )
-    job = asked if is_rank() else on_devices(asked)
+    job = requested if is_rank() else on_devices(requested)
     cores = len(os.sched_getaffinity(0)) if job.device == "cpu" else loaded.world_size
     if loaded.world_size > 2 * cores and not (quiet or virtual or is_rank()):
         note(f"{loaded.world_size} ranks share {counted(cores, 'core')} and take turns")
@@ -448,15 +448,15 @@ def launch(
     where = str(job)
     check_header(value, "hetplan-job", 1, where=where)
     check_plain(value, where)
-    asked: Any = parse(JobFile, value, where=where)
-    given = asked.model_dump(exclude_unset=True)
-    section = asked.launcher  # the job file's section `launcher`
+    job_file: Any = parse(JobFile, value, where=where)
+    given = job_file.model_dump(exclude_unset=True)
+    section = job_file.launcher
     launcher = LAUNCHERS[section.kind]
     local = section.kind == "local"
     folder = os.path.relpath(output or job.with_name(f"{job.stem}-launch"))
 
     plan_keys = set(PLAN)
-    if asked.model:  # the planner takes the model, and the factory is for the run alone
+    if job_file.model:  # the planner takes the model, and the factory is for the run alone
         plan_keys.discard("factory")
     planning = ["plan", *options(given, plan_keys), "--output", f"{folder}/plan.json"]
 
@@ -485,8 +485,8 @@ def launch(
         variables = os.environ | section.env
         return subprocess.run(own_command(*words), env=variables, check=False).returncode
     new_plan = load_plan(Path(folder, "plan.json"))
-    runs = new_plan.refused is None or asked.factory is not None
-    require(runs, f"{new_plan.refused}", where=where)
+    can_run = new_plan.refused is None or job_file.factory is not None
+    require(can_run, f"{new_plan.refused}", where=where)
     start = Start(
         plan=new_plan,
         launcher=section,
@@ -494,7 +494,7 @@ def launch(
         root=os.getcwd(),
         folder=folder,
         words=run_options,
-        gpus=asked.device != "cpu",
+        gpus=job_file.device != "cpu",
     )
     texts = {"node.sh": torchrun(new_plan, variables=section.env), **launcher.files_of(start)}
     for file, text in texts.items():

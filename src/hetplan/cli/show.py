@@ -103,11 +103,11 @@ def show(
     full."""
     drawings = {"html": html, "png": png, "svg": svg}
     options = {**vars(setting), **drawings, "what-if": changes}
-    asked = [name for name, value in options.items() if value is not None]
-    document = plan_document(subject, asked=bool(asked))
+    given = [name for name, value in options.items() if value is not None]
+    document = plan_document(subject, asked=bool(given))
     if document is None:
-        if asked:
-            raise InputError("is for plan files", where=f"--{asked[0]}", got=subject)
+        if given:
+            raise InputError("is for plan files", where=f"--{given[0]}", got=subject)
         return show_decision(subject, decision, json=json)
     require(decision is None, "a plan has no second argument", got=decision)
     value, where = document
@@ -179,16 +179,18 @@ def show_decision(instance: str, decision: str | None, *, json: bool) -> int:
     For hap, this means every instruction with its properties and every device's stages; for other
     problems, the family's tables. decision: as in `claims_of`.
     """
-    posed = open_instance(instance)
-    claims = [claim for claim in claims_of(posed, instance, decision) if claim.decision is not None]
+    opened = open_instance(instance)
+    all_claims = claims_of(opened, instance, decision)
+    claims = [claim for claim in all_claims if claim.decision is not None]
     require(claims, "no decision to show", where=decision or instance)
-    shown = [in_full(posed, claim) for claim in claims]
-    documents = [
-        {"source": claim.source, **document}
-        for claim, (_, document) in zip(claims, shown, strict=True)
-    ]
-    document = {"instance": posed.name, "problem": posed.problem, "decisions": documents}
-    emit(document, [table for tables, _ in shown for table in tables], json=json)
+    decision_tables: list[Table] = []
+    documents = []
+    for claim in claims:
+        tables_in_full, document_in_full = in_full(opened, claim)
+        decision_tables += tables_in_full
+        documents.append({"source": claim.source, **document_in_full})
+    document = {"instance": opened.name, "problem": opened.problem, "decisions": documents}
+    emit(document, decision_tables, json=json)
     return 0
 
 

@@ -112,12 +112,12 @@ def solve(
         native=native,
         pyomo_solver=pyomo_solver,
     )
-    posed = open_instances(instances)
-    families = {instance.problem: instance.family for instance in posed}
+    opened = open_instances(instances)
+    families = {instance.problem: instance.family for instance in opened}
     methods = chosen_methods(families, method)
     check_back_ends(families, methods, options, pyomo_solver)
     answers: list[tuple[Instance, list[Result[Any]]]] = []
-    for instance in posed:
+    for instance in opened:
         results = run_methods(instance, methods[instance.problem], options, quiet=quiet)
         answers.append((instance, results))
         if results and results[-1].stop is Stop.INTERRUPTED:
@@ -125,7 +125,7 @@ def solve(
     documents = [
         answer_document(instance, results, options.as_dict()) for instance, results in answers
     ]
-    alone = len(posed) == 1
+    alone = len(opened) == 1
     tables = (
         table
         for instance, results in answers
@@ -141,7 +141,7 @@ def solve(
     all_results = [result for _, results in answers for result in results]
     if contradictions or any(BUG in result.details for result in all_results):
         return 3
-    complete = len(answers) == len(posed)
+    complete = len(answers) == len(opened)
     answered = all(result.status in ("optimal", "feasible") for result in all_results)
     return 0 if complete and answered else 1
 
@@ -354,19 +354,19 @@ def check(
         (instance, decision) != ("-", "-"),
         "instance and decision cannot both come from standard input",
     )
-    posed = open_instance(instance)
+    opened = open_instance(instance)
     value, where = read_document(decision)
-    claims = read_claims(value, posed, where=where)
-    if isinstance(value, dict) and "results" in value and value.get("instance") != posed.name:
-        note(f"{where} answers instance {value.get('instance')!r}, checked against {posed.name!r}")
-    verdicts = judge(claims, posed)
+    claims = read_claims(value, opened, where=where)
+    if isinstance(value, dict) and "results" in value and value.get("instance") != opened.name:
+        note(f"{where} answers instance {value.get('instance')!r}, checked against {opened.name!r}")
+    verdicts = judge(claims, opened)
     return emit(
         {
-            "instance": posed.name,
-            "problem": posed.problem,
+            "instance": opened.name,
+            "problem": opened.problem,
             "decisions": [verdict.document() for verdict in verdicts],
         },
-        verdict_tables(posed, verdicts),
+        verdict_tables(opened, verdicts),
         json=json,
         ok=all(verdict.holds for verdict in verdicts),
     )

@@ -160,9 +160,13 @@ def titan_sections(grid: Grid, tensor: int, degrees: Degrees) -> dict[str, dict[
     }
     if plan.workload.sequence is not None:
         training["seq_len"] = plan.workload.sequence
+    replicate_degree, shard_degree = grid.data, 1
+    if sharded:
+        replicate_degree = degrees.shard_groups
+        shard_degree = grid.data // degrees.shard_groups
     parallelism: dict[str, Any] = {
-        "data_parallel_replicate_degree": degrees.shard_groups if sharded else grid.data,
-        "data_parallel_shard_degree": grid.data // degrees.shard_groups if sharded else 1,
+        "data_parallel_replicate_degree": replicate_degree,
+        "data_parallel_shard_degree": shard_degree,
         "tensor_parallel_degree": tensor,
         "pipeline_parallel_degree": grid.pipeline,
     }

@@ -85,8 +85,9 @@ class Grid:
 
     def check(self) -> None:
         """Refuse a plan whose replicas differ, or whose samples or weights divide unequally."""
+        one_chunk, one_stage = self.chunks == 1, self.pipeline == 1
         self.refuse(
-            self.plan.schedule == "interleaved-1f1b" and (self.chunks == 1) != (self.pipeline == 1),
+            self.plan.schedule == "interleaved-1f1b" and one_chunk != one_stage,
             "interleaved 1F1B of one stage, or of one chunk",
             "the order of passes",
         )
@@ -125,14 +126,14 @@ class Grid:
         """The model's number of blocks. Refuses a model whose layers are not one embedding, blocks
         and one head."""
         names = self.plan.workload.layers
-        text_model = (
+        is_text_model = (
             len(names) >= 3
             and names[0] == "embedding"
             and names[-1] == "head"
             and self.plan.workload.sequence is not None
         )
         self.refuse(
-            not text_model,
+            not is_text_model,
             f"layers other than one embedding, blocks and one head ({names[0]} .. {names[-1]})",
             "where each layer goes",
         )

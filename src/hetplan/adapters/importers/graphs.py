@@ -94,7 +94,7 @@ def bytes_behind(
     graph = ordered(names, edges, where)
     order = list(graph)
     position = {number: i for i, number in enumerate(order)}
-    crossing = 0.0  # bytes of the outputs that a later operator reads
+    crossing = 0.0  # bytes of the outputs so far that a later operator reads
     # [i] bytes of the outputs that the i-th operator is the last to read
     last_read = [0.0] * len(order)
     behind = {}
