@@ -307,7 +307,7 @@ def search(
         ),
     ],
     gpus: GpuPool,
-    kept: Filter,
+    filters: Filter,
     measurements: Measurements,
     written: Written,
     global_batch: Annotated[
@@ -342,7 +342,8 @@ def search(
     the money limit.
     """
     written.check(gpus.cluster)
-    canvas = None if written.plot is None else figure(4.8)
+    # Made before the search, so that a missing matplotlib is noticed at once.
+    empty_plot = None if written.plot is None else figure(4.8)
     run = Run(make_options(time_limit=time_limit))
     trained = load_model(
         model,
@@ -354,15 +355,16 @@ def search(
     assumed = measurements.assumptions(trained, pool)
     types = [offer.name for offer in pool.offers]
     sizes = {} if assumed.profile is None else measured_sizes(assumed.profile, types)
-    space = kept.space(sizes)
-    rules = kept.rules_for(pool)
+    space = filters.space(sizes)
+    rules = filters.rules_for(pool)
     with derived(f"{trained.name} on the pool"):
         result = engine.search(
             job, pool, space=space, rules=rules, assumed=assumed, run=run, top=top
         )
-    if written.plot is not None and canvas is not None:
+    if written.plot is not None and empty_plot is not None:
+        canvas, axes = empty_plot
         title = f"{trained.name}, {pool.mode} pool, {job.tokens:g} tokens"
-        write_bytes(written.plot, pareto_picture(result, *canvas, written.plot, title))
+        write_bytes(written.plot, pareto_picture(result, canvas, axes, written.plot, title))
     if written.instance is not None:
         write_instance(result, written.instance, job, pool)
     for line in trained.notes:

@@ -84,7 +84,8 @@ def excesses(study: Study, problem: str) -> Any | None:
     axes.set_yticks(range(len(percents)), list(map(figure_text, percents)))
     axes.invert_yaxis()
     for height, values in enumerate(percents.values()):
-        # Equal excesses lie above each other, where one dot would hide the others.
+        # A fixed pattern moves dots up or down by at most 0.28, so that dots of equal excess do not
+        # hide each other.
         heights = [height + 0.28 * ((7 * i) % 11 / 5 - 1) for i in range(len(values))]
         axes.scatter(sorted(values), heights, s=12, alpha=0.55, color=COLOURS[0], linewidths=0)
         median = statistics.median(values)

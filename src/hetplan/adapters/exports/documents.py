@@ -218,8 +218,8 @@ def flagscale(plan: Plan, shape: Transformer | None = None) -> str:
     grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
     grid.check()
     document = plain_document(grid) if plain else flagscale_document(grid, stage_types(grid))
-    types = {device.node: device.type for device in plan.devices}
-    nodes = (f"node {node} slots={count} type={types[node]}" for node, count in grid.nodes())
+    type_of_node = {device.node: device.type for device in plan.devices}
+    nodes = [f"node {node} slots={ranks} type={type_of_node[node]}" for node, ranks in grid.nodes()]
     lines = [
         *heading(plan, "FlagScale", FLAGSCALE),
         *comments(f"hostfile, in this order: {', '.join(nodes)}"),

@@ -203,6 +203,7 @@ class Links(Foreign):
                 got=kind,
                 expected=", ".join(sorted(self.inter)),
             )
+        # More pairs never get less bandwidth than fewer: the best fit up to `pairs` counts.
         usable = [count for count in fits if count <= pairs] or [min(fits)]
         return max(fits[count].bandwidth(size / count) for count in usable)
 
@@ -267,6 +268,7 @@ class RunPipeline(Foreign):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        """Check that the stages take all layers in order, and that each stage has its groups."""
         layers = list(chain(*self.layers))
         require(
             layers == list(range(len(layers))),
