@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 Function = TypeVar("Function", bound=Callable[..., Any])
 ATTRIBUTE = "help_description"  # the attribute of a command's function for its `Description`
 COMMAND_WIDTH = 72  # characters of an example's line
-first = itemgetter(0)
+by_position = itemgetter(0)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Page(TyperCommand):
         for heading, entries in rows.items():
             if entries:
                 with formatter.section(heading):
-                    formatter.write_dl([record for _, record in sorted(entries, key=first)])
+                    formatter.write_dl([record for _, record in sorted(entries, key=by_position)])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write each example: its purpose as a comment, then its command, a long one on several

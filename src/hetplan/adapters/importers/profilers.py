@@ -477,9 +477,10 @@ def parse_tree(lines: list[tuple[int, str]], path: str) -> Module:
         if modules and line.rstrip() == ")":
             return modules[0]
         match = MODULE.match(line)
-        is_module = match is not None and not PARAMS.match(line.strip())
+        is_line_of_figures = PARAMS.match(line.strip()) is not None
         # Notes stand between the heading and the root, whose line ends with a parenthesis.
-        if match and is_module and (modules or line.rstrip().endswith("(")):
+        can_be_root = line.rstrip().endswith("(")
+        if match and not is_line_of_figures and (modules or can_be_root):
             depth = len(line) - len(line.lstrip())
             module = Module(match["name"] or "", match["kind"], number, depth)
             around = (other for other in reversed(modules) if other.depth < depth)
