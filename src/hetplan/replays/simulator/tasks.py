@@ -438,8 +438,8 @@ def path_to_end(timeline: Timeline) -> Ints:
     """The tasks of a critical path, first to last.
 
     Each task starts exactly when the task before it in the path is done, or releases a port. The
-    last task of the iteration is the last of the path, so only a task of the path can shorten the
-    iteration.
+    path ends with the last task of the iteration, so that the iteration becomes shorter only where
+    a task of the path does.
     """
     tasks, start, end = timeline.tasks, timeline.start, timeline.end
     done = end + tasks.delay
