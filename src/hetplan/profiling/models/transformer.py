@@ -381,9 +381,7 @@ def add_mamba(parts: LayerParts, t: Transformer, s: int, m: Mamba) -> None:
     operators: tuple[Operator, ...] = (
         norm("norm-1", size),
         Matmul("mamba-in", s, t.hidden, in_width, split="n"),
-        Elementwise(
-            "convolution", 2 * s * m.mixed, 3 * s * m.mixed, split=True, kind="activation"
-        ),
+        Elementwise("convolution", 2 * s * m.mixed, 3 * s * m.mixed, split=True, kind="activation"),
         Matmul("scan-scores", q, n, q, m.groups * chunks, **scan),
         Matmul("scan-inside", q, q, p, m.heads * chunks, **scan),
         Matmul("scan-states", n, q, p, 2 * m.heads * chunks, **scan),

@@ -24,8 +24,14 @@ from hetplan.profiling.models.transformer import (
 )
 from hetplan.profiling.source_files import SourceFile
 
-# Widths of 3x3 convolutions; 0: pooling.
-VGG19 = (*(64, 64, 0, 128, 128, 0), *((256,) * 4), 0, *((512,) * 4), 0, *((512,) * 4), 0)
+# Widths of VGG-19's 3x3 convolutions; 0: pooling.
+VGG19 = (
+    *(64, 64, 0),
+    *(128, 128, 0),
+    *(256, 256, 256, 256, 0),
+    *(512, 512, 512, 512, 0),
+    *(512, 512, 512, 512, 0),
+)
 # Longer than any context; its square, a size in attention, is still one that files may carry.
 LONGEST_SEQUENCE = 10**8
 
