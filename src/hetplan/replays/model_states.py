@@ -60,7 +60,7 @@ class States:
         per_sample: float = 0.0,
         framework: Framework = HETPLAN,
     ) -> "States":
-        """The states of a model that is trained with Adam. layers: bytes of each layer's weights."""
+        """The states of a model trained with Adam. layers: bytes of each layer's weights."""
         element_bytes, weights = ELEMENT_BYTES[precision], float(sum(layers))
         _, gradient_bytes, optimizer_bytes = framework.state_bytes(element_bytes)  # per parameter
         return cls(

@@ -179,7 +179,7 @@ class TaskList:
 
     def build(self, units: int) -> Tasks:
         """The collected tasks. units: the number of units."""
-        columns = {
+        columns: dict[str, NDArray[Any]] = {
             name: np.concatenate(parts).astype(type_of(name), copy=False)
             for name, parts in self._columns.items()
         }
