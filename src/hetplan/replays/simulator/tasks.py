@@ -314,7 +314,7 @@ def run_events(
                     heapq.heappush(events, (ready[j], ports + j))
 
     def tries(task: int, limit: float) -> None:
-        """Start a task if its ports are free until `limit`; else let it wait for the first port
+        """Start a task if all its ports are free by `limit`; else let it wait for the first port
         that is not."""
         moment, entries = ready[task], range(use_begin[use[task]], use_begin[use[task] + 1])
         for h in entries:
