@@ -253,8 +253,8 @@ def find_hung(alive: list[tuple[int, Rank]], job: Job) -> RankError | None:
 def is_silent(rank: Rank, silent: float, limit: float) -> bool:
     """Whether a rank that has given no heartbeat for `silent` seconds counts as hung.
 
-    A rank may be silent for `limit` seconds. It may be silent for `PATIENCE.starting` seconds before
-    its first heartbeat, while it loads libraries, and where its process only lacks a core.
+    A rank may be silent for `limit` seconds; before its first heartbeat, while it loads libraries,
+    and where its process only lacks a core, for `PATIENCE.starting` seconds.
     """
     if silent > PATIENCE.starting:
         return True
