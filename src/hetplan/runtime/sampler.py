@@ -28,8 +28,7 @@ class PlannedBatches:
             for replica in plan.replicas
         ]
         require(
-            [rank] in ranks_of_replicas
-            and plan.replicas[ranks_of_replicas.index([rank])].samples,
+            [rank] in ranks_of_replicas and plan.replicas[ranks_of_replicas.index([rank])].samples,
             f"rank {rank} has no rows of its own",
             where=plan.name,
             expected="a replica on one device, with samples",

@@ -20,7 +20,7 @@ from hetplan.plans.plan import Plan
 from hetplan.profiling.workload import Workload
 from hetplan.replays.replay import replay
 from hetplan.replays.simulator.tasks import Kind, Timeline
-from hetplan.runtime.events import PASSES, Watch
+from hetplan.runtime.events import Watch
 
 MEETING_SECONDS = 0.02  # seconds in which the ranks agree on the time when an iteration begins
 
