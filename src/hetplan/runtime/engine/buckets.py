@@ -208,29 +208,29 @@ class Share:
 
     piece: Piece
     begin: int
-    """Their place in the flat bucket."""
+    """Index of the first element in the flat bucket."""
     first: int
-    """Their place in the flattened parameter."""
+    """Index of the first element in the flattened parameter."""
     size: int
     """Number of elements."""
     parameter: nn.Parameter
-    """What an optimizer updates."""
+    """The parameter that an optimizer updates: the local parameter, or a view of the shard."""
 
 
 def nothing() -> None:
-    """Finish a collective in which this rank has no part."""
+    """Finish a sum that needs no collective."""
 
 
 @dataclass
 class Bucket:
-    """A bucket plan on one of its owners, which is this rank."""
+    """A bucket on this rank, which is one of its owners."""
 
     plan: BucketPlan
     rank: int
     shard_group: tuple[int, ...]
     """The owners that have all shards together with this rank."""
     owner_collectives: Group | None
-    """Collectives of all owners; None where there is one."""
+    """Collectives of all owners; None where there is one owner."""
     shard_collectives: Group | None
     """Collectives of the shard group; None where it is one rank."""
     copy_collectives: Group | None
@@ -295,8 +295,8 @@ class Bucket:
         return self.ranges[self.shard_group.index(self.rank)]
 
     def begin(self, *, sharded: bool) -> None:
-        """Give all owners the first one's values, and say what this rank updates of them. sharded:
-        its shard (ZeRO 1 to 3), else all."""
+        """Give all owners the first owner's values, and set this rank's shard and shares. sharded:
+        whether the rank updates its shard (ZeRO 1 to 3) or the whole bucket (ZeRO 0)."""
         flat = self.flatten(self.data)
         if self.owner_collectives is not None:
             self.owner_collectives.broadcast(flat, self.plan.owners[0])
@@ -346,8 +346,8 @@ class Bucket:
     def sum_gradients(self) -> Callable[[], None]:
         """Begin to sum the gradients over the contributors.
 
-        What is returned waits for the sum and writes it: under ZeRO 0 to the parameters' gradients,
-        else this rank's shard of it to its shares' gradients.
+        Returns a function that waits for the sum and writes it: under ZeRO 0 to the gradients of
+        the parameters, else this rank's shard of it to the gradients of its shares.
         """
         summed_already = all(len(piece.contributors) == 1 for piece in self.plan.pieces)
         if self.shard is None and (self.owner_collectives is None or summed_already):

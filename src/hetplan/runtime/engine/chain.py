@@ -1,8 +1,8 @@
 """A model as a chain of layers, with its parameters and the shapes between layers; and the contract
 of models that state their layers themselves.
 
-`tracing.split` splits any other module into layers. The contract is for models that state their
-layers, and how tensor ranks divide them. Such a model is a torch module with:
+The contract is for models that state their layers, and how tensor ranks divide them;
+`tracing.split` splits any other module into layers. A model of the contract is a torch module with:
 - `layers`: a ModuleDict with the plan's layer names in the plan's order. The first layer takes the
   inputs [rows, …]. Every other layer takes the output of the layer before: a tensor [rows, …] or a
   tuple of such tensors. Samples must not influence each other (no batch normalisation).
@@ -48,7 +48,8 @@ from hetplan.runtime.engine.transport import Group, mirrored
 from hetplan.runtime.tracing.split import Divided, Shape, Split, divisions, mapped
 from hetplan.schema import Range
 
-Rows = Callable[[int, int], Any]  # rows [first, last) of the global batch -> (inputs, targets)
+# (first, last) -> (inputs, targets) of the rows [first, last) of the global batch
+Rows = Callable[[int, int], Any]
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class TensorGroup(Part):
         return x if self.group is None else self.group.reduced(x, dist.ReduceOp.MAX)
 
 
-ALONE = TensorGroup()
+ALONE = TensorGroup()  # of a rank that has all of each layer
 
 
 def unchanged(x: Tensor) -> Tensor:

@@ -58,10 +58,9 @@ class Placed(TrainedPart):
     module: the whole model; this rank's layers are cut in place.
     loss: (outputs, targets) -> loss; None: the module's.
     example: (inputs, targets) of one sample; None: from the module's `batch`.
-    device: "cpu", "cuda" (this rank's GPU: by LOCAL_RANK, or torch's current one), "cuda:1" or
-        "auto".
+    device: "cpu", "cuda", "cuda:1" or "auto"; see `local_device`.
     seed: of dropout and of synthetic data.
-    watch: records the spans of the run.
+    watch: records the events of the run.
     precision: type of the passes and of the messages between stages. Weights, gradients and updates
         keep their types.
     chain: the module as a chain of layers; None: it is made here.
@@ -197,8 +196,8 @@ class Placed(TrainedPart):
             check_alike(step, self.readings, self.place.rank, rows)
 
     def gather(self) -> nn.Module:
-        """The module, on rank 0 with its trained parameters; of a model that is split, see
-        `tracing.split`. All ranks call this together."""
+        """The module, on rank 0 with its trained parameters. All ranks call this together. Raises
+        UnsupportedError for a module that states its layers itself (see `engine.chain`)."""
         self.chain.check_gathers()
         # Parameter -> (offset, values) of each box of its flat tensor that this rank saves.
         local_parts: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
@@ -302,9 +301,8 @@ class Distributed(Placed):
         scale = 1.0
         if self.scaled:
             scale = 2.0 ** floor(log2(weight)) * self.scale.value
-        summed = self.pipeline.run(
-            of_step, Position(self.seed, step, autocast=self.autocast), weight / scale
-        )
+        position = Position(self.seed, step, autocast=self.autocast)
+        summed = self.pipeline.run(of_step, position, weight / scale)
         with self.watch.during("synchronise", 0, step):
             self.pipeline.mail.settle()
             self.states.end()

@@ -44,24 +44,28 @@ Transfer = tuple[int, int, bool]  # hop, micro-batch, whether forward
 class Mail:
     """One rank's messages to and from the neighbouring stages.
 
-    A micro-batch's rows lie on the row groups of a stage as its shares say. Two stages may divide
-    them differently: every intersection of a sending and a receiving group's rows is one message
-    per receiving tensor rank. Activations are whole on all tensor ranks, so each receives from one
-    sending tensor rank. The messages of a hop arrive in the order of the micro-batches.
+    A stage divides the rows of a micro-batch over its row groups, and two stages may divide them
+    differently. Every intersection of a sending and a receiving group's rows is one message for
+    each receiving tensor rank. Activations are whole on all tensor ranks, so that each of them
+    receives from one sending tensor rank. The messages of a hop arrive in the order of the
+    micro-batches.
     """
 
     layout: Layout
     place: Place
     transport: Transport
-    # messages that may still be on their way, with their tensors
+    # messages that may still be on their way
     sent: list[Message] = field(default_factory=list)
-    # the buffers of begun receives, and the messages to wait for
+    # (buffers, messages to wait for) of each receive that has begun
     expected: dict[Transfer, tuple[list[Tensor], list[Message]]] = field(default_factory=dict)
     # tensors that the rank sends to itself
     local: dict[Transfer, list[Tensor]] = field(default_factory=dict)
 
     def send(self, values: Sequence[Tensor], hop: int, batch: int, *, forward: bool) -> None:
-        """Begin to send this rank's rows to every rank across the hop that needs some of them."""
+        """Begin to send this rank's rows over a hop, to every rank that needs some of them.
+
+        values: tensors [rows, …]. forward: the direction of the hop.
+        """
         first_row, _ = self.layout.local_rows(self.place, batch)
         rank = self.place.rank
         self.sent = self.transport.pending(self.sent)
@@ -91,13 +95,15 @@ class Mail:
         self.expected[hop, batch, forward] = buffers, begun
 
     def _messages(self, hop: int, batch: int, *, forward: bool) -> Iterator[tuple[Stream, Range]]:
+        """All messages of a hop of the rank's replica, see `messages`."""
         return messages(self.layout, self.place.replica, hop, batch, forward=forward)
 
     def _tag(self, hop: int, *, forward: bool) -> int:
+        """The tag of a hop of the rank's replica, see `tag_of`."""
         return tag_of(self.layout, self.place.replica, hop, forward=forward)
 
     def receive(self, hop: int, batch: int, *, forward: bool) -> list[Tensor]:
-        """Wait for a receive that `expect` began; the tensors, on this rank's device."""
+        """Wait for a receive that `expect` began. Returns the tensors, on this rank's device."""
         buffers, begun = self.expected.pop((hop, batch, forward))
         done(begun)
         values = self.local.pop((hop, batch, forward), buffers)
@@ -228,7 +234,7 @@ def layer_pass(
 
 @dataclass
 class Pipeline:
-    """A rank's passes of an iteration."""
+    """Runs a rank's passes of an iteration."""
 
     layout: Layout
     place: Place
@@ -238,7 +244,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         self.ranges = self.layout.stage(self.place).layers
-        """[chunk] layers [first, last)."""
+        """[chunk] the chunk's layers [first, last)."""
         self.end = len(self.chain.names)
         """Number of the model's layers."""
         self.watch = self.mail.transport.watch
@@ -321,7 +327,8 @@ class Pipeline:
             self.mail.send(x, self._virtual_stage(chunk), batch, forward=True)
 
     def _expect(self, backward: bool, chunk: int, batch: int) -> None:
-        """Begin the receive that a pass needs, while the pass before it computes."""
+        """Begin the receive that a pass needs. `run` calls this before the pass before, so that the
+        messages arrive while that pass computes."""
         (first, last), (a, b) = self.ranges[chunk], self.layout.local_rows(self.place, batch)
         receives = last < self.end if backward else first > 0
         if a == b or not receives:
@@ -334,8 +341,8 @@ class Pipeline:
             self.mail.expect(self.chain.outputs[first - 1], stage - 1, batch, forward=True)
 
     def _receive(self, chunk: int, batch: int, *, forward: bool) -> list[Tensor]:
-        """The inputs of a chunk, from the virtual stage before; or the gradients of its outputs,
-        from the one behind."""
+        """The inputs of a chunk, from the virtual stage before it; with forward=False the gradients
+        of its outputs, from the virtual stage after it."""
         stage = self._virtual_stage(chunk)
         with self.watch.during("receive", chunk, batch):
             return self.mail.receive(stage - 1 if forward else stage, batch, forward=forward)

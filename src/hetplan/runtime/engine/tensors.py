@@ -1,15 +1,18 @@
-"""Layers of users' models on several ranks at once, by torch's DTensor.
+"""Runs the layers of users' models on several ranks at once, by torch's DTensor.
 
-The graphs that `tracing.split` makes have the sizes of whole tensors, so that DTensor can run them:
-each rank has columns or rows of a weight, as `tracing.split` says, and DTensor moves the values
+The graphs that `tracing.split` makes have the sizes of whole tensors, so that DTensor can run them.
+Each rank has columns or rows of a weight, as `tracing.split` says, and DTensor moves the values
 that an operator needs. An operator for which DTensor has no rule is computed on every rank, from
-gathered values. Attention runs on whole sequences of some heads: where tokens are divided, an
-all-to-all exchanges tokens for heads; or keys and values of all tokens go round a ring of context
-ranks. Random numbers are drawn for whole tensors, so that the ranks drop the elements that one
-process drops.
+gathered values.
+
+Attention runs on whole sequences of some heads. Where tokens are divided, an all-to-all exchanges
+tokens for heads, or keys and values of all tokens go round a ring of context ranks. Random numbers
+are drawn for whole tensors, so that the ranks drop the elements that one process drops.
 
 Between layers a value is whole on every rank; under context and sequence parallelism its tokens
-(dimension 1) are divided. Source of the latter: Korthikanti et al. 2022, Section 4.2.2.
+(dimension 1) are divided. Source of the division: Korthikanti et al. 2022, Section 4.2.2.
+
+A form is the list of a tensor's placements. An edge is one of them, along a dimension of the mesh.
 """
 
 import sys
@@ -38,7 +41,7 @@ Form = Sequence[Any]  # DTensor's placements, one for each dimension of a mesh
 
 
 def contiguous(x: Any) -> Any:
-    """A distributed tensor with contiguous memory on this rank, as views take for granted."""
+    """A distributed tensor with contiguous memory on this rank, which views require."""
     local = x.to_local()
     if local.is_contiguous():
         return x
@@ -52,7 +55,7 @@ def contiguous(x: Any) -> Any:
 
 
 def contiguous_both_ways(x: Any) -> Any:
-    """x with contiguous memory on this rank, and gradients alike; x itself if not distributed."""
+    """x with contiguous memory on this rank, and so its gradient; x itself if not distributed."""
     return mirrored(contiguous, contiguous, x) if isinstance(x, DTensor) else x
 
 
@@ -76,13 +79,7 @@ def local_for_part(x: Any) -> Any:
 
 
 class Spread(fx.Interpreter):
-    """A layer's graph, run on the ranks of a mesh.
-
-    parameters: name within the layer -> form of the parameter; whole where left out. before: forms
-    of the values from the layer before. after: forms of the outputs. form_of: shape of a value of
-    one sample -> form of the value between products. context: whether the ranks along the mesh's
-    first dimension are context ranks. ring: their group, where keys and values go round a ring.
-    """
+    """Runs a layer's graph on the ranks of a mesh."""
 
     def __init__(
         self,
@@ -96,14 +93,20 @@ class Spread(fx.Interpreter):
         context: bool,
         ring: Group | None,
     ) -> None:
+        """parameters: name within the layer -> form of the parameter; a parameter left out is
+        whole. before: forms of the values from the layer before. after: forms of the outputs.
+        form_of: shape of a value of one sample -> form of the value between products. context:
+        whether the ranks along the mesh's first dimension are context ranks. ring: the group of
+        these ranks, where keys and values go round a ring."""
         super().__init__(layer)
         self.mesh, self.parameters, self.before, self.after = mesh, parameters, before, after
         self.form_of, self.context, self.ring = form_of, context, ring
         self.whole: Form = [Replicate()] * mesh.ndim
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
-        """The layer's pass, from and to this rank's parts of the values in the forms `before` and
-        `after`. Values of the data, behind those of the layer before, are whole."""
+        """The layer's pass: this rank's parts of the inputs in the forms `before` -> this rank's
+        parts of the outputs in the forms `after`. The data, which follow the values from the layer
+        before, are whole."""
         forms = zip_longest(values, self.before, fillvalue=self.whole)
         outputs = self.run(*(self.distributed(value, form) for value, form in forms))
         local = []
@@ -132,7 +135,8 @@ class Spread(fx.Interpreter):
         )
 
     def context_summand(self, gradient: Any, form: Form) -> Tensor:
-        """This context rank's summand of a parameter's gradient; they are summed behind the passes.
+        """This context rank's summand of a parameter's gradient. The summands of all ranks are
+        added up after the passes.
 
         Where every context rank has the whole gradient, the first one's summand is the gradient and
         the others' are zeros.
@@ -162,11 +166,12 @@ class Spread(fx.Interpreter):
         return mapped(output, lambda y: self.distributed(y, self.whole))
 
     def without_summands(self, x: Any) -> Any:
-        """A value with summands on the ranks added up; else an operator that reads it would gather
-        weights to pass the summands on.
+        """A value in which the summands on the ranks are added up. Otherwise an operator that reads
+        the value would gather its weight, to compute with each summand.
 
-        Along the dimensions of the mesh where the value has no summands its placements stay: a
-        divided embedding's output is summed over the ranks that looked up rows of the table.
+        Along the dimensions of the mesh where the value has no summands its placements stay. For
+        example, the output of a divided embedding is summed over the ranks that looked up rows of
+        the table.
         """
         if not isinstance(x, DTensor) or not any(edge.is_partial() for edge in x.placements):
             return x
@@ -187,12 +192,13 @@ class Spread(fx.Interpreter):
             return args[0] * self.distributed(n.target(ones, *args[1:]), self.whole)
         if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()):
             return self._on_whole_values(n, args, kwargs)
-        # an operator that splits the columns of a weight that is made of blocks
+        # An operator that splits a product's columns into the blocks of its weight. A rank has its
+        # columns of each block, one after the other.
         name, blocks = n.meta.get("blocks", ("", 1))
         divided = any(not edge.is_replicate() for edge in self.parameters.get(name, ()))
-        if divided:  # a rank has its columns of each block, one behind the other
+        if divided:
             x = args[0]
-            assert Shard(x.dim() - 1) in x.placements, "columns of blocks lie where they were made"
+            assert Shard(x.dim() - 1) in x.placements, "the columns have not been gathered"
             parts = x.to_local().chunk(blocks, -1)
             return tuple(self.distributed(part.contiguous(), x.placements) for part in parts)
         return None
@@ -208,8 +214,8 @@ class Spread(fx.Interpreter):
         return contiguous_both_ways(output) if kind in RESHAPES else output
 
     def _attention(self, n: Node, args: Any, kwargs: Any) -> Any:
-        """Attention, by heads where all ranks get equally many; else, and with dropout, which is
-        drawn for all heads, from whole values."""
+        """Attention with the heads divided over the ranks. It is computed from whole values where
+        the heads do not divide evenly, and with dropout, which is drawn for all heads."""
         names = [argument.name for argument in n.target._schema.arguments]
         values: dict[str, Any] = dict(zip(names, args, strict=False)) | kwargs
         q, k, v = (values[name] for name in ("query", "key", "value"))
@@ -221,8 +227,8 @@ class Spread(fx.Interpreter):
         )
         if not evenly or values.get("dropout_p", 0.0) > 0:
             return self._on_whole_values(n, args, kwargs)
-        # [samples, heads, tokens, width]: heads are divided over the mesh; with a ring, over its
-        # other dimensions, and tokens over the ring
+        # Values are [samples, heads, tokens, width]. The mesh divides the heads; with a ring, its
+        # first dimension divides the tokens, and the others divide the heads.
         by_heads: list[Any] = [Shard(1)] * self.mesh.ndim
         divided = [Shard(2), *by_heads[1:]] if self.ring else by_heads
         mask = values.get("attn_mask")
@@ -270,8 +276,11 @@ def in_ring(
 
     query, key, value: [samples, heads, tokens, width], successive tokens on successive ranks. own:
     this rank's number in the ring. The other arguments are those of
-    `scaled_dot_product_attention`. Keys and values go round the ring, so that those of one rank, a
-    block, are here at a time. A block's result is weighed by its share of the sum of exponentials.
+    `scaled_dot_product_attention`.
+
+    A block is the keys and values of one rank. The blocks go round the ring, so that each rank has
+    one block at a time. The result for a block is weighed by the block's share of the sum of
+    exponentials.
 
     Source: Liu et al. 2023 (Ring Attention), Section 3.
     """
@@ -340,7 +349,7 @@ def spread(
     if not isinstance(chain.source, Split) or layout.plan.further.expert > 1:
         return chain
     for layer in chain.layers:
-        layer.__dict__.pop("forward", None)  # as a plan before this one had set it
+        layer.__dict__.pop("forward", None)  # set below by an earlier call for the same layers
     axes = axes_of(layout, place)
     token_parts = token_parts_of(axes)
     sliced = sliced_dimensions(chain, layout, place)
