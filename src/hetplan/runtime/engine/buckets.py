@@ -1,11 +1,12 @@
-"""Buckets: pieces of parameters that the same ranks own, joined to flat tensors, whose gradients
-those ranks sum together.
+"""Buckets: flat tensors of pieces of parameters. The ranks that have the pieces sum the gradients
+of a bucket together.
 
-Every rank computes the plans of all buckets from plan and model alone, and all ranks get the same.
-Parameters go by their names in the unsplit model. A parameter is cut along its split dimension at
-every place where some rank's part begins or ends; each interval is a piece, and the ranks that have
-it are its owners. So gradients are summed piece by piece, whatever the replicas' cuts, widths and
-shares are.
+A parameter is cut along its split dimension wherever some rank's part begins or ends. Each interval
+is a piece, and the ranks that have it are its owners. Pieces with the same owners are joined to
+buckets. So gradients are summed correctly where replicas divide a parameter differently.
+
+Every rank computes the plans of all buckets from plan and model alone, and all ranks get the same
+result. Parameters have their names in the unsplit model.
 """
 
 from collections import Counter, defaultdict
@@ -26,7 +27,6 @@ from hetplan.runtime.engine.layout import Layout
 from hetplan.runtime.engine.loop import Box
 from hetplan.runtime.engine.transport import Group
 from hetplan.schema import Range
-from hetplan.text import grouped
 
 LocalCuts = dict[str, Cut]
 """Name of a parameter -> the part of it that a rank has."""
@@ -45,18 +45,18 @@ class Piece:
     first: int
     """First row of the piece, along that dimension."""
     last: int
-    """The row behind the last one."""
+    """The row after the piece's last row."""
     row: int
-    """Elements of a row."""
+    """Number of elements in a row."""
     whole: int
-    """Elements of the parameter."""
+    """Number of elements in the parameter."""
     contributors: frozenset[int]
     """Ranks whose gradients are summed: one owner of each unit (`Place.unit`), whose ranks have
     the same gradient."""
 
     @property
     def size(self) -> int:
-        """Elements of the piece."""
+        """Number of elements in the piece."""
         return (self.last - self.first) * self.row
 
 
@@ -70,8 +70,8 @@ class BucketPlan:
     """The owners in groups, each of which has all of ZeRO's shards."""
     dtype: Any
     layers: tuple[int, ...]
-    """The gradients are summed behind the backward passes of these layers; empty: behind all
-    passes."""
+    """The layers after whose backward passes the gradients are summed; empty: the gradients are
+    summed after all passes."""
     pieces: tuple[Piece, ...]
 
     def shard_group(self, rank: int) -> tuple[int, ...]:
@@ -157,15 +157,21 @@ def bucket_plans(layout: Layout, chain: Chain, bucket_bytes: int) -> list[Bucket
 
 
 def shard_groups(plan: Plan, owners: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The owners of a bucket in as many groups of neighbouring replicas as the plan's degrees say;
-    one group where the groups would be unequal."""
+    """The owners of a bucket in groups, each of which has all of ZeRO's shards.
+
+    The plan's degrees say the number of groups, and a group's replicas are neighbours. All owners
+    are one group where the groups would be unequal.
+    """
     count = plan.further.shard_groups
     replicas = len(plan.replicas)
-    by_group = grouped((plan.places[rank].replica * count // replicas, rank) for rank in owners)
-    sizes = {len(group) for group in by_group.values()}
-    if len(sizes) != 1 or len(by_group) != count:
+    members: dict[int, list[int]] = defaultdict(list)  # number of the group -> ranks
+    for rank in owners:
+        group_number = plan.places[rank].replica * count // replicas
+        members[group_number].append(rank)
+    sizes = {len(ranks) for ranks in members.values()}
+    if len(sizes) != 1 or len(members) != count:
         return (owners,)
-    return tuple(tuple(group) for group in by_group.values())
+    return tuple(tuple(ranks) for ranks in members.values())
 
 
 def pieces_of(

@@ -304,8 +304,8 @@ def describe(
     """The chain of a module: of the contract's layers where the module has them, else of the layers
     into which `tracing.split` splits it.
 
-    names: of the plan's layers. example: (inputs, targets) of a sample or more. compute: as in
-    `Chain`. loss: a function of (output, targets) for a module that does not return its loss.
+    names: the names of the plan's layers. example: (inputs, targets) of a sample or more. compute:
+    as in `Chain`. loss: a function of (output, targets) for a module that does not return its loss.
     spread: number of ranks over which experts are spread. Raises InputError where the module does
     not match the plan, UnsupportedError where it cannot be split.
     """
@@ -338,7 +338,8 @@ def describe(
 def parameters_of(
     layers: Sequence[nn.Module], prefixes: Sequence[str]
 ) -> tuple[dict[str, Parameter], tuple[dict[str, str], ...]]:
-    """(`parameters`, `parameter_names`) of a chain. prefixes: [L] of the names of parameters."""
+    """(`parameters`, `parameter_names`) of a chain. prefixes: [L] the prefix that turns a
+    parameter's name within the layer into its name in the model."""
     first_name: dict[int, str] = {}  # id of a parameter -> its name under its first layer
     tensors: dict[str, Tensor] = {}
     layers_with: dict[str, list[int]] = defaultdict(list)
@@ -369,10 +370,12 @@ def parameters_of(
 def divided_cuts(
     divided: Mapping[str, Divided], names: Sequence[str], part: Part
 ) -> dict[str, Cut]:
-    """Name -> the cut of each parameter of a split module's layer: an equal part where the
-    parameter divides into equal parts and experts are not spread over ranks; else all of it.
+    """Name -> the cut of a parameter, for the parameters of a split module's layer that tensor
+    ranks can divide. The cut is an equal part where the parameter divides into equal parts and
+    experts are not spread over ranks; else it is the whole parameter.
 
-    divided: parameters that tensor ranks can divide. names: of the layer's parameters.
+    divided: the parameters of the model that tensor ranks can divide. names: the parameters of the
+    layer.
     """
     _, expert_ranks = part.expert
     whole = Part()

@@ -11,7 +11,7 @@ of DDP.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from math import floor, inf, isfinite, log2
 from operator import itemgetter
@@ -63,7 +63,7 @@ class Placed(TrainedPart):
     watch: records the events of the run.
     precision: type of the passes and of the messages between stages. Weights, gradients and updates
         keep their types.
-    chain: the module as a chain of layers; None: it is made here.
+    chain: the module as a chain of layers; None: `describe` makes it.
     """
 
     def __init__(
@@ -218,8 +218,9 @@ class Placed(TrainedPart):
 class Distributed(Placed):
     """This rank's part of a model on hetplan's engine, which runs every plan of stages.
 
-    staging: "always" sends everything by way of the host's memory (see `engine.transport`).
-    bucket_bytes: bytes of the gradients that are summed together while the passes go on.
+    staging: "always" sends all tensors by way of the host's memory (see `engine.transport`).
+    bucket_bytes: least bytes of the layers whose gradients are summed together, while the passes of
+        other layers go on.
     options: those of `Placed`.
 
     Under fp16 the loss is scaled by `scale` times a power of two near the batch's weight. If any
@@ -239,21 +240,19 @@ class Distributed(Placed):
         super().__init__(module, plan, precision=precision, **options)
         self.scaled = precision == "fp16"
         plans = bucket_plans(self.layout, self.chain, bucket_bytes)
-        tensor_groups = [
-            ranks
-            for i, replica in enumerate(plan.replicas)
-            for j in range(len(replica.stages))
-            for ranks in self.layout.computing_groups(i, j)
-        ]
+        group_ranks: list[Sequence[int]] = []
+        for number, replica in enumerate(plan.replicas):
+            for stage in range(len(replica.stages)):
+                group_ranks += self.layout.computing_groups(number, stage)
+        for bucket_plan in plans:
+            group_ranks += bucket_plan.groups
         self.transport = Transport.over(self.device, staging, self.watch)
-        groups = self.transport.groups(
-            [*tensor_groups, *(group for p in plans for group in p.groups)]
-        )
-        exchanging = self.transport.groups(self.layout.expert_groups.values(), number=-1)
+        groups = self.transport.groups(group_ranks)
+        expert_groups = self.transport.groups(self.layout.expert_groups.values(), number=-1)
         self.transport = self.transport.opened(lambda: streams(self.layout))
         cuts = local_cuts(self.layout, self.chain, self.place)
         parameters = self.take(cuts)
-        self._join_groups(groups, exchanging)
+        self._join_groups(groups, expert_groups)
         self.chain = spread(self.chain, self.layout, self.place, groups)
         shares = [plan.zero_shares[p.device] if plan.zero_shares else 1.0 for p in plan.places]
         self.states = States(
@@ -268,12 +267,12 @@ class Distributed(Placed):
     def _join_groups(
         self,
         groups: Mapping[tuple[int, ...], Group],
-        exchanging: Mapping[tuple[int, ...], Group],
+        expert_groups: Mapping[tuple[int, ...], Group],
     ) -> None:
-        """Give modules with a `tensor` attribute this rank's tensor group, experts the group in
-        which they exchange tokens, and modules with selective recomputation the plan's mode.
+        """Set this rank's tensor group in modules with the attribute `tensor`, the group that
+        exchanges tokens in experts, and the mode of modules with selective recomputation.
 
-        groups: sorted ranks of a tensor group -> the group. exchanging: ranks over which experts
+        groups: sorted ranks of a tensor group -> the group. expert_groups: ranks over which experts
         are spread -> the group.
         """
         ranks = self.layout.ranks_of(self.place.replica, self.place.stage)[self.place.group]
@@ -284,7 +283,7 @@ class Distributed(Placed):
             if isinstance(getattr(module, "tensor", None), TensorGroup):
                 module.tensor = group
             if isinstance(module, Experts):
-                module.join(group, exchanging[self.layout.expert_groups[self.place.rank]])
+                module.join(group, expert_groups[self.layout.expert_groups[self.place.rank]])
             if self.plan.recomputation == "selective" and hasattr(module, "selective"):
                 module.selective = True
 

@@ -163,7 +163,7 @@ def streams(layout: Layout) -> list[Stream]:
         hops, batches = range(virtual_stages - 1), range(replica.steps)
         for hop, batch, forward in product(hops, batches, (False, True)):
             used |= {stream for stream, _ in messages(layout, i, hop, batch, forward=forward)}
-    return sorted((tag, a, b) for tag, a, b in used if a != b)
+    return sorted((tag, sender, receiver) for tag, sender, receiver in used if sender != receiver)
 
 
 @dataclass
@@ -206,8 +206,8 @@ def layer_pass(
     recomputation: the plan's. The last layer is never computed again, since its backward pass
     follows at once.
 
-    The outputs have the types that the stages agree upon, `chain.outputs`, whatever autocast gives.
-    Autocast keeps no rounded weights for the next pass.
+    The outputs are converted to the types in `chain.outputs`, which the next stage expects, also
+    where autocast computes in another type. Autocast keeps no rounded weights for the next pass.
     """
     is_last = k + 1 == len(chain.names)
     types = [None] if is_last else [dtype for _, dtype in chain.outputs[k]]
@@ -270,8 +270,11 @@ class Pipeline:
         has_loss = self.ranges[-1][1] == self.end
         if not has_loss or not self.layout.reports_loss(self.place):
             return 0.0
-        batches = [self.layout.local_rows(self.place, k) for k in range(self.replica.steps)]
-        weights = [self.chain.source.weigh(rows(a, b)) for a, b in batches if a < b]
+        weights = []
+        for batch in range(self.replica.steps):
+            first_row, last_row = self.layout.local_rows(self.place, batch)
+            if first_row < last_row:
+                weights.append(self.chain.source.weigh(rows(first_row, last_row)))
         return float(sum(weights))
 
     def run(self, rows: Rows, position: Position, weight: float) -> float:
@@ -298,20 +301,22 @@ class Pipeline:
 
     def _forward(self, chunk: int, batch: int, rows: Rows) -> None:
         """A chunk's forward pass of a micro-batch."""
-        (first, last), (a, b) = self.ranges[chunk], self.layout.local_rows(self.place, batch)
-        has_rows = a < b
+        first, last = self.ranges[chunk]
+        first_row, last_row = self.layout.local_rows(self.place, batch)
+        has_rows = first_row < last_row
         x: Values = ()
         data: Sequence[tuple[Any, ...]] = [()] * (last - first)
         if has_rows:
             if first > 0:
                 x = tuple(self._receive(chunk, batch, forward=True))
-            data = self.chain.read(rows, (a, b), first, last, self.mail.transport.device)
+            device = self.mail.transport.device
+            data = self.chain.read(rows, (first_row, last_row), first, last, device)
         kept: list[Saved] = []
         with self.watch.during("forward", chunk, batch):
             for k in range(first, last):
                 self.states.before_layer(k)
                 if has_rows:
-                    kept.append(self._layer(k, x, data[k - first], a))
+                    kept.append(self._layer(k, x, data[k - first], first_row))
                     x = tuple(value.detach() for value in kept[-1].outputs)
                 self.states.after_layer(k, backward=False)
         self.saved[chunk, batch] = kept
@@ -329,9 +334,10 @@ class Pipeline:
     def _expect(self, backward: bool, chunk: int, batch: int) -> None:
         """Begin the receive that a pass needs. `run` calls this before the pass before, so that the
         messages arrive while that pass computes."""
-        (first, last), (a, b) = self.ranges[chunk], self.layout.local_rows(self.place, batch)
+        first, last = self.ranges[chunk]
+        first_row, last_row = self.layout.local_rows(self.place, batch)
         receives = last < self.end if backward else first > 0
-        if a == b or not receives:
+        if first_row == last_row or not receives:
             return
         stage = self._virtual_stage(chunk)
         if backward:
@@ -367,33 +373,34 @@ class Pipeline:
 
     def _backward(self, chunk: int, batch: int, weight: float) -> None:
         """A chunk's backward pass of a micro-batch."""
-        (first, last), (a, b) = self.ranges[chunk], self.layout.local_rows(self.place, batch)
+        first, last = self.ranges[chunk]
+        first_row, last_row = self.layout.local_rows(self.place, batch)
         kept = self.saved.pop((chunk, batch))
         grads: Gradients = []
         if kept:
             grads = self._output_gradients(chunk, batch, kept[-1].outputs, weight)
         # layers that are computed again draw random numbers by position
-        position = replace(self.position, first_row=a)
+        position = replace(self.position, first_row=first_row)
         with self.watch.during("backward", chunk, batch), at(position):
             for k in reversed(range(first, last)):
                 self.states.before_layer(k)
                 if kept:
                     grads = self._layer_backward(kept.pop(), grads)
                 self.states.after_layer(k, backward=True)
-        if a < b and first > 0:
+        if first_row < last_row and first > 0:
             self._send_gradients(chunk, batch, grads)
 
     def _send_gradients(self, chunk: int, batch: int, grads: Gradients) -> None:
         """Send the gradients of a chunk's inputs to the virtual stage before."""
         first, _ = self.ranges[chunk]
-        a, b = self.layout.local_rows(self.place, batch)
+        first_row, last_row = self.layout.local_rows(self.place, batch)
         sent = []
         for (shape, dtype), grad in zip(self.chain.outputs[first - 1], grads, strict=True):
             if not dtype.is_floating_point:
                 continue
             if grad is None:  # the loss does not depend on this input
                 device = self.mail.transport.device
-                grad = torch.zeros(b - a, *shape, dtype=dtype, device=device)
+                grad = torch.zeros(last_row - first_row, *shape, dtype=dtype, device=device)
             sent.append(grad)
         self.mail.send(sent, self._virtual_stage(chunk) - 1, batch, forward=False)
 

@@ -11,8 +11,6 @@ are drawn for whole tensors, so that the ranks drop the elements that one proces
 
 Between layers a value is whole on every rank; under context and sequence parallelism its tokens
 (dimension 1) are divided. Source of the division: Korthikanti et al. 2022, Section 4.2.2.
-
-A form is the list of a tensor's placements. An edge is one of them, along a dimension of the mesh.
 """
 
 import sys
@@ -37,7 +35,7 @@ from hetplan.runtime.engine.transport import Group, mirrored
 from hetplan.runtime.tracing.split import RESHAPES, Shape, Split, mapped, name_of
 
 ATTENTION = "scaled_dot_product_attention"
-Form = Sequence[Any]  # DTensor's placements, one for each dimension of a mesh
+Form = Sequence[Any]  # the placements of a DTensor, one for each dimension of its mesh
 
 
 def contiguous(x: Any) -> Any:
@@ -74,8 +72,8 @@ def local_for_part(x: Any) -> Any:
     """
     if not isinstance(x, DTensor):
         return x
-    gradients = [Partial() if edge.is_replicate() else edge for edge in x.placements]
-    return x.to_local(grad_placements=gradients)
+    of_gradient = [Partial() if part.is_replicate() else part for part in x.placements]
+    return x.to_local(grad_placements=of_gradient)
 
 
 class Spread(fx.Interpreter):
@@ -142,8 +140,8 @@ class Spread(fx.Interpreter):
         the others' are zeros.
         """
         are_summands = gradient.placements[0] == Partial()
-        context_edge = Partial() if are_summands else Replicate()
-        local = gradient.redistribute(placements=[context_edge, *form[1:]]).to_local()
+        context_placement = Partial() if are_summands else Replicate()
+        local = gradient.redistribute(placements=[context_placement, *form[1:]]).to_local()
         if are_summands or self.mesh.get_local_rank(0) == 0:
             return local
         return torch.zeros_like(local)
@@ -173,12 +171,14 @@ class Spread(fx.Interpreter):
         example, the output of a divided embedding is summed over the ranks that looked up rows of
         the table.
         """
-        if not isinstance(x, DTensor) or not any(edge.is_partial() for edge in x.placements):
+        if not isinstance(x, DTensor):
+            return x
+        if not any(placement.is_partial() for placement in x.placements):
             return x
         between = self.form_of(x.shape[1:])
         form = [
-            summed if edge.is_partial() else edge
-            for edge, summed in zip(x.placements, between, strict=True)
+            summed if placement.is_partial() else placement
+            for placement, summed in zip(x.placements, between, strict=True)
         ]
         return contiguous_both_ways(x.redistribute(placements=form))
 
@@ -195,7 +195,7 @@ class Spread(fx.Interpreter):
         # An operator that splits a product's columns into the blocks of its weight. A rank has its
         # columns of each block, one after the other.
         name, blocks = n.meta.get("blocks", ("", 1))
-        divided = any(not edge.is_replicate() for edge in self.parameters.get(name, ()))
+        divided = any(not placement.is_replicate() for placement in self.parameters.get(name, ()))
         if divided:
             x = args[0]
             assert Shard(x.dim() - 1) in x.placements, "the columns have not been gathered"
@@ -375,7 +375,8 @@ def spread(
 
     passed_on = [[form_of(shape) for shape, _ in shapes] for shapes in chain.outputs]
     loss = form_of(())
-    edges: list[list[Form]] = [[], *passed_on, [loss]]  # layer k's inputs; layer k - 1's outputs
+    # [L + 1] forms of the values before each layer, and after the last one
+    boundaries: list[list[Form]] = [[], *passed_on, [loss]]
     for k in layout.layers(place):
         weights: dict[str, Form] = {}
         for inside, name in chain.parameter_names[k].items():
@@ -386,8 +387,8 @@ def spread(
             chain.layers[k],
             mesh,
             weights,
-            edges[k],
-            edges[k + 1],
+            boundaries[k],
+            boundaries[k + 1],
             form_of,
             context=layout.context > 1,
             ring=groups[tuple(axes[0].ranks)] if in_a_ring(layout) else None,

@@ -68,7 +68,7 @@ class Walker:
     # left out of the program (dropout, say) -> how often
     notes: dict[str, int] = field(default_factory=dict)
     where: str = ""  # path of the module that calls the present operator
-    made: Sequence[int] = ()  # shape of the present operator's output
+    output_shape: Sequence[int] = ()  # shape of the present operator's output
     _taken: dict[str, int] = field(default_factory=dict)  # name -> how often it was asked for
 
     def fresh(self, name: str) -> str:
@@ -405,7 +405,7 @@ def mean(
         dims = dim
     for d in sorted({d % rank for d in dims}, reverse=True):
         x = w.apply("mean", x, dimension=d, length=shape[d])
-    return w.reshape(x, w.made)
+    return w.reshape(x, w.output_shape)
 
 
 def total(
@@ -417,7 +417,7 @@ def total(
     dtype: Any = None,
 ) -> Tensor:
     """The sum over some dimensions: the mean times the number of summands."""
-    summands = math.prod(x.shape) / max(1, math.prod(w.made))
+    summands = math.prod(x.shape) / max(1, math.prod(w.output_shape))
     return w.apply("scale", mean(w, x, dim), factor=summands)
 
 
@@ -471,9 +471,11 @@ def native_dropout(w: Walker, x: Tensor, p: float, train: bool | None) -> tuple[
 
 def expand(w: Walker, x: Tensor, *_: Any, **__: Any) -> Tensor:
     """x with dimensions of length 1 repeated, and with new dimensions in front."""
-    new_dimensions = len(w.made) - len(x.shape)
+    new_dimensions = len(w.output_shape) - len(x.shape)
     x = w.reshape(x, (*[1] * new_dimensions, *x.shape))
-    return x if tuple(w.made) == x.shape else w.apply("repeat", x, shape=tuple(w.made))
+    return (
+        x if tuple(w.output_shape) == x.shape else w.apply("repeat", x, shape=tuple(w.output_shape))
+    )
 
 
 def narrow(w: Walker, x: Tensor, d: int, start: int, stop: int) -> Tensor:
@@ -610,6 +612,6 @@ RULES: dict[str, Rule] = {
             "aten.alias",
             "aten._to_copy",
         ),
-        lambda w, x, *_, **__: w.reshape(x, w.made),
+        lambda w, x, *_, **__: w.reshape(x, w.output_shape),
     ),
 }

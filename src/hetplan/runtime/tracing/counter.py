@@ -293,7 +293,7 @@ class Counter(TorchDispatchMode):
         super().__init__()
         self.layers, self.own = layers, own
         self.calls: list[Call] = []
-        self.made: dict[int, tuple[int, float]] = {}  # storage -> (layer that made it, bytes)
+        self.makers: dict[int, tuple[int, float]] = {}  # storage -> (layer that made it, bytes)
         self.users: dict[int, list[int]] = {}  # storage -> layers that use it, in order
         self.alive: list[Tensor] = []  # keeps storages: a new one could get a freed one's number
         self.backward = False  # whether the backward pass runs
@@ -348,15 +348,15 @@ class Counter(TorchDispatchMode):
             if layer not in users[-1:]:
                 users.append(layer)
         for tensor in tensors(out):
-            if storage(tensor) not in self.made and storage(tensor) not in self.own:
-                self.made[storage(tensor)] = (layer, float(tensor.untyped_storage().nbytes()))
+            if storage(tensor) not in self.makers and storage(tensor) not in self.own:
+                self.makers[storage(tensor)] = (layer, float(tensor.untyped_storage().nbytes()))
                 self.alive.append(tensor)
 
     def crossing(self) -> list[float]:
         """[layer] bytes of the storages that are made in this layer or an earlier one, and used in
         a later one."""
         sizes = [0.0] * len(self.layers.names)
-        for key, (layer, size) in self.made.items():
+        for key, (layer, size) in self.makers.items():
             last_user = self.users.get(key, [layer])[-1]
             for k in range(layer, last_user):
                 sizes[k] += size

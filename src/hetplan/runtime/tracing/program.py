@@ -321,7 +321,7 @@ def called(walker: Walker, node: Any, values: Mapping[Any, Any]) -> Any:
     if not any(isinstance(leaf, Tensor) for leaf in tree_leaves((arguments, named))):
         return node.target(*arguments, **named)
     kind, shape = name_of(node.target), shape_of(node)
-    walker.made = shape
+    walker.output_shape = shape
     if kind in SILENT:
         return None
     if kind not in RULES:
