@@ -98,8 +98,8 @@ class Calibration(Document):
     framework_bytes: NonNegative | None = None  # None: no run has measured its memory
     fitted: list[Name]  # names of the fitted constants
     refused: dict[Name, Name] = Field(default_factory=dict)  # refused constant -> reason
-    error_before: NonNegative  # without calibration
-    error_left_out: NonNegative | None  # each run predicted with the constants of the other runs
+    error_before: NonNegative  # error without calibration
+    error_left_out: NonNegative | None  # error of runs that the fit of the other runs predicts
 
     def values(self) -> dict[str, float]:
         """Name of a constant -> its value, as `predicted_seconds` takes them."""
@@ -125,9 +125,9 @@ class MeasuredRun:
     """A plan that a user ran, and what was measured."""
 
     plan: Plan
-    seconds: float  # of an iteration
-    peak_bytes: float | None  # on the fullest device; None: not measured
-    where: str  # the file, for errors
+    seconds: float  # measured seconds of an iteration
+    peak_bytes: float | None  # most bytes on the fullest device; None: not measured
+    where: str  # name of the file, for errors
 
 
 @dataclass(frozen=True)
@@ -136,16 +136,18 @@ class Estimate:
 
     calibration: Calibration | None  # None: it cannot be trusted
     reason: str  # why it cannot be trusted; empty where it can
-    predictions: tuple[float, ...]  # [run] seconds, with the constants where there is a calibration
-    left_out: tuple[float, ...]  # [run] seconds by the fit of the other runs; empty without a fit
+    # [run] predicted seconds; with the constants where there is a calibration
+    predictions: tuple[float, ...]
+    # [run] seconds predicted by the fit of the other runs; empty where no constant was fitted
+    left_out: tuple[float, ...]
 
 
 class MeasuredFile(Foreign):
     """A user's file of one measured run."""
 
     plan: dict[str, Any] | str  # the plan, or the name of its file relative to this file
-    seconds: Annotated[float, Field(ge=1e-9, le=1e9)]  # of an iteration
-    peak_bytes: Annotated[Bytes, Field(ge=1)] | None = None  # on the fullest device
+    seconds: Annotated[float, Field(ge=1e-9, le=1e9)]  # measured seconds of an iteration
+    peak_bytes: Annotated[Bytes, Field(ge=1)] | None = None  # most bytes on the fullest device
 
 
 def load_measured_run(path: str | os.PathLike[str]) -> MeasuredRun:

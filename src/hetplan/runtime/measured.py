@@ -201,11 +201,11 @@ class Measured:
         """
         if self.job.virtual and self.late() is None:
             return None
-        ratios = [
-            (self.busy(rank) / predicted, rank)
-            for rank in range(len(self.reports))
-            if (predicted := self.predicted_busy(rank))
-        ]
+        ratios = []
+        for rank in range(len(self.reports)):
+            predicted = self.predicted_busy(rank)
+            if predicted:
+                ratios.append((self.busy(rank) / predicted, rank))
         if not ratios:
             return None
         usual = median(ratio for ratio, _ in ratios)

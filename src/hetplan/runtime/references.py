@@ -118,7 +118,7 @@ class Attention(nn.Module):
     """
 
     def __init__(self, t: Transformer, site: str, probability: float) -> None:
-        """site, probability: of the dropout of the scores."""
+        """site, probability: those of the `Dropout` on the scores."""
         super().__init__()
         self.shape, self.tensor, self.selective = t, ALONE, False
         width = t.query_width + 2 * t.kv_width

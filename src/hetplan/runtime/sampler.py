@@ -1,5 +1,5 @@
-"""The rows of a data-parallel plan for a training loop of one's own: unequal micro-batches as the
-`batch_sampler` of a torch DataLoader, under plain DDP, accelerate or Lightning.
+"""The rows of a data-parallel plan for a user's own training loop under plain DDP, accelerate or
+Lightning: `PlannedBatches` is a `batch_sampler` of a torch DataLoader with unequal micro-batches.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ class PlannedBatches:
         # rows [first, last) of the global batch, for each micro-batch
         self.cuts = list(pairwise(accumulate(sizes, initial=first_row)))
         self.plan, self.length, self.seed = plan, length, seed
-        self.iterations = length // plan.workload.global_batch  # of an epoch
+        self.iterations = length // plan.workload.global_batch  # iterations of an epoch
         self.sampler = self  # where frameworks look for `set_epoch`
         self.set_epoch(0)
 

@@ -72,7 +72,7 @@ def lacking_for_model(plan: Plan, chain: Chain) -> Iterator[str]:
             chunk_of |= dict.fromkeys(range(begin, end), begin)
     if any(len({chunk_of[layer] for layer in p.layers}) > 1 for p in parameters):
         yield "parameters of several stages"
-    shards = max(1, len(plan.replicas) // plan.further.shard_groups)  # in each group (HSDP)
+    shards = max(1, len(plan.replicas) // plan.further.shard_groups)  # shards of a group (HSDP)
     if plan.zero > 0 and any(p.dim and p.shape[p.dim] % shards for p in parameters):
         yield "uneven shards of parameters along another dimension than the first"
     if chain.compute is torch.float16:

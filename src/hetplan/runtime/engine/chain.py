@@ -56,7 +56,7 @@ Rows = Callable[[int, int], Any]
 class Part:
     """The part of the layers that a rank of a tensor group computes."""
 
-    index: int = 0  # of the rank in its tensor group
+    index: int = 0  # number of the rank in its tensor group
     shares: tuple[float, ...] = (1.0,)  # [tensor rank] the share of each
     expert: tuple[int, int] = (0, 1)  # (index, number) among the ranks that divide whole experts
 
@@ -125,7 +125,7 @@ class TensorGroup(Part):
         return x if self.group is None else self.group.reduced(x, dist.ReduceOp.MAX)
 
 
-ALONE = TensorGroup()  # of a rank that has all of each layer
+ALONE = TensorGroup()  # the group of a rank that computes whole layers
 
 
 def unchanged(x: Tensor) -> Tensor:
@@ -196,9 +196,9 @@ class InputsAndTargets:
 class Chain:
     """A model as a chain of L layers."""
 
-    names: tuple[str, ...]  # [L]
+    names: tuple[str, ...]  # [L] names of the layers
     layers: tuple[nn.Module, ...]  # [L]
-    parameters: Mapping[str, Parameter]  # by name
+    parameters: Mapping[str, Parameter]  # name -> parameter
     parameter_names: tuple[Mapping[str, str], ...]  # [L] name within the layer -> name
     outputs: tuple[tuple[Shape, ...], ...]  # [L - 1] shapes of a layer's outputs, of one sample
     source: InputsAndTargets | Split  # the data that layers read

@@ -53,12 +53,12 @@ class Record(StrictModel):
     """`hetplan.json` of a checkpoint."""
 
     step: Count  # iterations done
-    seed: int  # of dropout and of synthetic data
-    optimizer: Annotated[str, Field(min_length=1)]  # its class, in lower case
-    shapes: dict[str, list[Count]]  # sizes of every unsplit parameter
-    states: dict[str, StateKind]  # of every optimizer state
+    seed: int  # seed of dropout and of synthetic data
+    optimizer: Annotated[str, Field(min_length=1)]  # the optimizer's class, in lower case
+    shapes: dict[str, list[Count]]  # parameter -> sizes of the unsplit parameter
+    states: dict[str, StateKind]  # optimizer state -> its kind
     scale: dict[str, float]  # fields of the `LossScale`
-    files: dict[str, str]  # SHA-256 of every file beside the record, and `digest` of the record
+    files: dict[str, str]  # file -> its SHA-256; for the record itself its `digest`
 
     def digest(self) -> str:
         """SHA-256 of all fields but `files`."""

@@ -306,7 +306,7 @@ class Distributed(Placed):
             self.pipeline.mail.settle()
             self.states.end()
             if self.scaled:
-                finite = isfinite(self.gradient_norm(inf))  # of the gradients on all ranks
+                finite = isfinite(self.gradient_norm(inf))  # the same on all ranks
                 for _, parameter in self.updated():
                     if parameter.grad is not None:
                         parameter.grad = parameter.grad.div_(scale) if finite else None

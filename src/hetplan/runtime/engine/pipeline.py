@@ -36,7 +36,7 @@ from hetplan.runtime.tracing.split import Shape
 from hetplan.schema import Range
 
 Values = tuple[Tensor, ...]  # activations that one layer passes to the next
-Gradients = Sequence[Tensor | None]  # of `Values`; None: no gradient
+Gradients = Sequence[Tensor | None]  # gradients of `Values`; None: no gradient
 Transfer = tuple[int, int, bool]  # hop, micro-batch, whether forward
 
 
@@ -178,7 +178,8 @@ def every_second_product() -> Callable[..., CheckpointPolicy]:
     """The policy of the recomputation `operators` for one pass of a layer: fused attention and
     every second product are kept, all else is computed again. Source: torchtitan's selective
     activation checkpointing."""
-    products = Counter[bool]()  # in the first pass (False) and in the recomputation (True)
+    # number of products so far, in the first pass (False) and in the recomputation (True)
+    products = Counter[bool]()
 
     def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
         name = str(operator).split(".")[1]

@@ -39,7 +39,7 @@ class Position:
     """Type that torch.autocast gives the passes; None outside of it."""
 
 
-_now: Position | None = None  # of the pass that runs; None outside of passes
+_now: Position | None = None  # the position of the pass that runs; None outside of passes
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class States:
         shares: Sequence[float],
         in_step: bool,
     ) -> None:
-        """plans: of all buckets of the plan. groups: ranks -> their collectives. cuts: the rank's
+        """plans: the plans of all buckets. groups: ranks -> their collectives. cuts: the rank's
         parts of parameters. shares: [rank] the rank's share of ZeRO's shards. in_step: whether all
         ranks take each pass together, as replicas of one stage do."""
         self.zero = zero

@@ -148,7 +148,7 @@ def _points(
     operation: str, ranks: list[int], group: Any, place: str, repeats: int
 ) -> list[SizePoint]:
     """The fastest and the median seconds of a collective for each size. A repeat takes as long as
-    on its slowest rank. ranks: of the group. place: this rank's device."""
+    on its slowest rank. ranks: the ranks of the group. place: this rank's device."""
     points = []
     for size in SIZES:
         run = _operation(operation, ranks, group, place, size)

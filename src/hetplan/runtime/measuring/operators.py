@@ -65,8 +65,8 @@ def measure_operators(
 ) -> OperatorData:
     """Measure `count` batches of products and `count` elementwise operators of random sizes.
 
-    seed: of the sizes. The other arguments are those of `operators_of`. Raises InputError where
-    `count` or `repeats` is less than 1, or there is no such device.
+    seed: seed of the random sizes. The other arguments are those of `operators_of`. Raises
+    InputError where `count` or `repeats` is less than 1, or there is no such device.
     """
     check_device(device)
     require(

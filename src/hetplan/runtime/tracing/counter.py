@@ -316,17 +316,19 @@ class Counter(TorchDispatchMode):
             self._follow(layer, (args, kwargs), out)
         if not func.is_view and name not in FREE:
             read, written = traffic(name, args, kwargs, out)
-            self.calls.append(
-                Call(
-                    name=name,
-                    layer=layer,
-                    backward=self.backward,
-                    read=read,
-                    written=written,
-                    products=tuple(PRODUCTS[name](args, out)) if name in PRODUCTS else (),
-                    ruled=is_ruled(func, name),
-                )
+            products: tuple[Product, ...] = ()
+            if name in PRODUCTS:
+                products = tuple(PRODUCTS[name](args, out))
+            call = Call(
+                name=name,
+                layer=layer,
+                backward=self.backward,
+                read=read,
+                written=written,
+                products=products,
+                ruled=is_ruled(func, name),
             )
+            self.calls.append(call)
         return out
 
     def _layer(self) -> int:

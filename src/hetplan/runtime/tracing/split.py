@@ -195,11 +195,12 @@ class Split:
             return loss
         counted: Any = values.get("target", values.get("self"))  # the mean is over its elements
         has_classes = name in CLASSES and not counted.meta["val"].is_floating_point()
-        has_reduction = (has_classes and values["weight"] is None) or name in ELEMENTS
+        # whether `weight_by_classes` or `weight_by_rows` gives the number that a mean divides by
+        is_known = (has_classes and values["weight"] is None) or name in ELEMENTS
         with graph.inserting_before(loss):
             if name == "mean" and len(loss.args) == 1:
                 summed = graph.call_function(torch.ops.aten.sum.default, loss.args)
-            elif has_reduction and values["reduction"] == MEAN:
+            elif is_known and values["reduction"] == MEAN:
                 summed = graph.call_function(loss.target, (), values | {"reduction": SUM})
             else:
                 raise UnsupportedError(
