@@ -105,10 +105,10 @@ class Watch:
         self.moved = time.monotonic()
 
     def state(self) -> dict[str, Any]:
-        """The heartbeat of a rank: the fields of `Doing`, and
+        """The heartbeat of a rank: the fields of `Doing`, and four further entries.
 
-        used: processor seconds that the process has used; quiet: seconds since the last progress;
-        meeting: seconds since the running collective began, None where none runs; longest: seconds
+        used: processor seconds that the process has used. quiet: seconds since the last progress.
+        meeting: seconds since the running collective began; None where none runs. longest: seconds
         of the longest event so far that is no wait.
         """
         now, meeting = time.monotonic(), self.meeting

@@ -111,12 +111,13 @@ class Placed(TrainedPart):
     def take(self, cuts: LocalCuts) -> dict[str, nn.Parameter]:
         """Replace the parameters of this rank's layers by this rank's parts of them, on the device.
 
-        Returns name -> parameter. Layers that share a parameter share its part.
+        cuts: name of a parameter -> this rank's part. Returns name -> new parameter. Layers that
+        share a parameter share its part.
         """
         parameters: dict[str, nn.Parameter] = {}
-        for k in self.layout.layers(self.place):
-            layer = self.chain.layers[k]
-            for name_in_layer, name in self.chain.parameter_names[k].items():
+        for number in self.layout.layers(self.place):
+            layer = self.chain.layers[number]
+            for name_in_layer, name in self.chain.parameter_names[number].items():
                 submodule, _, attribute = name_in_layer.rpartition(".")
                 if name not in parameters:
                     parameter: Any = layer.get_parameter(name_in_layer)
@@ -128,13 +129,14 @@ class Placed(TrainedPart):
         return parameters
 
     def rows_of(self, step: int, rows: Rows | None) -> Rows:
-        """The function that gives the data of rows in one iteration, and requests each range of
-        rows only once.
+        """A function (first, last) -> (inputs, targets) for the rows of one iteration. It requests
+        each range of rows from `rows` only once.
 
-        rows: gives the loop's data; None: the module's `batch` does. Numbers that it draws at
-        random are the same on all ranks that read the same rows.
+        rows: a function of the user's loop with the same arguments; None: the module's `batch`. The
+        random numbers that it draws are the same on all ranks that read the same rows.
 
-        The function raises InputError where the data have more or fewer rows than requested.
+        The returned function raises InputError where the data have more or fewer rows than
+        requested.
         """
         source = rows or (lambda first, last: self.module.batch(step, first, last))
 

@@ -234,11 +234,11 @@ class Spread(fx.Interpreter):
         mask = values.get("attn_mask")
         if mask is not None:
             mask = mask[(None,) * (4 - mask.dim())]  # as attention broadcasts it
-            mask_by_heads = [Replicate(), *by_heads[1:]] if self.ring else by_heads
+            mask_form = self.whole
             has_heads = mask.shape[1] > 1
-            values["attn_mask"] = mask.redistribute(
-                placements=mask_by_heads if has_heads else self.whole
-            )
+            if has_heads:
+                mask_form = [Replicate(), *by_heads[1:]] if self.ring else by_heads
+            values["attn_mask"] = mask.redistribute(placements=mask_form)
         for name, x in (("query", q), ("key", k), ("value", v)):
             values[name] = in_form(x, divided)
         local = mapped(values, local_for_part)

@@ -256,14 +256,15 @@ class Machine:
         return piece(value, form, self._slice(node.name, form, segment))
 
     def _parameter(self, node: Node, form: Form, segment: int, *, complete: bool) -> Tensor:
-        """A parameter in a form: this rank's shard, or a slice of it where ranks hold it whole.
+        """A parameter in a form: this rank's shard, or a slice of it where the shard is the whole
+        parameter.
 
         complete: whether every rank computes the whole gradient of a whole parameter, rather than a
         summand.
         """
         owner = self.program.copies.get(node.name, node.name)
-        held_whole = self.decided.shards[owner].dimension is None
-        sliced = form != WHOLE and held_whole
+        shard_is_whole = self.decided.shards[owner].dimension is None
+        sliced = form != WHOLE and shard_is_whole
         use = node.name, form, segment
 
         def read(parameter: Tensor) -> Tensor:
@@ -273,6 +274,7 @@ class Machine:
             return value
 
         def summed(gradient: Tensor) -> Tensor | None:
+            """The parameter's gradient in the last run of the iteration; None in earlier runs."""
             if use in self._summed:
                 gradient = gradient + self._summed.pop(use)
             is_last_run = self._run_number + 1 >= self.runs
@@ -297,11 +299,14 @@ class Machine:
             if source.source:
                 inputs.append(self._input(source, form, node.segment, complete=run.factors))
             else:
-                repartitioned = source.segment != node.segment
-                name = f"{source.name}@{node.segment}" if repartitioned else source.name
+                name = source.name
+                if source.segment != node.segment:  # sliced by the ratios of this segment
+                    name = f"{source.name}@{node.segment}"
                 inputs.append(self.values[property_name(name, form)])
-            is_sliced = form >= 0
-            starts.append(self._slice(source.name, form, node.segment)[0] if is_sliced else 0)
+            start = 0
+            if form >= 0:
+                start, _ = self._slice(source.name, form, node.segment)
+            starts.append(start)
         shape = list(node.shape)
         if output >= 0:
             first, last = self._slice(node.name, output, node.segment)

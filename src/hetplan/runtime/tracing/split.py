@@ -55,7 +55,7 @@ NAMED = {f"*{name}": "colwise" for name in COLUMNS} | {f"*{name}": "rowwise" for
 WEIGHTS = {"linear": (1, 0), "addmm": (2, 1), "mm": (1, 1), "matmul": (1, 1)}
 RESHAPES = ("view", "reshape", "_unsafe_view")
 DATA, TABLE, LAYER = range(3)  # a value computed from values of two kinds is of the later kind
-Shape = tuple[tuple[int, ...], Any]  # (sizes of one sample, floating-point or integer type)
+Shape = tuple[tuple[int, ...], Any]  # (sizes of one sample, dtype) of a value between layers
 # Losses whose targets are classes, and losses whose targets are values.
 CLASSES = ("cross_entropy_loss", "nll_loss_nd")
 ELEMENTS = (
