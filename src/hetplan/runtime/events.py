@@ -78,6 +78,7 @@ class Watch:
         self.events.append(Event(what, chunk, batch, start, self.moved))
 
     def _set_doing(self, what: str, chunk: int, batch: int) -> None:
+        """Begin an activity now, once the device is idle."""
         if self.settle is not None:
             self.settle()
         self.moved = time.monotonic()

@@ -142,6 +142,7 @@ class Measured:
         )
 
     def _title(self) -> str:
+        """The title of the table: the plan, and where it ran."""
         job, plan = self.job, self.job.plan
         where = "GPUs" if job.device == "cuda" else "this machine"
         if job.virtual and job.rehearsal is not None:
@@ -151,6 +152,7 @@ class Measured:
         )
 
     def _notes(self) -> list[str]:
+        """The lines below the table."""
         job, predicted, losses = self.job, self.predicted, list(self.losses.items())
         notes = [
             f"measured: {seconds_text(self.seconds)} per iteration, "

@@ -149,8 +149,10 @@ class Stock(Placed):
         """A part that sums its gradients over the replicas. Under ZeRO it is sharded layer by
         layer, or at once where layers share parameters."""
         if self.plan.zero:
-            unshared = all(len(p.layers) == 1 for p in self.chain.parameters.values())
-            for module in (*part.layers, part) if unshared else (part,):
+            modules: list[nn.Module] = [part]
+            if all(len(p.layers) == 1 for p in self.chain.parameters.values()):
+                modules = [*part.layers, part]
+            for module in modules:
                 fully_shard(
                     module, mesh=self.mesh, reshard_after_forward=self.plan.zero == 3,
                     shard_placement_fn=self._placement,

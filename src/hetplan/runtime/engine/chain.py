@@ -276,6 +276,7 @@ def rounding_again(
     weight_at = {copies[id(weight)].untyped_storage().data_ptr(): weight for weight in weights}
 
     def pack(saved: Tensor) -> Any:
+        """(weight, view of it) for a view of a rounded weight; any other tensor as it is."""
         weight = weight_at.get(saved.untyped_storage().data_ptr())
         if weight is None:
             return saved
@@ -283,6 +284,7 @@ def rounding_again(
         return weight.detach(), view
 
     def unpack(packed: Any) -> Tensor:
+        """The tensor that `pack` was given, with the weight rounded again."""
         if isinstance(packed, Tensor):
             return packed
         weight, view = packed

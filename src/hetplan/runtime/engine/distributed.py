@@ -142,6 +142,7 @@ class Placed(TrainedPart):
 
         @cache
         def requested(first: int, last: int) -> Any:
+            """The data of rows, from the user's code; each range is requested once."""
             with drawing_data(self.seed, step, first):
                 batch = paired(source(first, last))
             expected = last - first
@@ -156,6 +157,7 @@ class Placed(TrainedPart):
             return batch
 
         def read(first: int, last: int) -> Any:
+            """The data of rows, which may be a part of a requested range."""
             begin, end = self.layout.requested_rows(self.place.replica, (first, last))
             batch = requested(begin, end)
             if (begin, end) == (first, last):

@@ -144,6 +144,7 @@ class Layout:
         return [self._divides_unevenly(replica) for replica in range(len(self.plan.replicas))]
 
     def _divides_unevenly(self, replica: int) -> bool:
+        """Whether some stage divides the rows of a micro-batch differently from the first stage."""
         stages = range(len(self.plan.replicas[replica].stages))
         for batch in range(self.plan.replicas[replica].steps):
             of_first_stage = self.rows(replica, 0, batch)

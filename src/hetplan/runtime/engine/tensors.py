@@ -290,6 +290,8 @@ def in_ring(
     is_previous = [rank == (own - 1) % ranks for rank in range(ranks)]
 
     def passed_on(receivers: Sequence[bool], senders: Sequence[bool], x: Tensor) -> Tensor:
+        """The x of the sender. receivers, senders: [rank] whether this rank sends its x to it, and
+        receives from it; one of each."""
         leaving = [x.numel() * receives for receives in receivers]
         coming = [x.numel() * sends for sends in senders]
         return ring.swap(x.reshape(-1), leaving, coming).view(x.shape)
@@ -370,6 +372,7 @@ def spread(
     )
 
     def form_of(shape: Sequence[int]) -> Form:
+        """The form of a value between layers. shape: of one sample of the value."""
         has_tokens = len(shape) > 1 and shape[0] == layout.plan.workload.sequence
         return [Shard(1) if has_tokens and axis.divides_tokens else Replicate() for axis in axes]
 

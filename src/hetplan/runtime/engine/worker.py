@@ -242,6 +242,7 @@ def look_after(watch: Watch, limit: float, plan: Plan) -> None:
     rounds = Counter[int]()  # number of the next rank's heartbeats -> rounds with this number
 
     def look() -> None:
+        """Count a heartbeat of this rank, and end the process where the next or this rank hangs."""
         state = watch.state()
         with contextlib.suppress(dist.DistError):  # after the last step the store may end first
             store.add(str(rank), 1)

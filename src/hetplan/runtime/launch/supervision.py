@@ -182,7 +182,8 @@ class Supervisor:
                 rank.failure, rank.lost = f"ended with exit code {code}", True
 
     def _explain(self) -> NoReturn:
-        """Raise the error of the rank that failed first.
+        """Raise the error of the lowest rank that failed by itself; of the lowest rank that failed
+        where all have only lost a peer.
 
         While all failed ranks have only lost a peer, wait for `PATIENCE.grace` seconds at most for
         the failure of this peer.

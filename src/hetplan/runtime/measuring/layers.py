@@ -119,6 +119,7 @@ def _kept(model: Model, output: str | os.PathLike[str] | None) -> list[ProfileTa
 
 
 def _profile(model: Model, tables: Sequence[ProfileTable], device: str) -> Profile:
+    """The measured profile of a model with these tables."""
     return Profile(
         model=model.name,
         sequence=model.sequence,

@@ -61,6 +61,7 @@ Arguments = Sequence[Any]
 
 
 def _aten(names: str) -> frozenset[str]:
+    """The names in a text, each with the prefix `aten.`."""
     return frozenset(f"aten.{name}" for name in names.split())
 
 

@@ -176,6 +176,7 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
     saved: dict[int, float] = defaultdict(float)
 
     def keep(size: float) -> None:
+        """Count bytes that autograd saves for the layer that runs."""
         saved[layers.now] += size
 
     rows = batch(0, 0, samples)  # real tensors, since the user's code may read their values

@@ -290,16 +290,17 @@ class Split:
         label = run = ""
         for node in self.nodes:
             if node in needed and self.kinds[node] == LAYER:
-                now = label_of.get(id(module.get_submodule(path_of(node))), label)
-                if now != label:
-                    label = now
+                submodule = module.get_submodule(path_of(node))
+                label_of_node = label_of.get(id(submodule), label)
+                if label_of_node != label:
+                    label = label_of_node
                     times[label] += 1
                     run = label if times[label] == 1 else f"{label}#{times[label]}"
                 runs[node] = run
         return runs
 
     def _places(self, module: nn.Module, names: Sequence[str]) -> dict[Node, int]:
-        """Node -> number of its layer. The layers of nodes never decrease along the graph.
+        """Node -> number of its layer, which is never before the layer of a node that it reads.
 
         names: the layers of a trace; or any names: of one layer before the numbered blocks, of each
         block, and of one layer after them.
