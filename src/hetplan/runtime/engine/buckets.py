@@ -109,8 +109,9 @@ def local_cuts(layout: Layout, chain: Chain, place: Place) -> LocalCuts:
 
 
 def section_starts(chain: Chain, bucket_bytes: int) -> dict[int, int]:
-    """Layer -> the lowest layer of its section. Sections are consecutive layers, from the last one
-    on, whose parameters have at least `bucket_bytes` bytes together."""
+    """Layer -> the lowest layer of its section. A section is consecutive layers whose parameters
+    have at least `bucket_bytes` bytes together. Sections are formed from the last layer on; the
+    first layer's section may have fewer bytes."""
     sizes = Counter[int]()
     for parameter in chain.parameters.values():
         sizes[min(parameter.layers)] += prod(parameter.shape) * parameter.dtype.itemsize
@@ -127,8 +128,8 @@ def section_starts(chain: Chain, bucket_bytes: int) -> dict[int, int]:
 def bucket_plans(layout: Layout, chain: Chain, bucket_bytes: int) -> list[BucketPlan]:
     """All buckets of a plan, in the order that all ranks keep.
 
-    In replicas of one stage there is a bucket for each section of layers, under ZeRO 3 for each
-    layer; in pipelines one for all layers.
+    Pieces with the same owners and type are one bucket for each section of layers, where replicas
+    have one stage; under ZeRO 3 one for each layer. In pipelines they are one for all layers.
     """
     plan, starts = layout.plan, section_starts(chain, bucket_bytes)
     cuts_of: dict[str, list[tuple[Place, Cut]]] = defaultdict(list)

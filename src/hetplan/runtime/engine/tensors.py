@@ -343,8 +343,8 @@ def spread(
 ) -> Chain:
     """The chain with layers that this rank computes together with other ranks of its stage.
 
-    groups: ranks -> their process group. The chain's outputs become this rank's parts of them. A
-    chain of a model that says itself how it is divided is returned as it is. Raises
+    groups: ranks -> their process group. In the returned chain, `outputs` are the shapes of this
+    rank's parts. The chain of a model that states its layers itself is returned as it is. Raises
     UnsupportedError where the ranks cannot compute the layers together.
     """
     check_spread(chain, layout, place)
@@ -400,15 +400,17 @@ def spread(
     for shapes, forms in zip(chain.outputs, passed_on, strict=True):
         local: list[Shape] = []
         for (shape, dtype), form in zip(shapes, forms, strict=True):
-            divided = Shard(1) in form
-            local.append(((shape[0] // token_parts, *shape[1:]) if divided else shape, dtype))
+            if Shard(1) in form:  # this rank has a part of the tokens
+                tokens, *rest = shape
+                shape = (tokens // token_parts, *rest)
+            local.append((shape, dtype))
         outputs.append(tuple(local))
     return replace(chain, outputs=tuple(outputs))
 
 
 def sliced_dimensions(chain: Chain, layout: Layout, place: Place) -> dict[str, int]:
-    """Parameter -> the dimension that tensor ranks divide, for those that this rank has a part
-    of."""
+    """Name -> the dimension that tensor ranks divide, for each parameter of which this rank has
+    only a part."""
     part = layout.part(place)
     dimensions = {}
     for k in layout.layers(place):
