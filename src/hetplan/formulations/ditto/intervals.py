@@ -209,8 +209,10 @@ class Space:
         return first if first < len(self.candidates) else None
 
     def _reaches(self, high: float) -> bool:
-        """Whether `reach` covers all layers at θ = `high`, or has no table. Memory and the number of
-        micro-batches may still forbid a template."""
+        """Whether `reach` covers all layers at θ = `high`, or has no table.
+
+        Memory and the number of micro-batches may still forbid a template.
+        """
         reach = self.reach(high)
         return reach is None or int(reach.flat[-1]) == self.problem.layers
 
