@@ -101,7 +101,7 @@ def begin(function: Callable[[], T], start_seconds: float = 10.0) -> Future[T]:
     be started.
     """
     future: Future[T] = Future()
-    begun = _thread.allocate_lock()  # allocated here: a thread without memory can still release it
+    begun = _thread.allocate_lock()  # made here: a thread without memory can still release it
     begun.acquire()
 
     def work() -> None:
@@ -124,8 +124,8 @@ def over(work: Future[T], seconds: float) -> bool:
     return bool(wait([work], seconds).done)
 
 
-# Work that did not stop in time and may still run.
-_abandoned: list[Future[Any]] = []
+# Abandoned work, which was left to run because it did not stop in time.
+_left: list[Future[Any]] = []
 
 
 @atexit.register
@@ -135,7 +135,7 @@ def _settle() -> None:
     Native code that calls into a dying interpreter aborts the process. Code deep inside an LP may
     run for longer, but does not call Python.
     """
-    wait(_abandoned, SETTLE_SECONDS)
+    wait(_left, SETTLE_SECONDS)
 
 
 def end_process(code: int) -> None:
@@ -144,7 +144,7 @@ def end_process(code: int) -> None:
     The command line calls this after its answer. An ordinary exit would wait for that work, and
     gloo's threads, which outlive the interpreter, may abort the process.
     """
-    if "torch.distributed" in sys.modules or not all(work.done() for work in _abandoned):
+    if "torch.distributed" in sys.modules or not all(work.done() for work in _left):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -176,12 +176,12 @@ def drive(
                 asked_at = now if asked_at is None else asked_at
                 interrupt()
                 if now - asked_at > (GRACE_SECONDS if run.cancelled else overtime):
-                    _abandoned.append(answer)
+                    _left.append(answer)
                     return None
         poll()
     except BaseException:
         interrupt()
         if not over(answer, GRACE_SECONDS):
-            _abandoned.append(answer)
+            _left.append(answer)
         raise
     return answer.result()
