@@ -103,8 +103,8 @@ class _Writer:
         low, high = self._bounds(properties, totals.largest)
         self.negative = low < 0
         self.x = [
-            self.cp.new_int_var(int(least), int(most), name)
-            for least, most, name in zip(low, high, member_names(model.column_blocks), strict=True)
+            self.cp.new_int_var(int(lower), int(upper), name)
+            for lower, upper, name in zip(low, high, member_names(model.column_blocks), strict=True)
         ]
 
     def _bounds(self, properties: NDArray[Any], largest: float) -> tuple[Floats, Floats]:

@@ -288,7 +288,7 @@ class Model:
         self.rows.append(row)
         self.row_names.append(name)
 
-    # What the writers read.
+    # The methods that the writers call.
 
     def properties(self) -> NDArray[Any]:
         """[n] the `PROPERTIES` of each column; bounds are infinite where there is none."""

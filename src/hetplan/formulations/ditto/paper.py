@@ -182,10 +182,7 @@ def merge(data: DittoData, problem: DittoProblem, run: Run, solver: str) -> Temp
     solver that finds it; empty: the exact search finds it."""
     atoms = virtual_stages(data, fold(data), run)
     instance = merged(data, atoms)
-    if solver:
-        answer = solve_with(solver, formulate, instance, run)
-    else:
-        answer = exact.solve(instance, run)
+    answer = solve_with(solver, formulate, instance, run) if solver else exact.solve(instance, run)
     if answer.decision is None and answer.stop is not Stop.INFEASIBLE:
         raise Stopped
     if answer.decision is None:
@@ -266,9 +263,7 @@ def all_recovered(data: DittoData, problem: DittoProblem, run: Run) -> list[Temp
     templates = []
     for _, count in ranked:
         groups, virtual_seconds = assign(problem, folding, division, count, powers=True)
-        assigned = [
-            (a, b, option(problem, i, x) if x else NO_DEVICES) for a, b, i, x in groups
-        ]
+        assigned = [(a, b, option(problem, i, x) if x else NO_DEVICES) for a, b, i, x in groups]
         stages = join_left_over(problem, assigned, virtual_seconds)
         joined = sum(r == NO_DEVICES for _, _, r in assigned)
         message = ""

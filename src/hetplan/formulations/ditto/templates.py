@@ -73,7 +73,7 @@ class Template:
         return sum(self.nodes)
 
     def iteration_seconds(self, micro_batches: int) -> float:
-        """T with another number of micro-batches, at least as many as there are stages."""
+        """T in seconds with another number of micro-batches, which is at least that of stages."""
         return total_seconds(micro_batches, list(self.times))
 
 

@@ -105,7 +105,7 @@ class _Programs:
 
     @property
     def note(self) -> str:
-        """What was left out of HAP's procedure, as a message; empty where nothing was."""
+        """The message that says which part of HAP's procedure was left out; empty without any."""
         if len(self._searches_left) == 2:
             return ""
         if len(self._searches_left) == 1:

@@ -269,15 +269,16 @@ def runs_that_fit(workload: Workload) -> int:
         name: 1 / sum(table.layer_seconds()) * table.micro_batch
         for name, table in profile_tables(workload).items()
     }
-    share = {name: speed[name] / sum(speed[d.type] for d in devices) for name in speed}
+    total_speed = sum(speed[device.type] for device in devices)
+    share = {name: speed[name] / total_speed for name in speed}  # part of a batch, of one device
     divisors = [runs for runs in range(1, batch + 1) if batch % runs == 0]
     choices = [runs for runs in divisors if batch // runs >= len(devices)]
     if not choices:
         choices = [1]
 
     def fits(runs: int) -> bool:
-        for name in share:
-            samples = np.ceil(batch / runs * share[name])
+        for name, part in share.items():
+            samples = np.ceil(batch / runs * part)
             if workload.state_bytes + saved * samples > usable[name]:
                 return False
         return True
