@@ -1,1 +1,2 @@
-"""Plans: which device runs what, for every family. The plan file, its parts and its rules."""
+"""The plan file, which says what each device runs: its schema, its rules, and its text for people.
+"""
