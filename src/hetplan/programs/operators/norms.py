@@ -55,7 +55,7 @@ def batch_moments_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
 
 
 def batch_moments(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
-    """The summands of this slice in the means of x and x^2 over the `count` entries of each channel.
+    """The summands of this slice in the means of x and x^2 over the `count` entries of a channel.
     They are in fp64, because the variance is a difference of both."""
     import torch
 

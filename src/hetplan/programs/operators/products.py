@@ -32,7 +32,7 @@ def parsed(equation: str) -> tuple[tuple[str, ...], str]:
 
 
 def contract_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """The output's shape: the lengths of its letters. Raises InputError where a letter has different
+    """The output's shape: the lengths of its letters. Raises InputError where a letter has two
     lengths, or the equation does not fit the number of inputs or of their dimensions."""
     equation = attributes["equation"]
     terms, output = parsed(equation)

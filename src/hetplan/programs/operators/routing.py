@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def route_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """The output's shape: weights [b, s, e, c] for gates [b, s, e], with `capacity` c places at each
-    expert. Letters: b samples, s tokens, e experts."""
+    """The output's shape: weights [b, s, e, c] for gates [b, s, e]. Letters: b samples, s tokens,
+    e experts, c places at an expert (the attribute `capacity`)."""
     return (*whole[0], attributes["capacity"])
 
 
