@@ -259,7 +259,7 @@ SIZES = {*BOUNDS, "finite_number"}
 
 
 def expectation(problem: Mapping[str, Any]) -> str:
-    """What one of pydantic's errors expected: its bound in words, or its message without the
+    """The expectation of one of pydantic's errors: its bound in words, or its message without the
     opening `Input should be`."""
     if problem["type"] == "string_pattern_mismatch" and problem["ctx"]["pattern"] == PLAIN:
         return PLAIN_TEXT

@@ -556,8 +556,8 @@ class Question:
 
 
 def smallest(enough: Callable[[int], bool], limit: int) -> int | None:
-    """The smallest number from 1 to `limit` that is enough; None where none is. A number above one
-    that is enough must be enough, too."""
+    """The smallest number from 1 to `limit` that is enough; None where none is. If a number is
+    enough, every larger number must be enough, too."""
     low, high = 0, 1  # `low` is not enough
     while high > limit or not enough(high):
         if high >= limit:

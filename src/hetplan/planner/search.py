@@ -126,10 +126,8 @@ class StrategySearch:
         if not self.strategy.recomputes or self.run.cancelled:
             return []
         for candidate in self.known:
-            same_search = (candidate.strategy, candidate.variant) == (
-                self.strategy.name,
-                self.variant,
-            )
+            same_strategy = candidate.strategy == self.strategy.name
+            same_search = same_strategy and candidate.variant == self.variant
             if same_search and candidate.method.exact and candidate.fits_memory:
                 return []
         modes = useful_modes(self.workload_on_part)

@@ -1,5 +1,5 @@
-"""From a workload to a plan of it, and from a plan to its workload, its model and the number of
-processes that it needs."""
+"""Makes the plan of a workload, and gives the workload, the model and the number of processes of a
+plan."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

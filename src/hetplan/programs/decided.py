@@ -27,7 +27,7 @@ class Shard:
 
     name: str
     shape: tuple[int, ...]
-    """Of the whole parameter."""
+    """The shape of the whole parameter."""
     dimension: int | None = None
     """The dimension that is sliced; None: every rank has the whole parameter."""
     bounds: Bounds = ()
