@@ -53,7 +53,7 @@ class Variant:
         return label
 
     def marked(self, plan: Plan) -> Plan:
-        """A strategy's plan with the variant's mode of recomputation, and the mode in its origin."""
+        """A strategy's plan with the variant's mode of recomputation, also in its origin."""
         if self.recomputation == "none":
             return plan
         return plan.model_copy(

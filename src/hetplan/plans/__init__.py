@@ -1,1 +1,1 @@
-"""The plan file, which says what each device runs: its schema, its rules, and its text for people."""
+"""The plan file, which says what each device runs: its schema, its rules, its text for people."""

@@ -47,7 +47,7 @@ class Way:
 
     @property
     def shared(self) -> bool:
-        """Whether the devices share the work. If no tensor is sliced, each device does all of it."""
+        """Whether the devices share the work. If no tensor is sliced, each device does all work."""
         return any(form >= 0 for form in (*self.inputs, self.output))
 
 

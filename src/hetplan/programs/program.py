@@ -181,7 +181,7 @@ class Writer:
         return self._write(name, PARAMETER, (), tuple(shape), {})
 
     def apply(self, kind: str, name: str, *inputs: str, **attributes: Any) -> str:
-        """Add the operator `kind`, which reads tensors written before and makes the tensor `name`."""
+        """Add the operator `kind`, which reads earlier tensors and makes the tensor `name`."""
         inputs = tuple(self._once(tensor) for tensor in inputs)
         shape = operator(kind).shape([self.shape(tensor) for tensor in inputs], attributes)
         return self._write(name, kind, inputs, shape, attributes)

@@ -165,7 +165,7 @@ def with_bar(text: str, made: Markup) -> Markup:
 
 
 def stages(scene: Scene) -> str:
-    """The table of stages, one line for each row of the timeline, with the fullest of its devices."""
+    """The table of stages: a line for each row of the timeline, with the fullest of its devices."""
     lines = []
     for number, row in enumerate(scene.rows):
         of_row = [device for device in scene.used if device.row == number]
