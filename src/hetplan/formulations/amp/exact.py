@@ -77,7 +77,7 @@ class Parameters:
     # The share by which a decision must beat the incumbent, where the user's gap is smaller.
     rounding: float = 1e-9
     bisection: Bisection = field(default_factory=Bisection)  # how far bounds are sharpened
-    labels: GroupLimits = field(default_factory=GroupLimits)  # of one label search
+    labels: GroupLimits = field(default_factory=GroupLimits)  # limits of one label search
 
 
 @dataclass(frozen=True)

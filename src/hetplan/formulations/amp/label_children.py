@@ -97,7 +97,7 @@ class Stage:
     seconds: Floats  # [M, L + 1, L + 1]
     zone_seconds: Floats  # [Z, L + 1, L + 1]
     link: Floats  # [L + 1] bytes that are sent to the stage where it begins at layer l
-    completions: Completions  # of stages j + 1, j + 2, …
+    completions: Completions  # lower bounds on the cost of stages j + 1, j + 2, …
 
 
 def make_stages(model: RowModel, intervals: Sequence[tuple[int, int]], box: SyncBox) -> list[Stage]:

@@ -172,11 +172,11 @@ def _shapes(cells: Cells, config: Configuration, most: int) -> tuple[Ints, bool]
     count, tp, every_cell = cells.count, config.tensor, np.arange(cells.count)
     if config.pipeline * config.data == 1:
         return np.repeat(every_cell, cells.size)[None], True
-    shapes = np.zeros((1, 0), dtype=np.int64)  # of the first ranks
+    shapes = np.zeros((1, 0), dtype=np.int64)  # cells of the ranks so far
     while shapes.shape[1] < tp and len(shapes) <= most:
         next_cell = np.tile(every_cell, len(shapes))
         shapes = np.c_[np.repeat(shapes, count, axis=0), next_cell]
-        devices_used = (shapes == next_cell[:, None]).sum(axis=1)  # of the next rank's cell
+        devices_used = (shapes == next_cell[:, None]).sum(axis=1)  # devices of the next cell
         shapes = shapes[devices_used <= cells.size[next_cell]]
     if len(shapes) <= most:
         return shapes, True

@@ -358,7 +358,7 @@ class Sweep:
     that is left."""
 
     run: Run
-    incumbent: Incumbent[Strategy]  # of all configurations
+    incumbent: Incumbent[Strategy]  # shared by all configurations
     method: str  # name of the general solver
     most_terms: float  # the most terms that a model may have
     minimise: Minimise

@@ -57,7 +57,7 @@ from hetplan.formulations.amp.problem import (
 )
 from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 
-MAX_TABLE_BYTES = 2 * 2**30  # of the programme's table, for one configuration
+MAX_TABLE_BYTES = 2 * 2**30  # the most bytes of the programme's table, for one configuration
 # Method -> Megatron's cut (§4.1), which the method uses in place of the programme's cut.
 CUTS: Mapping[str, Callable[[AmpProblem, int], Ints]] = {
     "paper-uniform": lambda problem, stages: uniform_cut(problem.layers, stages),

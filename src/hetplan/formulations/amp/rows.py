@@ -207,7 +207,7 @@ class RowModel:
         caps."""
         caps = stage_cap, sync_cap
         if caps not in self.starts:
-            self.starts[caps] = self.tables(*caps)[1]
+            _, self.starts[caps] = self.tables(stage_cap, sync_cap)
         return self.starts[caps]
 
     def shared(self, start: Floats) -> float:
@@ -226,7 +226,7 @@ def row_model(groups: TensorGroups, *, straddle: bool = False) -> RowModel:
         weight = np.vstack([weight, groups.zones.straddles])
         cell_weight = np.vstack([cell_weight, 0 * cell_weight[:1]])
         need = np.append(need, 1)
-    first, end = np.triu_indices(prefix.shape[1], 1)  # of every interval of layers
+    first, end = np.triu_indices(prefix.shape[1], 1)  # first layer and end of every interval
     stage_seconds = prefix[:, end] - prefix[:, first]
     if config.gas > 1:
         stage_values = distinct(stage_seconds.ravel())

@@ -220,11 +220,13 @@ def solve_by(
             bound = math.inf
         while bound < master.limit * (1 - OPTIMAL_GAP):
             answer = minimise(method, master.model(), run, lambda incumbent, bound: None)
-            bound = math.inf if answer.stop is Stop.INFEASIBLE else answer.bound or bound
+            bound = answer.bound or bound
+            if answer.stop is Stop.INFEASIBLE:  # all plans of the model have been replayed
+                bound = math.inf
             if not answer.has_solution:
                 break
             run.report(bound=min(bound, master.limit) or None)
-            master.replay_answer(answer.counts("x").nonzero()[0].tolist())
+            master.replay_answer(np.flatnonzero(answer.counts("x")).tolist())
     except Stopped:
         bound = bound or lower_bound(Relaxation(data), run, master.limit)
     bound, best = min(bound, master.limit), master.best

@@ -10,7 +10,7 @@ number of stages always does.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 
 from hetplan.formulations.joint.design import SCHEDULES, Design, Group, Pipeline, with_pipelines
 from hetplan.formulations.joint.space import Space
@@ -243,7 +243,8 @@ class Moves:
             if as_rows:
                 groups = tuple(a + b for a, b in pairs)
             else:
-                groups = tuple(group for pair in pairs for group in pair if group)
+                alternating = chain.from_iterable(pairs)
+                groups = tuple(group for group in alternating if group)
             if not all(map(self.space.can_be_stage, groups)):
                 return None
             cuts = one.cuts if as_rows else ()
@@ -323,7 +324,8 @@ class Moves:
         if design.degrees is None:
             return None
         current = design.degrees
-        tensor = len(design.pipelines[0].groups[0][0])
+        first_stage = design.pipelines[0].groups[0]
+        tensor = len(first_stage[0])
         changes: tuple[dict[str, object], ...] = (
             {"expert": 2 * current.expert},
             {"expert": max(current.expert // 2, 1)},

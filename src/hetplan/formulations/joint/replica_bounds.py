@@ -21,6 +21,7 @@ from hetplan.formulations.joint.passes import all_cuts, in_flight, longest, sequ
 from hetplan.formulations.joint.space import Space
 from hetplan.plans.plan import Recomputation
 from hetplan.replays.arrays import Floats
+from hetplan.replays.data import DeviceType
 from hetplan.replays.simulator.pipeline import Schedule
 from hetplan.replays.updates import UPDATE_BYTES
 from hetplan.replays.zero import tensor_rings
@@ -113,10 +114,15 @@ class ReplicaBounds:
                 rates.append(gradients + self.update_rate(rows) / row_groups)
         return np.array(rates)
 
+    def device_type(self, rows: Group) -> DeviceType:
+        """The device type of a stage, which all its devices have."""
+        any_device = rows[0][0]
+        return self.data.types[self.space.kind[any_device]]
+
     def update_rate(self, rows: Group) -> float:
         """Seconds per byte of weights that the optimizer takes on one row group, without its start
         time."""
-        curve = self.data.types[self.space.kind[rows[0][0]]].update
+        curve = self.device_type(rows).update
         moved = UPDATE_BYTES / self.data.element_bytes / len(rows[0])
         return moved / (curve.bytes_per_second * max(curve.share))
 
@@ -162,8 +168,7 @@ class ReplicaBounds:
         params_before = np.array(self.space.replayer.costs("none").param_sums)[cuts]
         params_of_virtual_stages = np.diff(params_before, axis=1)  # [N, V] bytes
         weights = params_of_virtual_stages.reshape(len(cuts), C, S).sum(axis=1)  # [N, S] bytes
-        kinds = [self.data.types[self.space.kind[rows[0][0]]] for rows in stages]
-        update_starts = [kind.update.start_seconds for kind in kinds]
+        update_starts = [self.device_type(rows).update.start_seconds for rows in stages]
         stage_ends = ends + weights * self.seconds_behind(plan, i) + update_starts
         bounds = stage_ends.max(axis=1)
         bounds[self.lacks_memory(plan, i, g, b, cuts, weights)] = np.inf
@@ -195,7 +200,7 @@ class ReplicaBounds:
             is_last = s == len(stages) - 1
             if is_last:  # the replay may count the logits of one micro-batch with the loss
                 kept = kept - b / len(rows) * data.logit_bytes / width
-            room = data.types[costs.device_types[rows[0][0]]].memory_bytes * (1 + 1e-9)
+            room = self.device_type(rows).memory_bytes * (1 + 1e-9)
             lacks |= weights[:, s] * states / width + np.maximum(kept, 0.0) > room
         return lacks
 

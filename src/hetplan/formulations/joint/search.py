@@ -96,7 +96,7 @@ class LocalSearch:
         self.moves = Moves(space, self.rng)
         # Cache: design -> (lower bound on its replayed seconds; its penalised seconds, None where
         # the replay ended early).
-        self.known: dict[Design, tuple[float, float | None]] = {}
+        self.cached_seconds: dict[Design, tuple[float, float | None]] = {}
         # Shape (see `note_best_of_shape`) -> the best design of this shape.
         self.best_of_shape: dict[tuple[object, ...], Valued] = {}
         # (key by which plans are compared, plan) of the best plan that fits in memory. The key is
@@ -126,21 +126,21 @@ class LocalSearch:
         Where the result would exceed `limit`, it may be any number between `limit` and the correct
         one: the replay ends early or is left out, and memory is not checked.
         """
-        cached = self.known.get(design)
+        cached = self.cached_seconds.get(design)
         least, penalised = cached or (self.space.lower_bound(design), None)
         if penalised is not None:
             return penalised
         if least > limit:
             return least
-        if len(self.known) > self.parameters.kept:
-            self.known.clear()
+        if len(self.cached_seconds) > self.parameters.kept:
+            self.cached_seconds.clear()
         plan = self.space.sketch(design)
         seconds = self.space.replayer.seconds(plan, limit)
         self.replays += 1
         if seconds <= limit:
             penalised = self.offer(plan, seconds)
             self.note_best_of_shape(design, penalised)
-        self.known[design] = seconds, penalised
+        self.cached_seconds[design] = seconds, penalised
         return seconds if penalised is None else penalised
 
     def note_best_of_shape(self, design: Design, penalised: float) -> None:
@@ -262,7 +262,7 @@ class LocalSearch:
             self.steps += 1
             temperature = hot * (p.cold / hot) ** (step / steps)
             limit = now * (1 - temperature * math.log(1 - rng.random()))
-            name = rng.choices(names, cum_weights=weights)[0]
+            [name] = rng.choices(names, cum_weights=weights)
             changed = self.moves.draw(name, design)
             if changed is None:
                 continue

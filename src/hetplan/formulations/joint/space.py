@@ -121,7 +121,7 @@ class Space:
             before = 0.0  # seconds of a micro-batch's two passes through the stages before
             shapes = self.shapes(pipeline.groups)
             for (kind, rows, tensor), chunks in zip(shapes, chunks_of_stages, strict=True):
-                samples = -(-micro_batch // rows)  # of the row group with the most
+                samples = -(-micro_batch // rows)  # on the row group with the most samples
                 until = self.prefix_seconds(kind, tensor, samples, design.recomputation)
                 chunk_seconds = [until[end] - until[first] for first, end in chunks]
                 longest = max(longest, before + full_micro_batches * sum(chunk_seconds))
@@ -145,7 +145,7 @@ class Space:
         """The cuts of `with_even_cuts` for stages of these shapes."""
         prefix_seconds = []
         for kind, rows, tensor in shapes:
-            samples = -(-micro_batch // rows)  # of the row group with the most
+            samples = -(-micro_batch // rows)  # on the row group with the most samples
             prefix_seconds.append(self.prefix_seconds(kind, tensor, samples, mode))
         return even_cuts(prefix_seconds * chunks)
 

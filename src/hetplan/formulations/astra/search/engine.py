@@ -148,7 +148,8 @@ def ranked(
     fastest strategies. finished: whether the search explored every strategy. proof, left_out: as in
     `SearchResult`.
     """
-    throughput, money = task.job.tokens_per_iteration / priced.seconds, priced.money
+    throughput = task.job.tokens_per_iteration / priced.seconds  # [n] tokens per second
+    money = priced.money
     limit = task.job.money_limit
     generated, after_rules, in_memory = counts.tolist()
     named_counts = {

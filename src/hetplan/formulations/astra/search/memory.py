@@ -67,7 +67,7 @@ def block_bytes(priced: Priced) -> tuple[Floats, Floats]:
     """
     facts, framework = priced.facts, priced.assumed.framework
     split, whole, core = facts.saved
-    gathered = np.zeros_like(priced.own)
+    gathered = np.zeros_like(priced.rank_samples)
     for block, share in facts.different_blocks:
         inputs = framework.whole_inputs * inputs_bytes(block, facts.precision)
         common = gathered_for_experts(block, facts.precision, priced.tp, priced.etp)
@@ -205,9 +205,9 @@ def held_by(
     of_blocks = in_flight(priced, place) * passes.saved
     of_embedding = first * first_in_flight(priced) * end_bytes(priced, priced.facts.embedding)
     of_head = last * end_bytes(priced, priced.facts.head)
-    kept = priced.own * (of_blocks + of_embedding + of_head)
+    kept = priced.rank_samples * (of_blocks + of_embedding + of_head)
     states = states_of(priced, layers, first, last)
-    return held_on(assumed.framework, states, passes, kept, priced.own, assumed.reserved)
+    return held_on(assumed.framework, states, passes, kept, priced.rank_samples, assumed.reserved)
 
 
 def stage_bytes(

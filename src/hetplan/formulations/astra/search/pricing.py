@@ -112,7 +112,7 @@ class Priced:
         self.granularity, self.method, self.recomputed = (columns[name] for name in RECOMPUTATION)
         self.fsdp = columns["use_fsdp"] == 1  # whether fully sharded
         # samples of a micro-batch on a rank; context ranks divide the tokens of a sample
-        self.own: Floats = self.mbs / self.cp
+        self.rank_samples: Floats = self.mbs / self.cp
         # virtual stages on each device
         self.v: Ints = np.maximum(columns["virtual_pipeline_model_parallel_size"], 1)
         self.interleaved = columns["virtual_pipeline_model_parallel_size"] != NONE
@@ -137,7 +137,7 @@ class Priced:
             facts=self.facts,
             group_seconds=self.group_seconds,
             ranks=self.ranks,
-            rows=self.own,
+            rows=self.rank_samples,
             sequence_parallel=self.sp == 1,
             all_to_all=self.exchanged,
             fully_sharded=self.fsdp,
@@ -153,7 +153,7 @@ class Priced:
     @cached_property
     def tensor_seconds(self) -> Floats:
         """Seconds of the tensor ranks' collectives of one block in one pass."""
-        size = np.asarray(self.facts.boundary_bytes * self.own, dtype=np.float64)
+        size = np.asarray(self.facts.boundary_bytes * self.rank_samples, dtype=np.float64)
         return tensor_seconds(
             self.group_seconds, size, self.facts.tensor_collectives, self.tp, self.sp
         )
@@ -209,7 +209,7 @@ class Priced:
     def crossing_seconds(self) -> Floats:
         """Seconds of one micro-batch crossing one stage boundary, forward and backward, before any
         overlap: h of eq. 22."""
-        size = self.facts.boundary_bytes * self.own / np.where(self.sp == 1, self.tp, 1)
+        size = self.facts.boundary_bytes * self.rank_samples / np.where(self.sp == 1, self.tp, 1)
         stage_ranks = self.tp * self.cp * self.dp
         return crossing_seconds(self.group_seconds, size, stage_ranks, self.pp)
 

@@ -68,8 +68,8 @@ class Candidate:
     """One priced strategy."""
 
     seconds: float  # seconds of an iteration
-    # The terms of `seconds`. The pipeline's is the objective of an `astra` instance; the others are
-    # those of the stage on which the two take longest together.
+    # The terms of `seconds`. That of the pipeline is the objective of an `astra` instance. The other
+    # two are those of the stage on which they take longest together.
     parts: Parts
     tokens_per_second: float
     money: float | None  # dollars for the job's tokens; None where no price is known
@@ -106,7 +106,7 @@ class Candidate:
 class SearchResult:
     """The result of a search."""
 
-    mode: str  # of the pool
+    mode: str  # mode of the pool
     # number of strategies by step: generated (Table 3's product), after_rules, in_memory, priced
     counts: Mapping[str, int]
     best: Candidate | None  # the fastest candidate within the money limit; None: there is none

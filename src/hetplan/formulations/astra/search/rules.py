@@ -114,8 +114,8 @@ class Part:
 
     kind: Kind
     values: Floats  # on the rows of a table
-    words: tuple[str, ...] = ()  # of a string column: its values
-    word: str | None = None  # of a string in the rule's text: the string
+    words: tuple[str, ...] = ()  # the values of a string column
+    word: str | None = None  # a string that stands in the rule's text
 
 
 def spelling(kind: str | None, token: str) -> str:
@@ -253,8 +253,8 @@ class _Reader:
                 got=f"${name}",
                 expected=" or ".join(near) or "one of " + ", ".join(sorted(self.columns)),
             )
-        known = self.columns[name]
-        return Part(known.kind, self.table[name], words=known.words)
+        named = self.columns[name]
+        return Part(named.kind, self.table[name], words=named.words)
 
     def string(self, word: str, column: int) -> Part:
         """The meaning of a string. It has a value only in a comparison, see `coded`. Raises

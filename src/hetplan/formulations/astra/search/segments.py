@@ -270,8 +270,8 @@ def segment_instance(
 class Point:
     """A strategy on segments."""
 
-    seconds: float  # T, of an iteration
-    money: float  # of an iteration
+    seconds: float  # T, seconds of an iteration
+    money: float  # money of an iteration
     strategy: int  # row of the table
     stages: tuple[Stages, ...]  # in pipeline order
 
@@ -327,7 +327,7 @@ class SegmentSearch:
         try:
             order = np.argsort(tied(bounds), kind="stable")
             for r in order[np.isfinite(bounds[order])].tolist():
-                if bounds[r] < self.limit(r, paid[[r]])[0]:
+                if bounds[r] < self.limit_of_one(r, paid[r]):
                     run.check()
                     self.explored += 1
                     self.explore(r)
@@ -347,6 +347,10 @@ class SegmentSearch:
         slowest = times[self.count - 1] if len(times) >= self.count else np.inf
         best_of_strategy = self.fastest[r].seconds if r in self.fastest else np.inf
         return np.maximum(self.front.limits(paid), min(slowest, best_of_strategy))
+
+    def limit_of_one(self, r: int, paid: float) -> float:
+        """The `limit` for segments that cost `paid` money per second."""
+        return float(self.limit(r, np.array([paid]))[0])
 
     def explore(self, r: int) -> None:
         """Add the points of strategy r. Raises Stopped where the run has to stop."""
@@ -377,7 +381,7 @@ class SegmentSearch:
         not_beaten = np.flatnonzero(bound < self.limit(r, paid))
         by_bound = not_beaten[np.argsort(bound[not_beaten], kind="stable")]
         for v in by_bound.tolist():
-            limit = float(self.limit(r, paid[v : v + 1])[0])
+            limit = self.limit_of_one(r, paid[v])
             if bound[v] >= limit:
                 continue
             self.run.check()
