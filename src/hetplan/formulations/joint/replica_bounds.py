@@ -157,11 +157,12 @@ class ReplicaBounds:
         """
         stages, C = plan.layout[i], plan.chunks
         S, M, L = len(stages), -(-g // b), len(self.data.layers)
-        sizes = (b, g - (M - 1) * b)  # of a micro-batch and of the last one
-        seconds = np.stack([
-            np.stack([self.pass_seconds(rows, plan.mode, n) for n in sizes], axis=1)
-            for rows in stages
-        ])  # fmt: skip
+        sizes = (b, g - (M - 1) * b)  # samples of a micro-batch and of the last one
+        of_stages = []  # [backward, size, a, b] of each stage, as `longest` takes them
+        for rows in stages:
+            of_sizes = [self.pass_seconds(rows, plan.mode, size) for size in sizes]
+            of_stages.append(np.stack(of_sizes, axis=1))
+        seconds = np.stack(of_stages)
         cuts, passes = all_cuts(L, S * C), sequence(plan.schedule, S, C, M)
         hops, sent = self.hops(stages, C, sizes), self.relaxation.sent[0]
         ends = longest(passes, seconds, hops, sent, cuts, np.array([S, M]))
@@ -188,7 +189,7 @@ class ReplicaBounds:
         lacks = np.zeros(len(cuts), bool)
         for s, rows in enumerate(stages):
             width = len(rows[0])
-            # samples of the row group with the most, of a micro-batch and of the last one
+            # of a micro-batch and of the last one, on the row group with the most samples
             samples, last_samples = (-(-size // len(rows)) for size in (b, g - (M - 1) * b))
             kept_samples = in_flight(
                 plan.schedule, len(stages), s, M, plan.chunks, samples, last_samples
@@ -209,11 +210,12 @@ class ReplicaBounds:
         # ZeRO shards states over at most all row groups of the plan
         share = 1 / sum(len(rows) for stages in plan.layout for rows in stages)
         framework, element = self.data.framework, self.data.element_bytes
-        deepest = 3 if plan.deepest == 1 else max(framework.pipeline_levels)
-        return min(
-            sum(framework.held_bytes(1.0, 0.0, element, level, share)[:3])
-            for level in range(deepest + 1)
-        )
+        highest_level = 3 if plan.deepest == 1 else max(framework.pipeline_levels)
+        least = math.inf
+        for level in range(highest_level + 1):
+            states = framework.held_bytes(1.0, 0.0, element, level, share)
+            least = min(least, states.weights + states.gradients + states.optimizer)
+        return least
 
     def by_speed(self, plan: PartialPlan) -> float:
         """A lower bound in seconds by computation alone: every stage computes whole samples all the
