@@ -129,8 +129,9 @@ def placement_names_devices_once(data: AmpData, decision: AmpDecision) -> Iterat
 
 
 def stages_cover_layers(data: AmpData, decision: AmpDecision) -> Iterator[str]:  # (5)
-    """A violation where there is not one range per stage, for each range that does not begin where
-    the one before ends, for each empty range, and where the last one does not end at layer L."""
+    """A violation where the number of ranges is not that of the stages, for each range that does
+    not begin where the range before it ends, for each empty range, and where the last range does
+    not end at layer L."""
     pp, count = decision.pipeline, len(data.layers)
     if len(decision.stages) != pp:
         yield f"stages has {len(decision.stages)} ranges, expected pipeline ({pp})"

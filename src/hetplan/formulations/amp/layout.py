@@ -70,8 +70,8 @@ class TensorGroups:
         return -(-(self.cell_weight @ self.cells.size) // self.config.tensor)
 
     def stage_seconds(self, j: int) -> tuple[Floats, Floats]:
-        """(exact [M, L + 1, L + 1], lower bound [Z, L + 1, L + 1]): seconds of one micro-batch
-        where stage j has the layers [a, b), on a group of each kind and in each zone.
+        """(seconds on groups of each kind [M, L + 1, L + 1], lower bounds on them in each zone
+        [Z, L + 1, L + 1]) of one micro-batch where stage j has the layers [a, b).
 
         +inf where the layers do not fit in memory (1F1B), or leave too few layers for the other
         stages.

@@ -96,18 +96,23 @@ def complete(chain: Chain, weight: Ints, ahead: Floats, start: Floats, enter: Fl
     prefix, room, base = chain.prefix, chain.room, chain.base
     levels = len(start)
     for j in range(pp - 1, -1, -1):
-        for a in range(j, 1 if j == 0 else width - (pp - j)):
+        # the first stage begins at layer 0; any other leaves a layer to each stage from j on
+        starts_end = 1 if j == 0 else width - (pp - j)
+        for a in range(j, starts_end):
             enter[:] = np.inf
             for z in range(zones):
+                limited = room[z] > 0
                 for b in range(a + 1, chain.window[j, z, a] + 1):
                     t = prefix[z, b] - prefix[z, a]
-                    use = chain.dp if b >= chain.local[z, a] else 1
+                    groups_used = chain.dp if b >= chain.local[z, a] else 1  # of the cell's room
                     for u in range(1, max(1, room[z]) + 1):
-                        if room[z] > 0 and use > u:
+                        if limited and groups_used > u:
                             continue
-                        left = base[z] + (u - use if room[z] > 0 else 0)
+                        state = base[z]  # behind the stage
+                        if limited:
+                            state += u - groups_used
                         for k in range(levels):
-                            value = t + ahead[j + 1, left, b, max(0, k - weight[z])]
+                            value = t + ahead[j + 1, state, b, max(0, k - weight[z])]
                             enter[z, u, k] = min(enter[z, u, k], value)
             for k in range(levels):
                 if j == 0:
@@ -115,15 +120,17 @@ def complete(chain: Chain, weight: Ints, ahead: Floats, start: Floats, enter: Fl
                         start[k] = min(start[k], enter[z, max(1, room[z]), k])
                     continue
                 for z in range(zones):
-                    out = np.inf
+                    to_other_cell = np.inf
                     for y in range(zones):
                         if chain.leave[z, y] > 0:
-                            cost = chain.link[a] / chain.leave[z, y]
-                            out = min(out, cost + enter[y, max(1, room[y]), k])
-                    inside = chain.link[a] / chain.stay[z] if chain.link[a] > 0 else 0.0
+                            link_seconds = chain.link[a] / chain.leave[z, y]
+                            cost = link_seconds + enter[y, max(1, room[y]), k]
+                            to_other_cell = min(to_other_cell, cost)
+                    link_inside = chain.link[a] / chain.stay[z] if chain.link[a] > 0 else 0.0
                     for u in range(max(1, room[z])):
                         entered = 1 if room[z] == 0 else u  # at u = 0 the cell is full: +inf
-                        ahead[j, base[z] + u, a, k] = min(out, inside + enter[z, entered, k])
+                        to_same_cell = link_inside + enter[z, entered, k]
+                        ahead[j, base[z] + u, a, k] = min(to_other_cell, to_same_cell)
 
 
 @dataclass(frozen=True)
