@@ -225,16 +225,15 @@ class Priced:
 
     @cached_property
     def end_params(self) -> tuple[Floats, Floats]:
-        """(embedding, head) parameters per rank; a tied head has a copy of the embedding's weights
-        where it is on another stage."""
+        """(embedding, head): numbers of parameters per rank. A tied head has a copy of the
+        embedding's weights where it is on another stage."""
         head = self.facts.head.params + np.where(self.pp > 1, self.facts.head.tied_params, 0)
         return self.facts.embedding.params / self.tp, head / self.tp
 
     def exposed_reduction(
         self, dense: Floats, experts: Floats, forward: Floats, backward: Floats
     ) -> Floats:
-        """Seconds of reducing gradients, and of gathering weights, that windows of computation
-        leave uncovered.
+        """[R] exposed seconds of reducing gradients and of gathering weights.
 
         Gradients are all-reduced. With the distributed optimizer they are reduced and scattered,
         and weights are gathered (Rajbhandari et al. 2020, Section 7). Fully sharded stages
@@ -248,14 +247,16 @@ class Priced:
         replicated_or_sharded = np.zeros_like(dense)
         fully_sharded = np.zeros_like(dense)
         dense, experts = dense * self.facts.trained_share, experts * self.facts.trained_share
-        behind = np.where(columns["overlap_grad_reduce"] == 1, backward, 0.0)
-        before = np.where(columns["overlap_param_gather"] == 1, forward, 0.0)
+        gradient_window = np.where(columns["overlap_grad_reduce"] == 1, backward, 0.0)
+        weight_window = np.where(columns["overlap_param_gather"] == 1, forward, 0.0)
         for shared in self.exchanges.shared(dense, experts):
-            share = shared.params / (dense + experts)  # of the window
-            reduce = self._in_buckets("all-reduce", shared, gradient_bytes, share * behind)
+            share = shared.params / (dense + experts)  # of the windows
+            reduce = self._in_buckets("all-reduce", shared, gradient_bytes, share * gradient_window)
             # a reduce-scatter takes as long as an all-gather
-            scatter = self._in_buckets("all-gather", shared, gradient_bytes, share * behind)
-            gather = self._in_buckets("all-gather", shared, weight_bytes, share * before)
+            scatter = self._in_buckets(
+                "all-gather", shared, gradient_bytes, share * gradient_window
+            )
+            gather = self._in_buckets("all-gather", shared, weight_bytes, share * weight_window)
             exposed = np.where(self.sharded, scatter + gather, reduce)
             replicated_or_sharded = replicated_or_sharded + exposed
             shards = Shared(
@@ -263,17 +264,17 @@ class Priced:
                 stride=shared.stride * shared.ranks,
                 ranks=self.copies,
             )
-            across = self._in_buckets("all-reduce", shards, gradient_bytes, share * behind)
+            across = self._in_buckets("all-reduce", shards, gradient_bytes, share * gradient_window)
             fully_sharded = fully_sharded + across
         return np.where(self.fsdp, fully_sharded, replicated_or_sharded)
 
     def _in_buckets(
         self, operation: str, shared: Shared, element_bytes: int, window: Floats
     ) -> Floats:
-        """Exposed seconds of exchanging parameters: in buckets where a window hides them, else all
-        at once.
+        """[R] exposed seconds of exchanging parameters. They are exchanged in buckets where
+        there is a window, otherwise all at once.
 
-        element_bytes: per parameter. window: seconds of the computation beside the exchange.
+        element_bytes: bytes of a parameter. window: seconds of the computation beside the exchange.
         """
         assumed = self.assumed
         params, stride, ranks = shared
