@@ -5,7 +5,8 @@ Data   bandwidth[d][d'] bytes/s; per layer param_bytes, activation_bytes and ten
        sample); layer_seconds[(type, tensor, micro_batch)][l] seconds, forward + backward of one
        micro-batch on one tensor group; global_batch samples; optional memory.
 Decide degrees (pipeline, data, tensor) with product D; micro_batch samples; placement, a device for
-       each stage, data rank and tensor rank; stages, the layers of each stage.
+       each stage, data rank and tensor rank; stages, the layers of each stage. The global batch is
+       split into gas = global_batch / (data micro_batch) micro-batches on each pipeline.
 Source AMP (NeurIPS 2022), Section 3, eq. 1-5; the memory constraint, for 1F1B, is hetplan's.
 """
 
@@ -31,27 +32,36 @@ from hetplan.schema import (
 class Device(StrictModel):
     """One accelerator."""
 
-    type: Name  # of its device type
-    node: Count  # number of the node that it is in
+    type: Name
+    """Name of the device type."""
+    node: Count
+    """Number of the node that the device is in."""
 
 
 class Layer(StrictModel):
     """One layer of the chain."""
 
     name: Name
-    param_bytes: NonNegative  # of the whole layer, on all tensor ranks
-    activation_bytes: NonNegative  # per sample, sent to the next stage where a cut follows
-    tensor_bytes: NonNegative = 0.0  # per sample, all-reduced by the tensor ranks
+    param_bytes: NonNegative
+    """Bytes of the layer's parameters on all tensor ranks together."""
+    activation_bytes: NonNegative
+    """Bytes per sample that a stage with this last layer sends on."""
+    tensor_bytes: NonNegative = 0.0
+    """Bytes per sample that the tensor ranks all-reduce."""
 
 
 class LayerSeconds(StrictModel):
     """The measured times of all layers on one device type, for one tensor degree and one size of
     micro-batch."""
 
-    type: Name  # of the device type
-    tensor: PositiveCount  # devices in the tensor group
-    micro_batch: PositiveCount  # samples
-    seconds: Row  # [L] forward and backward pass of one micro-batch
+    type: Name
+    """Name of the device type."""
+    tensor: PositiveCount
+    """Number of devices in the tensor group."""
+    micro_batch: PositiveCount
+    """Samples of the micro-batch."""
+    seconds: Row
+    """[L] seconds of each layer's forward and backward pass of one micro-batch."""
 
 
 class Memory(StrictModel):
@@ -61,21 +71,30 @@ class Memory(StrictModel):
     micro-batches.
     """
 
-    device_bytes: dict[Name, NonNegative]  # device type -> memory of one device
-    state_bytes_per_param_byte: NonNegative  # weights, gradients and optimizer states
-    layer_bytes_per_sample: Row  # [L] activations kept until the backward pass, on all tensor ranks
+    device_bytes: dict[Name, NonNegative]
+    """Device type -> memory of one device, bytes."""
+    state_bytes_per_param_byte: NonNegative
+    """Bytes of weights, gradients and optimizer states per byte of parameters."""
+    layer_bytes_per_sample: Row
+    """[L] bytes per sample of the activations that each layer keeps until its backward pass, on all
+    tensor ranks together."""
 
 
 class AmpData(StrictModel):
     """`data` of an `amp` instance."""
 
-    devices: list[Device] = Field(min_length=1, max_length=4096)  # [D]
-    bandwidth: Matrix  # [D][D] bytes/s, symmetric; the diagonal is ignored
-    layers: list[Layer] = Field(min_length=1, max_length=4096)  # [L]
-    # at most one table per type, tensor degree and micro-batch, at least one table per type
+    devices: list[Device] = Field(min_length=1, max_length=4096)
+    """[D]."""
+    bandwidth: Matrix
+    """[D][D] bytes/s, symmetric; the diagonal is ignored."""
+    layers: list[Layer] = Field(min_length=1, max_length=4096)
+    """[L]."""
     layer_seconds: list[LayerSeconds] = Field(min_length=1)
-    global_batch: PositiveCount  # samples per iteration
-    memory: Memory | None = None  # None: memory is not limited
+    """At most one table per type, tensor degree and micro-batch, at least one table per type."""
+    global_batch: PositiveCount
+    """Samples per iteration."""
+    memory: Memory | None = None
+    """None: memory is not limited."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -145,9 +164,15 @@ class AmpData(StrictModel):
 class AmpDecision(StrictModel):
     """`decision` of an `amp` instance."""
 
-    pipeline: PositiveCount  # degree
-    data: PositiveCount  # degree
-    tensor: PositiveCount  # degree
-    micro_batch: PositiveCount  # samples
-    placement: list[list[list[Count]]]  # [stage][data rank][tensor rank] number of the device
-    stages: list[Range]  # [pipeline] layers [first, end) of each stage
+    pipeline: PositiveCount
+    """Pipeline-parallel degree: the number of stages."""
+    data: PositiveCount
+    """Data-parallel degree: the number of pipelines."""
+    tensor: PositiveCount
+    """Tensor-parallel degree: the number of devices in a tensor group."""
+    micro_batch: PositiveCount
+    """Samples of a micro-batch."""
+    placement: list[list[list[Count]]]
+    """[stage][data rank][tensor rank] number of the device."""
+    stages: list[Range]
+    """[pipeline] layers [first, end) of each stage."""
