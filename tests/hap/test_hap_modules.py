@@ -97,7 +97,10 @@ def test_the_commands_take_a_factory(tmp_path: Path, capsys: pytest.CaptureFixtu
     """Plan and run; then what has no rule, by name and place, and what does not go together."""
     from hetplan.cli.main import main
 
-    write_text(tmp_path / "cluster.yaml", json.dumps(cluster_document()))
+    document = cluster_document()
+    for node in document["nodes"]:
+        node["devices"] = 1
+    write_text(tmp_path / "cluster.yaml", json.dumps(document))
     on = ["--cluster", str(tmp_path / "cluster.yaml"), "--global-batch", "12", "--json", "-q"]
     limits = ["--set", "hap.seconds=600", "--time-limit", "600"]
     plan = ["plan", *on, "--strategies", "hap", *limits, "--precision"]
