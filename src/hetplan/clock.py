@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterator
 
 
 class Clock:
-    """Seconds that pass, without those for which somebody stopped the clock."""
+    """A clock that can be stopped; `seconds` counts only the time in which it ran."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        """now: seconds since some moment, which never decrease."""
-        self.now = now
+        self.now = now  # seconds since some moment, which never decrease
         self._lock = threading.RLock()
-        self._stops = 0  # not ended yet, of all threads
-        self._stopped_at = 0.0  # `now` when the first of them began
-        self._stopped_seconds = 0.0  # of all that have ended
+        self._stops = 0  # number of `stopped` blocks that any thread is inside
+        self._stopped_at = 0.0  # `now` when the clock last stopped
+        self._stopped_seconds = 0.0  # total length of the earlier stops
 
     def seconds(self) -> float:
         """Seconds since some moment; only differences mean something."""
@@ -29,7 +28,7 @@ class Clock:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """The clock stands still inside, for all threads; it may be stopped again inside."""
+        """A context in which the clock stands still, for all threads. Contexts may be nested."""
         with self._lock:
             if self._stops == 0:
                 self._stopped_at = self.now()
@@ -43,4 +42,4 @@ class Clock:
                     self._stopped_seconds += self.now() - self._stopped_at
 
 
-CLOCK = Clock()  # of this process
+CLOCK = Clock()  # the clock of every time limit in this process

@@ -1,7 +1,8 @@
-"""The one place that compiles: hot loops become machine code on first use, cached on disk.
+"""Kernels: hot loops that numba compiles to machine code on first use and caches on disk.
 
-The cache lies beside the source, or in the user's cache folder where numba cannot write there.
-Where it can write in neither, or a file of the cache is damaged, the kernel is compiled again.
+No other module of hetplan calls numba. The cache lies beside the source, or in the user's cache
+folder where numba cannot write beside the source. Where numba can write to neither folder, or a
+file of the cache is damaged, the kernel is compiled again.
 
 A kernel is an ordinary function of numbers and arrays. Keep kernels few and short: each one costs a
 first run from a tenth of a second to a second, during which the clock of time limits stands still.
@@ -20,8 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kernel(function: F) -> F:
-    """`function` compiled without the interpreter, in strict IEEE arithmetic: sums keep their
-    order."""
+    """`function` as a compiled kernel, in strict IEEE arithmetic: sums keep their order."""
     compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
     # numba raises RuntimeError where it finds no folder to write to
     with contextlib.suppress(RuntimeError):
@@ -29,7 +29,8 @@ def kernel(function: F) -> F:
     compile_or_load = compiled.compile
 
     def off_the_clock(signature: Any) -> Any:
-        """What numba calls on the first call with arguments of new types."""
+        """Compile or load the kernel for the types `signature`, while the clock stands still. numba
+        calls this on the first call with arguments of new types."""
         with CLOCK.stopped():
             return compile_or_load(signature)
 
@@ -38,15 +39,16 @@ def kernel(function: F) -> F:
 
 
 class Cache:
-    """numba's cache of one kernel, for which a file that cannot be used is a file that is missing.
+    """numba's cache of one kernel, in which a file that cannot be read counts as missing.
 
     A process that was killed, or a full disk, leaves index files and data files that are empty or
-    cut. What reading them raises depends on where they were cut; numba lets all of it through.
+    cut. Reading such a file raises an exception that depends on where it was cut, and numba catches
+    none of these exceptions.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        made_by_numba: Any = FunctionCache
-        self.files = made_by_numba(function)
+        untyped_class: Any = FunctionCache
+        self.files = untyped_class(function)
         self.cache_path: str = self.files.cache_path
 
     def flush(self) -> None:
@@ -56,17 +58,18 @@ class Cache:
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The compiled kernel for these types of arguments, or None where it has to be compiled.
 
-        An index whose entries cannot be used is replaced, so that what is compiled now can be
-        saved.
+        An index whose entries cannot be used is replaced by an empty one, so that the kernel that
+        numba compiles next can be saved.
         """
         try:
             return self.files.load_overload(sig, target_context)
-        except Exception:  # noqa: BLE001 - unpickling what is damaged may raise anything
+        except Exception:  # noqa: BLE001 - unpickling a damaged file may raise anything
             with contextlib.suppress(OSError):
                 self.flush()
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Save a compiled kernel, where that is possible; it runs in this process in any case."""
-        with contextlib.suppress(Exception):  # reads the index first, which may be damaged still
+        """Save a compiled kernel where that is possible. It runs in this process in any case."""
+        # numba reads the index before it writes; the index may still be damaged
+        with contextlib.suppress(Exception):
             self.files.save_overload(sig, data)

@@ -1,7 +1,8 @@
-"""The errors that a user sees: one line each, saying what, where, what was got and what was
-expected.
+"""The errors that a user sees. The message of each is one line that says what is wrong, where it
+is, what was got and what was expected.
 
-Names that a user gets wrong: one error for all of them, with the nearest known names.
+An unknown name has the same error everywhere (`unknown_name`), which suggests the nearest known
+names.
 """
 
 import difflib
@@ -11,17 +12,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-LONGEST_KEY = 200
+LONGEST_KEY = 200  # characters of a key that a message shows
 
 
 class HetplanError(Exception):
-    """Anything hetplan raises on purpose. `exit_code` is what the command line returns for it."""
+    """The base class of all errors that hetplan raises on purpose."""
 
-    exit_code = 1
+    exit_code = 1  # the exit code of the command that ends with this error
 
 
 class InputError(HetplanError, ValueError):
-    """A file, an option or an argument that cannot be used.
+    """The error for a file, an option or an argument that cannot be used.
 
     `str(error)` is one line: `where: what (got …, expected …)`; absent parts are left out.
     """
@@ -37,15 +38,20 @@ class InputError(HetplanError, ValueError):
         expected: str | None = None,
     ) -> None:
         self.what, self.where, self.got, self.expected = what, where, got, expected
-        parts = {"got": None if got is None else shorten(got), "expected": expected}
-        details = ", ".join(f"{word} {part}" for word, part in parts.items() if part is not None)
+        details: list[str] = []
+        if got is not None:
+            details.append(f"got {shorten(got)}")
+        if expected is not None:
+            details.append(f"expected {expected}")
         text = f"{where}: {what}" if where else what
-        super().__init__(one_line(f"{text} ({details})" if details else text))
+        if details:
+            text += f" ({', '.join(details)})"
+        super().__init__(one_line(text))
 
 
 class UnsupportedError(InputError):
-    """A well-formed request that the named method, format or back end cannot serve; says who
-    can."""
+    """The error for a well-formed request that the named method, format or back end cannot serve.
+    `expected` names one that can."""
 
 
 def require(
@@ -57,14 +63,14 @@ def require(
     expected: str | None = None,
     kind: type[InputError] = InputError,
 ) -> None:
-    """Raise an InputError unless something holds."""
+    """Raise an error of class `kind`, with the other arguments, unless `holds` is true."""
     if not holds:
         raise kind(what, where=where, got=got, expected=expected)
 
 
 class DisagreementError(HetplanError):
-    """The independent evaluator rejects or prices otherwise what a solver returned: a bug in
-    hetplan."""
+    """The error for a bug in hetplan: the independent evaluator rejects a solver's decision, or
+    computes another objective for it."""
 
     exit_code = 3
 
@@ -75,7 +81,8 @@ def debugging() -> bool:
 
 
 def optional(module: str, what: str, extra: str, *, where: str | None = None) -> Any:
-    """A module that one of hetplan's extras brings; raises InputError where it is not installed."""
+    """The imported module `module`, which the extra `extra` of hetplan installs. Raises InputError
+    with the message `what` where it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -86,7 +93,7 @@ def printable(text: str) -> str:
     """`text` with every line break and control character written as Python escapes it.
 
     Every text from a file that goes into a generated file or to a terminal passes through this
-    function: what it returns cannot leave its line, its comment or its cell.
+    function, so that the text cannot leave its line, its comment or its cell.
     """
     if text.isprintable():
         return text
@@ -94,21 +101,24 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` on a single line, blanks between words made one, control characters escaped."""
+    """`text` on a single line: one blank between words, and control characters escaped."""
     return printable(" ".join(text.split()))
 
 
 def kind_and_text(error: BaseException) -> str:
-    """An error of somebody else's code in one line."""
+    """The class and the message of an exception that other libraries raised, on one line."""
     return f"{type(error).__name__}: {one_line(str(error))[:300]}"
 
 
 def shorten(value: object, limit: int = 80) -> str:
-    """`repr(value)` cut to `limit` characters: error messages never print a whole document."""
+    """`repr(value)`, at most `limit` characters long. Of a list or an object only the number of
+    entries is shown, so that no message prints a whole document."""
     if isinstance(value, str | bytes) and len(value) > limit:
         value = value[:limit]
-    elif isinstance(value, list | tuple | dict):
-        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    elif isinstance(value, dict):
+        return f"an object of {len(value)}"
+    elif isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
     try:
         text = repr(value)
     except ValueError:  # an int too long for Python's conversion limit
@@ -127,37 +137,44 @@ def json_path(location: Sequence[int | str]) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """At most so many characters."""
+    """`text`, cut to at most `limit` characters."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-# Where there are more names than this, an error lists the nearest only.
+# An error for an unknown name lists all known names where they are at most this many.
 LISTED_WHOLE = 12
-# Letters in common: of the whole names; of what was typed and as much of a longer name.
-WHOLE, BEGINNING = 0.6, 0.75
+# Least `difflib` ratios at which two names are alike: of the whole names, and of a typed name with
+# the equally long beginning of a longer one.
+WHOLE_RATIO, BEGINNING_RATIO = 0.6, 0.75
 
 
 def nearest(name: str, known: Iterable[str], most: int = 4) -> list[str]:
-    """Known names like `name`, those most like it first, of equals the shortest: what has it
-    inside, all its letters in order, most of them, or begins so."""
+    """The known names that are alike to `name`, at most `most` of them.
+
+    A known name is alike if it contains `name`, if it contains all letters of `name` in order, or
+    if the whole name or its beginning has most letters in common with `name`. The most alike come
+    first; of equally alike ones the shortest.
+    """
     wanted = name.lower()
 
     def likeness(other: str) -> float:
-        """At least 1 where the names are alike."""
+        """At least 1 where the names are alike; larger the more alike they are."""
         lower = other.lower()
         if wanted and wanted in lower:
             return 2.0
-        left = iter(lower)
-        if len(wanted) >= 4 and all(letter in left for letter in wanted):
+        letters = iter(lower)
+        # `in` consumes the iterator up to the letter, so that the letters must come in order
+        if len(wanted) >= 4 and all(letter in letters for letter in wanted):
             return 1.9
-        whole = difflib.SequenceMatcher(None, lower, wanted).ratio() / WHOLE
-        beginning = difflib.SequenceMatcher(None, lower[: len(wanted)], wanted).ratio() / BEGINNING
-        return max(whole, beginning if len(wanted) >= 3 else 0.0)
+        whole = difflib.SequenceMatcher(None, lower, wanted).ratio() / WHOLE_RATIO
+        if len(wanted) < 3:
+            return whole
+        beginning = difflib.SequenceMatcher(None, lower[: len(wanted)], wanted).ratio()
+        return max(whole, beginning / BEGINNING_RATIO)
 
-    return sorted(
-        [other for other in known if likeness(other) >= 1],
-        key=lambda other: (-likeness(other), len(other)),
-    )[:most]
+    alike = [other for other in known if likeness(other) >= 1]
+    alike.sort(key=lambda other: (-likeness(other), len(other)))
+    return alike[:most]
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -169,11 +186,11 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 def unknown_name(
     what: str, name: str, known: Iterable[str], *, where: str | None = None, see: str | None = None
 ) -> InputError:
-    """The error for a name that is not among `known`: with the nearest ones, and all where they are
-    few.
+    """The error for a name that is not among `known`. It suggests the nearest known names, and
+    lists all where they are few.
 
-    what: `unknown device`. see: where to look all of them up, told where they are many and none is
-    near.
+    what: what is unknown, such as `unknown device`. see: where all known names can be looked up;
+    the error says so where the names are many and none is near.
     """
     known = list(known)
     near = suggestion(name, known)

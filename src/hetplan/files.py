@@ -1,8 +1,8 @@
 """Reading and writing files: strict JSON and YAML, limits on size and depth, atomic replacement.
 
-Nothing read here is ever executed: JSON by the standard library, YAML by the safe loader without
-aliases. Of JSON the standard library lets pass NaN and infinities, a key twice in one object and
-any depth; here they are refused with their place.
+Nothing that is read here is executed: the standard library parses JSON, and the safe loader of
+PyYAML, without aliases, parses YAML. The standard library accepts JSON with NaN and infinities,
+with a key twice in one object, and of any depth; this module refuses all three with their place.
 """
 
 import contextlib
@@ -23,12 +23,14 @@ from hetplan.errors import InputError, json_path, one_line, require, shorten
 
 MAX_BYTES = 256 * 2**20
 MAX_DEPTH = 64
-# YAML is for what people write, and its parser is slow: this takes half a minute at worst.
+# People write the YAML files, so that they are small. The parser is slow: a file of this size takes
+# half a minute at worst.
 MAX_YAML_BYTES = 2**20
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
-    """The file's bytes (a `.gz` is unpacked), at most so many; raises InputError."""
+    """The file's bytes; those of a `.gz` are unpacked. Raises InputError for a file that cannot be
+    read, and for one of more than `most` bytes."""
     name = os.fspath(path)
     try:
         opener = gzip.open if name.endswith(".gz") else open
@@ -46,14 +48,15 @@ def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Parsed JSON; NaN, infinities, duplicate keys and nesting beyond 64 are refused with their
-    place."""
+    """The parsed JSON of a file. Raises InputError, with the place, for NaN, infinities, duplicate
+    keys and nesting beyond MAX_DEPTH."""
     return parse_json(read_bytes(path), where=os.fspath(path))
 
 
 @dataclass(frozen=True, eq=False)
 class Fault:
-    """Stands in a parsed document where something is refused."""
+    """A mark in a parsed document in the place of a value that is refused; the fields are those of
+    the error."""
 
     what: str
     got: str | None = None
@@ -61,20 +64,24 @@ class Fault:
 
 
 def parse_json(content: bytes | str, *, where: str) -> Any:
-    """The document in `content` (UTF-8); raises InputError. `where` names the source in errors."""
+    """The document in `content` (UTF-8); raises InputError. `where` names the source in errors.
+
+    json's hooks below do not know the place of a value. They put a Fault in the place of a refused
+    value; the path to the first Fault of the finished document is the place in the error.
+    """
     faults: list[Fault] = []
 
     def refused(what: str, got: str | None = None, expected: str | None = None) -> Fault:
         faults.append(Fault(what, got, expected))
         return faults[-1]
 
-    def constant(text: str) -> Fault:
+    def constant(text: str) -> Fault:  # NaN, Infinity, -Infinity
         return refused("number is not finite", text, "a finite number")
 
     def integer(text: str) -> int | Fault:
         try:
             return int(text)
-        except ValueError:  # of more digits than Python converts
+        except ValueError:  # more digits than Python converts
             digits, limit = len(text.lstrip("-")), sys.get_int_max_str_digits()
             return refused(f"an integer of {digits} digits", expected=f"at most {limit}")
 
@@ -104,12 +111,16 @@ def parse_json(content: bytes | str, *, where: str) -> Any:
 
 
 def faults_in(value: Any, *path: int | str) -> Iterator[tuple[Sequence[int | str], Fault]]:
-    """Each fault in `value`, with the keys and indices that lead to it."""
+    """Each fault in `value`, with the keys and indices that lead to it. path: those that lead to
+    `value` itself."""
     if isinstance(value, Fault):
         yield path, value
-    keys = value if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0)
-    for key in keys:
-        yield from faults_in(value[key], *path, key)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from faults_in(inner, *path, key)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from faults_in(inner, *path, index)
 
 
 # One JSON string (its brackets do not count; an unclosed one runs to the end) or one bracket.
@@ -117,27 +128,29 @@ STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
 
 
 def check_depth(text: str, where: str) -> None:
-    """Refuse nesting beyond MAX_DEPTH before the parser recurses into it."""
+    """Raise InputError for JSON nested beyond MAX_DEPTH, before the parser recurses into it."""
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return
     depth = 0
     for match in STRING_OR_BRACKET.finditer(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match.group(), 0)
         if depth > MAX_DEPTH:
+            line = text.count("\n", 0, match.start()) + 1
             raise InputError(
                 "nested too deeply",
-                where=f"{where}: line {text.count(chr(10), 0, match.start()) + 1}",
+                where=f"{where}: line {line}",
                 expected=f"at most {MAX_DEPTH} levels",
             )
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
-    """Parsed YAML, at most 1 MiB (safe loader; aliases, duplicate keys and deep nesting
-    refused)."""
+    """The parsed YAML of a file of at most MAX_YAML_BYTES. Raises InputError, with the place, for
+    aliases, duplicate keys and deep nesting."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """The safe loader, refusing what a description file never needs and an attacker does."""
+        """The safe loader of PyYAML, which here also refuses aliases, duplicate keys and deep
+        nesting. Description files need none of them, and attacks use them."""
 
         depth = 0
 
@@ -173,10 +186,9 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
         return yaml.load(content, Loader=Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise InputError(
-            f"not valid YAML: {error.problem or error.context}",
-            where=f"{name}: line {mark.line + 1} column {mark.column + 1}" if mark else name,
-        ) from None
+        place = f"{name}: line {mark.line + 1} column {mark.column + 1}" if mark else name
+        problem = error.problem or error.context
+        raise InputError(f"not valid YAML: {problem}", where=place) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"not valid YAML: {one_line(str(error))[:160]}", where=name) from None
 
@@ -195,16 +207,18 @@ def check_target(path: Path) -> None:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` atomically (UTF-8; gzip for a `.gz` name): the old file stays until the new is
-    whole."""
+    """Write `text` atomically: an old file stays until the new one is complete. UTF-8; gzip where
+    the name ends in `.gz`."""
     data = text.encode("utf-8")
-    write_bytes(path, gzip.compress(data, mtime=0) if os.fspath(path).endswith(".gz") else data)
+    if os.fspath(path).endswith(".gz"):
+        data = gzip.compress(data, mtime=0)  # without a time, equal texts give equal files
+    write_bytes(path, data)
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Write `data` atomically: a temporary file beside `path`, flushed to disk, then renamed over
     it."""
-    target = Path(os.path.realpath(path))  # a link stays a link: what it points to is replaced
+    target = Path(os.path.realpath(path))  # a link stays a link: the file it points to is replaced
     check_target(target)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
     try:
@@ -230,20 +244,23 @@ def to_yaml(value: Any) -> str:
     return str(yaml.safe_dump(value, sort_keys=False))
 
 
-# Control characters that JSON lets pass, ends of lines, marks of direction, halves of characters.
+# Characters that JSON texts may contain and that steer a terminal or an editor: control characters,
+# ends of lines, marks of writing direction, the byte-order mark and lone surrogates.
 STEERING = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 def to_json(value: Any) -> str:
-    """JSON text to read and to diff, with a final newline: what fits on a line of 120 stands on
-    one, and so does every list of numbers. NaN and infinities raise ValueError instead of being
-    written. What steers a terminal or a direction of writing is escaped.
+    """JSON text that is easy to read and to diff, with a final newline.
+
+    A list of numbers, and everything else that fits into 120 characters, stands on one line.
+    Characters of STEERING are escaped. Raises ValueError for NaN and infinities.
     """
     text = "".join(_json_parts(value, 0)) + "\n"
-    return STEERING.sub(lambda one: f"\\u{ord(one[0]):04x}", text)
+    return STEERING.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _json_parts(value: Any, depth: int) -> Iterator[str]:
+    """The pieces of the text of `value`, which begins in a line indented by `depth` blanks."""
     if not isinstance(value, dict | list | tuple) or _fits(value):
         yield json.dumps(value, allow_nan=False, ensure_ascii=False)
         return
@@ -253,18 +270,20 @@ def _json_parts(value: Any, depth: int) -> Iterator[str]:
         yield separator
         if isinstance(value, dict):
             yield json.dumps(str(item), ensure_ascii=False) + ": "
-        yield from _json_parts(value[item] if isinstance(value, dict) else item, depth + 1)
+            yield from _json_parts(value[item], depth + 1)
+        else:
+            yield from _json_parts(item, depth + 1)
         separator = ",\n" + " " * (depth + 1)
     yield "\n" + " " * depth + closing
 
 
 def _fits(value: Any) -> bool:
-    """Whether an object or a list belongs on one line."""
+    """Whether an object or a list belongs on one line. The lengths are checked first, because long
+    ones take long to write."""
     items = list(value.values()) if isinstance(value, dict) else value
     if not isinstance(value, dict) and all(isinstance(item, int | float) for item in items):
         return True
-    if len(items) > 20 or any(
-        isinstance(item, dict | list | tuple) and len(item) > 20 for item in items
-    ):
+    containers = [item for item in items if isinstance(item, dict | list | tuple)]
+    if any(len(container) > 20 for container in (items, *containers)):
         return False
     return len(json.dumps(value, allow_nan=False, ensure_ascii=False)) <= 120

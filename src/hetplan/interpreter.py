@@ -1,9 +1,9 @@
-"""Python processes that hetplan starts, and modules of its user's own.
+"""Keeps the working folder from the front of Python's path; puts it last, for modules of the user.
 
-For `python -m` and `python -c` Python puts the working folder first on its path, unless it is told
-otherwise by `-P` or PYTHONSAFEPATH. A file `random.py` that lies there would be imported, and so
-executed, in the place of Python's own. hetplan tells it otherwise, and looks into the working
-folder last, for modules that the user names.
+For `python -m` and `python -c` Python puts the working folder first on its path, except under the
+option `-P` or the variable PYTHONSAFEPATH. A file `random.py` in the working folder would then be
+imported, and so executed, in the place of Python's own module. hetplan therefore starts Python
+processes with one of the two, and puts the working folder last on the path.
 """
 
 import contextlib
@@ -14,18 +14,19 @@ from collections.abc import Iterator
 
 from hetplan.errors import InputError
 
-# The variable that does what -P does, for Python processes that others start.
+# The variable that has the effect of -P, for Python processes whose command hetplan does not write.
 SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def own_command(*words: str) -> list[str]:
-    """The command that runs hetplan with these words in a process of its own."""
+    """The command line that runs `hetplan WORDS` in a new process, without the working folder on
+    its path."""
     return [sys.executable, "-P", "-m", "hetplan", *words]
 
 
 @contextlib.contextmanager
 def safe_path() -> Iterator[None]:
-    """Inside, Python processes start without the working folder on their path."""
+    """A context in which every new Python process starts without the working folder on its path."""
     before = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"
     try:
@@ -44,9 +45,9 @@ def working_folder_last() -> None:
 
 
 def let_find(module: str, option: str) -> None:
-    """Let a module that the user names by `option` be imported from the working folder, where
-    nothing installed has its name. Raises InputError where the folder has it, and something
-    installed hides it."""
+    """Put the working folder last on the path, so that the module named by the user can be imported
+    from there. Raises InputError where the folder has the module and another one of the same name,
+    which Python finds first, hides it. option: the option that names it, for the message."""
     if "" not in sys.path:
         sys.path.append("")
     hiding = hidden_by(module)
@@ -60,20 +61,23 @@ def let_find(module: str, option: str) -> None:
 
 
 def hidden_by(module: str) -> str | None:
-    """Where Python finds the module's package, if the working folder has the module and Python
-    finds another one; else None."""
-    inside = os.path.join(os.getcwd(), *module.split("."))
-    if not any(map(os.path.isfile, (f"{inside}.py", os.path.join(inside, "__init__.py")))):
+    """The place of the package that hides `module` of the working folder; None where the folder has
+    no such module, and where Python finds that of the folder."""
+    in_folder = os.path.join(os.getcwd(), *module.split("."))
+    files = (f"{in_folder}.py", os.path.join(in_folder, "__init__.py"))
+    if not any(map(os.path.isfile, files)):
         return None
     name = module.partition(".")[0]
     loaded = sys.modules.get(name)
     spec = importlib.util.find_spec(name) if loaded is None else loaded.__spec__
     if spec is None:
         return None
-    top = os.path.realpath(name)
-    own = {f"{top}.py", os.path.join(top, "__init__.py"), top}
-    # a package without __init__.py has no file of its own, but folders
-    places = [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else ())]
-    if own & {os.path.realpath(place) for place in places}:
+    package = os.path.realpath(name)  # of the working folder
+    expected_places = {f"{package}.py", os.path.join(package, "__init__.py"), package}
+    # a package without __init__.py has folders in the place of a file
+    places = list(spec.submodule_search_locations or ())
+    if spec.origin:
+        places.append(spec.origin)
+    if expected_places & {os.path.realpath(place) for place in places}:
         return None
     return spec.origin if spec.has_location and spec.origin else "Python's own"

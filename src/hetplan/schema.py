@@ -1,8 +1,11 @@
-"""Strict pydantic models, units as types and one-line errors for the schemas of all files; and
-models for files of other programs, of the keys that are read.
+"""The base of the schemas of all files: strict pydantic models, types for numbers with a unit, and
+errors of one line.
 
-All numbers are SI: seconds, bytes, bytes per second, FLOP, FLOP per second (suffixes in the names
-say which).
+`Document` and `StrictModel` are for hetplan's own files, in which unknown keys are refused.
+`Foreign` is for files of other programs, of which a model lists only the keys that hetplan reads.
+
+All numbers are SI: seconds, bytes, bytes per second, FLOP, FLOP per second. Suffixes in the names
+say which.
 """
 
 import contextlib
@@ -36,13 +39,14 @@ from hetplan.files import read_json, to_json, write_text
 
 
 class StrictModel(BaseModel):
-    """Frozen; unknown keys, NaN, infinities and silently converted types are refused."""
+    """The base class of the models of hetplan's own files. Instances are frozen; unknown keys, NaN,
+    infinities and values of another type are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def nothing_below(least: float) -> Callable[[float], float]:
-    """A validator of numbers >= 0: one that lets 0 and what is at least `least` pass."""
+    """A validator of numbers >= 0 that raises ValueError for numbers between 0 and `least`."""
 
     def check(value: float) -> float:
         if 0 < value < least:
@@ -52,26 +56,26 @@ def nothing_below(least: float) -> Callable[[float], float]:
     return check
 
 
-# Above 1e30 products of two entries stay far inside float64, so no evaluation can overflow.
+# Products and quotients of two entries between these limits stay far inside float64, so that no
+# evaluation overflows.
 LARGEST = 1e30
-# What is divided by is no less than this, so that no quotient of two entries overflows.
 SMALLEST = 1e-30
 NonNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
-# What describes hardware and what was measured on it (cluster, profile) stays far inside of that,
-# so that what instances derive from it does, too: sums over thousands of layers, products with a
-# billion samples, quotients by the slowest device and link. What is smaller than the least is no
-# measurement, and quotients by it overflow.
+# The limits of figures of hardware and of measurements on it (clusters, profiles). They are far
+# narrower, since instances derive their entries from these figures: as sums over thousands of
+# layers, products with a billion samples, and quotients by the slowest device and link. A figure
+# below the least one is no measurement, and quotients by it overflow.
 MOST_SECONDS, LEAST_SECONDS = 1e9, 1e-15
 MOST_BYTES, LEAST_BYTES = 1e21, 1e-3
 MOST_RATE, LEAST_RATE = 1e9, 1e-6
 Count = Annotated[int, Field(ge=0, le=10**9)]
 PositiveCount = Annotated[int, Field(ge=1, le=10**9)]
-# What no text of hetplan's own files holds: control characters, and what ends a line anywhere.
-# (Rust, Python and JSON schemas read the pattern alike.)
+# The pattern of every text in hetplan's own files: without control characters and without any
+# character that ends a line. Rust, Python and JSON schemas read the pattern alike.
 PLAIN = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$"
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=PLAIN)]
-# A sentence or a list of some, without line breaks.
+# One or more sentences without line breaks.
 Line = Annotated[str, Field(max_length=10_000, pattern=PLAIN)]
 Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 Seconds = Annotated[
@@ -80,7 +84,8 @@ Seconds = Annotated[
 Bytes = Annotated[float, Field(ge=0, le=MOST_BYTES), AfterValidator(nothing_below(LEAST_BYTES))]
 # A datasheet's figure in its own unit: TFLOP/s, GB/s, Gbit/s, GiB.
 Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE)]
-# [first, last). JSON has no tuples, so a list of two is one; the entries themselves stay strict.
+# [first, last). JSON has no tuples, so that a list of two entries is accepted as one; the entries
+# themselves stay strict.
 Range = Annotated[tuple[Count, Count], Strict(False)]
 # Long lists stop at the first wrong entry: collecting millions of complaints takes minutes and
 # gigabytes.
@@ -92,8 +97,8 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def parse(model: type[M], value: Any, *, where: str, prefix: Sequence[int | str] = ()) -> M:
-    """`value` (parsed JSON or YAML) as a `model`; raises InputError naming file, path, got and
-    expected."""
+    """`value` (parsed JSON or YAML) as an instance of `model`. Raises InputError with the place in
+    `where`, what was got and what was expected. prefix: the keys that lead to `value`."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -101,33 +106,35 @@ def parse(model: type[M], value: Any, *, where: str, prefix: Sequence[int | str]
 
 
 class Document(StrictModel):
-    """A JSON file of its own kind: a subclass has fields `format` and `version` with one value
-    each, which are checked before everything else."""
+    """The base class of the kinds of JSON files. A subclass has fields `format` and `version`, each
+    with the only value that it accepts as its default; both are checked before all other keys."""
 
     @classmethod
     def parsed(cls, value: Any, *, where: str) -> Self:
-        """From parsed JSON; raises InputError naming `where`, place, got and expected."""
-        kind, version = (cls.model_fields[key].default for key in ("format", "version"))
+        """The document in parsed JSON. Raises InputError with the place in `where`, what was got
+        and what was expected."""
+        kind = cls.model_fields["format"].default
+        version = cls.model_fields["version"].default
         check_header(value, kind, version, where=where)
         return parse(cls, value, where=where)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """From a file (`.gz`: unpacked); raises InputError naming file, place, got and expected."""
+        """The document in a file; one whose name ends in `.gz` is unpacked. Raises InputError with
+        the place in the file, what was got and what was expected."""
         return cls.parsed(read_json(path), where=os.fspath(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as JSON, atomically (gzip where the name ends in .gz)."""
+        """Write the document to a file as JSON, atomically; gzip where the name ends in .gz."""
         write_text(path, to_json(self.model_dump(mode="json")))
 
 
 @contextlib.contextmanager
 def derived(where: str) -> Iterator[None]:
-    """Around what builds models from a user's numbers: one out of range is an InputError there, and
-    no bug.
+    """A context for building models from a user's numbers: it raises an InputError for a number out
+    of range, which is no bug of hetplan then.
 
-    where: what the numbers are of. Anything else that is wrong with what is built stays a
-    ValidationError.
+    where: the origin of the numbers, for the message. Every other ValidationError passes through.
     """
     try:
         yield
@@ -144,12 +151,14 @@ def derived(where: str) -> Iterator[None]:
 
 
 def check_length(row: Sequence[object], count: int, where: str, per: str) -> None:
-    """A list has one entry per layer, device or whatever `per` names."""
+    """Raise InputError unless the list `row` has `count` entries, one for each `per` (`layer`,
+    `device`). where: the list's name."""
     require(len(row) == count, f"{where} has {len(row)} entries, expected one per {per} ({count})")
 
 
 def check_distinct_names(names: Sequence[str], where: str) -> None:
-    """Raise ValueError where two entries of the list `where` have one name."""
+    """Raise ValueError where two entries of a list have the same name. names: of all entries;
+    where: the list's name."""
     first: dict[str, int] = {}
     for i, name in enumerate(names):
         if name in first:
@@ -158,15 +167,16 @@ def check_distinct_names(names: Sequence[str], where: str) -> None:
 
 
 def check_every_type(bytes_of: Mapping[str, float], types: Iterable[str]) -> None:
-    """memory.device_bytes names every device type."""
+    """Raise InputError unless `bytes_of`, the mapping memory.device_bytes, has an entry for every
+    device type."""
     missing = sorted({*types} - {*bytes_of})
     lacks = f"memory.device_bytes lacks device type {min(missing, default='')!r}"
     require(not missing, f"{lacks}, expected every type")
 
 
 def check_header(value: Any, kind: str, version: int, *, where: str) -> None:
-    """Refuse what is no file of this kind and version, before any other complaint; raises
-    InputError."""
+    """Raise InputError unless `value`, a parsed file, is an object with this `format` and
+    `version`."""
     require(
         isinstance(value, dict),
         "not an object",
@@ -195,11 +205,17 @@ def input_error(
     prefix: Sequence[int | str] = (),
     model: type[BaseModel] | None = None,
 ) -> InputError:
-    """The first of pydantic's complaints as one line, unknown keys before all others; the number of
-    further ones is told. model: whose keys are suggested for an unknown one."""
+    """The first of pydantic's errors as one line, with the number of further ones.
+
+    An unknown key counts as the first error. where: the file. prefix: the keys that lead to the
+    validated value. model: the model whose keys are suggested for an unknown one.
+    """
     problems = error.errors(include_url=False, include_context=True)
-    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
-    path = json_path([*prefix, *(p for p in first["loc"] if not str(p).startswith("function-"))])
+    unknown_keys = [problem for problem in problems if problem["type"] == "extra_forbidden"]
+    first = (unknown_keys or problems)[0]
+    # pydantic names validators, such as `function-before[…]`, among the keys
+    keys = [key for key in first["loc"] if not str(key).startswith("function-")]
+    path = json_path([*prefix, *keys])
     more = f" [and {len(problems) - 1} more]" if len(problems) > 1 else ""
     place = f"{where}: {path}" if path else where
     complaints = {
@@ -218,7 +234,8 @@ def input_error(
 
 
 def similar_keys(problem: Mapping[str, Any], model: type[BaseModel] | None) -> str:
-    """`; did you mean A?` of an unknown key, with keys of the model and of its parts."""
+    """`; did you mean A?` for an unknown key, with similar keys of `model` and of the models in it.
+    Empty for other errors, and where no key is similar."""
     if model is None or problem["type"] != "extra_forbidden":
         return ""
     schema = model.model_json_schema()
@@ -227,36 +244,39 @@ def similar_keys(problem: Mapping[str, Any], model: type[BaseModel] | None) -> s
     return suggestion(str(problem["loc"][-1])[:LONGEST_KEY], sorted(known))
 
 
-# What `PLAIN` expects, for people.
+# The pattern `PLAIN` in words.
 PLAIN_TEXT = "text of one line without control characters"
-# pydantic's bounds in fewer words.
+# Type of pydantic's error about a bound -> the key of the bound in its context, and the bound's
+# meaning in words.
 BOUNDS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
 }
-# Complaints about the size of a number; a wrong type or shape is another matter.
+# Types of pydantic's errors about the size of a number.
 SIZES = {*BOUNDS, "finite_number"}
 
 
 def expectation(problem: Mapping[str, Any]) -> str:
-    """The expectation of one of pydantic's errors: its bound, or its `Input should be …` without
-    that opening."""
+    """The expectation of one of pydantic's errors: its bound in words, or its message without the
+    opening `Input should be`."""
     if problem["type"] == "string_pattern_mismatch" and problem["ctx"]["pattern"] == PLAIN:
         return PLAIN_TEXT
     if problem["type"] in BOUNDS:
         key, words = BOUNDS[problem["type"]]
         bound = problem["ctx"][key]
-        return f"{words} {bound:g}" if isinstance(bound, float) else f"{words} {bound:.12g}"
-    complaint = str(problem["msg"]).partition(" after validation")[0]
-    message = complaint.removeprefix("Input should ").removeprefix("be ")
-    return message[:1].lower() + message[1:]
+        if isinstance(bound, float):
+            return f"{words} {bound:g}"
+        return f"{words} {bound:.12g}"  # `:g` would round an integer to six digits
+    message = str(problem["msg"]).partition(" after validation")[0]
+    expected = message.removeprefix("Input should ").removeprefix("be ")
+    return expected[:1].lower() + expected[1:]
 
 
 def check_plain(value: Any, where: str, *path: int | str) -> None:
-    """Raise InputError unless every text of a parsed document, keys too, is of one line and without
-    control characters."""
+    """Raise InputError unless every text of a parsed document, keys included, has one line and no
+    control characters. path: the keys that lead to `value`."""
     place = f"{where}: {json_path(path)}" if path else where
     if isinstance(value, str):
         fits = re.fullmatch(PLAIN, value)
@@ -271,33 +291,37 @@ def check_plain(value: Any, where: str, *path: int | str) -> None:
 
 
 def as_name(text: str) -> str:
-    """A text from elsewhere, of another program's file or of a file's own name, as a `Name`."""
+    """A text of another program's file, or a file's name, made fit for a field of type `Name`."""
     return printable(text)[:200]
 
 
-# A name in another program's file, which is read leniently.
+# A name in another program's file. Control characters are escaped instead of refused.
 ForeignName = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(as_name)]
 
 
 class Foreign(BaseModel):
-    """An object with strict types for the keys that are read; others are ignored."""
+    """The base class of objects in other programs' files. The keys that a subclass lists have
+    strict types; all other keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ForeignRoot(RootModel[T]):
-    """A whole document that is no object with known keys."""
+    """The base class of other programs' documents whose outermost value is a list, or an object
+    with any keys."""
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
 
 Filled = Annotated[T, Field(min_length=1)]
-# A tensor degree as the key of an object: JSON has only texts there.
+# A tensor degree as the key of an object. Keys of JSON objects are texts, so that a text is
+# accepted as a number.
 DegreeKey = Annotated[int, Field(ge=1, le=4096), Strict(False)]
 
 
 def in_order(by_number: Any) -> Any:
-    """Entries of {"0": …, "1": …, …} by number; a validator, raises ValueError."""
+    """The list of the entries of {"0": …, "1": …, …} by number. A validator; raises InputError, a
+    ValueError, where a number is missing."""
     require(isinstance(by_number, dict), 'is no object {"0": …, "1": …, …}')
     numbers = [str(number) for number in range(len(by_number))]
     missing = [number for number in numbers if number not in by_number]
@@ -311,5 +335,6 @@ ByLayer = Annotated[Filled[list[T]], BeforeValidator(in_order)]
 
 
 def read_foreign(kind: type[M], path: str | os.PathLike[str]) -> M:
-    """A JSON file as a model; raises InputError naming file, place, got and expected."""
+    """The JSON file of another program as an instance of the model `kind`. Raises InputError with
+    the place in the file, what was got and what was expected."""
     return parse(kind, read_json(path), where=os.fspath(path))

@@ -1,4 +1,4 @@
-"""Numbers, sets and tables as text for people; plain text, no terminal library."""
+"""Numbers, sets and tables as plain text for people."""
 
 import html
 from collections import Counter
@@ -15,29 +15,27 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """A column of a table of items: its heading, the value that it shows of an item, and how the
-    value reads. right: whether its cells are aligned at the right, as numbers are."""
+    """A column of a table with one item per row; `Table.of` writes the cells."""
 
-    name: str
-    value: Callable[[T], Any]
-    text: Callable[[Any], str] = str
-    right: bool = False
+    name: str  # heading
+    value: Callable[[T], Any]  # item -> the value that the column shows of it
+    text: Callable[[Any], str] = str  # value -> text of the cell
+    right: bool = False  # whether cells are aligned at the right, as numbers are
 
     def cell(self, item: T) -> str:
-        """The column's text of an item."""
+        """The text of the column's cell in the row of an item."""
         return self.text(self.value(item))
 
 
 @dataclass(frozen=True)
 class Table:
-    """A titled table of text cells; `notes` are lines under it. `right`: indices of right-aligned
-    columns."""
+    """A table of text cells. The command line and the reports print it."""
 
     title: str
     header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
-    right: tuple[int, ...] = ()
+    rows: tuple[tuple[str, ...], ...]  # [row][column]
+    notes: tuple[str, ...] = ()  # lines under the table
+    right: tuple[int, ...] = ()  # indices of the columns that are aligned at the right
 
     def __post_init__(self) -> None:
         assert all(len(row) == len(self.header) for row in self.rows), self.title
@@ -50,7 +48,7 @@ class Table:
         columns: Sequence[Column[T]],
         notes: Iterable[str] = (),
     ) -> "Table":
-        """One row per item."""
+        """A table with one row for each of `items`."""
         header = tuple(column.name for column in columns)
         rows = tuple(tuple(column.cell(item) for column in columns) for item in items)
         right = tuple(number for number, column in enumerate(columns) if column.right)
@@ -58,30 +56,31 @@ class Table:
 
 
 def visible(text: str) -> str:
-    """`text` without control characters, which would reach the terminal; its lines stay lines."""
+    """`text` with control characters escaped, which would steer the terminal; its lines stay."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def comments(*lines: str) -> list[str]:
-    """Comment lines of a script, a program or a configuration, one for each text whatever it
-    holds."""
+    """The texts as comment lines of a script, a program or a configuration. Each text gives exactly
+    one line, even if it contains line breaks."""
     return [f"# {one_line(line)}" for line in lines]
 
 
 def html_text(text: str) -> str:
-    """`text` for an HTML page, between tags or as an attribute's value."""
+    """`text` escaped for an HTML page, between tags or as an attribute's value."""
     return html.escape(visible(text))
 
 
 def figure_text(text: str) -> str:
-    """`text` for a figure of matplotlib, which takes what stands between dollars for
+    """`text` escaped for a figure of matplotlib, which typesets text between dollar signs as
     mathematics."""
     return printable(text).replace("$", r"\$")
 
 
+# (Unit, its size), the largest unit first.
 BINARY = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 DECIMAL = ((" T", 10**12), (" B", 10**9), (" M", 10**6), (" k", 10**3), ("", 1))
-# Unit, from how many seconds on it is used, its seconds.
+# (Unit, least time in seconds that is written in it, its length in seconds).
 TIMES = (
     ("h", 36_000.0, 3600.0),
     ("min", 600.0, 60.0),
@@ -111,7 +110,7 @@ def bytes_text(value: float | None) -> str:
 
 
 def share_text(part: float, whole: float) -> str:
-    """A size beside its limit, in the limit's unit: `3.59 / 14.5 GiB`."""
+    """Bytes beside their limit, in the limit's unit: `3.59 / 14.5 GiB`."""
     unit, factor = next(((u, f) for u, f in BINARY if whole >= f), BINARY[-1])
     return f"{part / factor:.3g} / {whole / factor:.3g} {unit}"
 
@@ -130,13 +129,13 @@ def number_text(value: float | None, digits: int = 6) -> str:
 
 
 def digits(count: int) -> Callable[[float | None], str]:
-    """`number_text` with so many significant digits, for a column."""
+    """`number_text` with `count` significant digits, as the `text` of a column."""
     return partial(number_text, digits=count)
 
 
 def percent_text(value: float | None) -> str:
-    """A ratio as percent, to three digits; what is only rounding (below 1e-12) is `0 %`; `-` for
-    None."""
+    """A ratio as percent, to three digits: `12.3 %`; `-` for None. A ratio below 1e-12 is an error
+    of rounding and reads `0 %`."""
     if value is None:
         return "-"
     return "0 %" if abs(value) < 1e-12 else f"{100 * value:.3g} %"
@@ -148,40 +147,44 @@ def signed_percent_text(value: float | None) -> str:
 
 
 def more_text(ratio: float) -> str:
-    """An excess in words: `+65.2 %`, `-3 %`; `13x` from ten times more on."""
+    """A relative change: `+65.2 %`, `-3 %`; from a ratio of 10 on as a factor, `13x`."""
+    if ratio >= 1e6:
+        return f"{1 + ratio:.2g}x"
     if ratio >= 10:
-        return f"{1 + ratio:.0f}x" if ratio < 1e6 else f"{1 + ratio:.2g}x"
+        return f"{1 + ratio:.0f}x"
     return percent_text(ratio) if ratio < 0 else f"+{percent_text(ratio)}"
 
 
 def counted(number: int, thing: str) -> str:
-    """`1 stage`, `2 stages`."""
+    """The number with its noun in singular or plural: `1 stage`, `2 stages`."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def ranges_text(values: Iterable[int]) -> str:
-    """A set of whole numbers: `0-3,7,9-10`."""
-    ends: list[list[int]] = []
+    """A set of whole numbers as ranges: `0-3,7,9-10`."""
+    ranges: list[list[int]] = []  # [first, last] of each run of consecutive numbers
     for value in sorted(set(values)):
-        if ends and value == ends[-1][1] + 1:
-            ends[-1][1] = value
+        if ranges and value == ranges[-1][1] + 1:
+            ranges[-1][1] = value
         else:
-            ends.append([value, value])
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ends)
+            ranges.append([value, value])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    return ",".join(texts)
 
 
 def devices_counted(counts: Mapping[str, int]) -> str:
-    """`12 V100-SXM2-16GB + 4 T4`."""
+    """Device type -> count as text: `12 V100-SXM2-16GB + 4 T4`."""
     return " + ".join(f"{count} {name}" for name, count in counts.items())
 
 
 def names_text(names: Sequence[str]) -> str:
-    """The first and the last name of a sequence: `embedding .. block7`; one where they agree."""
+    """The first and the last name of a sequence: `embedding .. block7`. One name where both are
+    equal; `-` for an empty sequence."""
     return " .. ".join(dict.fromkeys([*names[:1], *names[-1:]])) or "-"
 
 
 def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
-    """Key -> the values that stand beside it; keys and values in their order."""
+    """Key -> the values of all pairs with this key. Keys and values keep the order of the pairs."""
     groups: dict[K, list[T]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -189,17 +192,21 @@ def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
 
 
 def devices_text(places: Sequence[tuple[int, str]], devices: Iterable[int]) -> str:
-    """Devices by node and type: `node 0: 2 V100 (0-1); node 3: 2 T4 (12-13)`; places: (node, type)
-    of each device."""
-    cells = grouped((places[device], device) for device in devices)
-    by_type = Counter(name for _, name in cells)
-    if len(cells) > 4:  # too many to list: say how many of each type
+    """Devices by node and type: `node 0: 2 V100 (0-1); node 3: 2 T4 (12-13)`. On more than four
+    nodes only the devices and nodes of each type are counted: `16 V100 on 8 nodes`.
+
+    places: (node, type) of each device of the cluster. devices: the numbers of the devices.
+    """
+    on_node = grouped((places[device], device) for device in devices)
+    if len(on_node) <= 4:
         return "; ".join(
-            f"{sum(len(d) for (_, other), d in cells.items() if other == name)} {name} on "
-            f"{nodes} nodes"
-            for name, nodes in sorted(by_type.items())
+            f"node {node}: {len(numbers)} {name} ({ranges_text(numbers)})"
+            for (node, name), numbers in sorted(on_node.items())
         )
+    devices_of, nodes_of = Counter[str](), Counter[str]()
+    for (_, name), numbers in on_node.items():
+        devices_of[name] += len(numbers)
+        nodes_of[name] += 1
     return "; ".join(
-        f"node {node}: {len(numbers)} {name} ({ranges_text(numbers)})"
-        for (node, name), numbers in sorted(cells.items())
+        f"{devices_of[name]} {name} on {nodes} nodes" for name, nodes in sorted(nodes_of.items())
     )

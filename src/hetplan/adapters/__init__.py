@@ -1,1 +1,2 @@
-"""Other frameworks: plans in their words, and their measurements as our files."""
+"""Adapters to other frameworks: exporters write plans as their configurations and scripts,
+importers read their measurements into hetplan's files."""

@@ -1,4 +1,4 @@
-"""`hetplan profile calibrate`: constants of the prediction, estimated from measured runs."""
+"""`hetplan profile calibrate` estimates constants of the prediction from measured runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,8 +64,8 @@ def calibrate(
 
 
 def calibration_document(runs: Sequence[MeasuredRun], estimated: Estimate) -> dict[str, Any]:
-    """The constants, or the reason why there are none, and each run beside its prediction; as JSON
-    types."""
+    """A calibration as JSON types: the constants, or the reason why there are none, and each run's
+    measured and predicted seconds."""
     constants = estimated.calibration
     return {
         "calibration": None if constants is None else constants.model_dump(mode="json"),
@@ -78,10 +78,14 @@ def calibration_document(runs: Sequence[MeasuredRun], estimated: Estimate) -> di
 
 
 def calibration_table(runs: Sequence[MeasuredRun], estimated: Estimate) -> Table:
-    """Runs beside their predictions, and the constants."""
+    """The table of a calibration: each run's measured and predicted seconds, with the constants as
+    notes."""
     constants = estimated.calibration
-    notes = [f"not calibrated: {estimated.reason}"]
-    if constants is not None:
+    if constants is None:
+        word = "not calibrated"
+        notes = [f"not calibrated: {estimated.reason}"]
+    else:
+        word = "calibrated"
         values = constants.values()
         notes = [f"{name}: {number_text(values[name], 3)}" for name in constants.fitted]
         notes += [f"{name} keeps its value: {why}" for name, why in constants.refused.items()]
@@ -93,15 +97,10 @@ def calibration_table(runs: Sequence[MeasuredRun], estimated: Estimate) -> Table
             notes.append(
                 f"framework and driver hold {bytes_text(constants.framework_bytes)} of each device"
             )
-    word = "calibrated" if constants is not None else "not calibrated"
+    left_out = estimated.left_out or (None,) * len(runs)
     return Table.of(
         "calibration",
-        zip(
-            runs,
-            estimated.predictions,
-            estimated.left_out or (None,) * len(runs),
-            strict=True,
-        ),
+        zip(runs, estimated.predictions, left_out, strict=True),
         [
             Column("run", lambda row: row[0].where),
             Column("measured", lambda row: row[0].seconds, seconds_text, right=True),
@@ -113,7 +112,11 @@ def calibration_table(runs: Sequence[MeasuredRun], estimated: Estimate) -> Table
 
 
 def left_out_text(row: tuple[MeasuredRun, float, float | None]) -> str:
-    """The relative error of a run's prediction by constants that were estimated without it; `-`
-    where there are none. row: the run, its prediction, and its prediction when left out."""
+    """The relative error of a run's prediction by constants that were estimated without the run;
+    `-` where there are no such constants.
+
+    row: the run, its predicted seconds, and its predicted seconds when it is left out.
+    """
     run, _, seconds = row
-    return signed_percent_text(None if seconds is None else seconds / run.seconds - 1)
+    error = None if seconds is None else seconds / run.seconds - 1
+    return signed_percent_text(error)

@@ -1,4 +1,5 @@
-"""Plans for a cluster that changes: `plan what-if`, `plan replan`, `plan templates` (Oobleck)."""
+"""The commands for a cluster that changes: `hetplan plan what-if`, `hetplan plan replan` and
+`hetplan plan templates` (pipeline templates as in Oobleck)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -54,7 +55,7 @@ from hetplan.text import (
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """The workload that is asked about, where no plan file carries it."""
+    """The options of `what-if` that describe the workload where no plan file carries it."""
 
     global_batch: Annotated[
         int | None,
@@ -67,8 +68,8 @@ class Question:
     ] = None
 
     def of_plan(self, setting: Setting, path: Path) -> tuple[Workload, Plan]:
-        """The workload of a plan, and the plan; raises InputError for an option that contradicts
-        it."""
+        """(the workload of a plan file, the plan). Raises InputError for an option that the plan
+        file makes superfluous."""
         for name, value in vars(self).items():
             option = f"--{name.replace('_', '-')}"
             require(value is None, "is not for a plan, which says it", where=option, got=value)
@@ -165,11 +166,12 @@ def what_if(
         workload, loaded = question.of_plan(setting, plan)
         first_plans = [loaded]
     workload = with_margin(workload, memory_margin)
-    changes = [
-        *(asking.addition(text, workload.cluster) for text in split_list(add or [])),
-        *(asking.removal(text, workload.cluster) for text in split_list(remove or [])),
-        *(asking.faster_network(gbit, workload.cluster) for gbit in network or []),
-    ] or list(asking.marginal(workload.cluster))
+    cluster = workload.cluster
+    changes = [asking.addition(text, cluster) for text in split_list(add or [])]
+    changes += [asking.removal(text, cluster) for text in split_list(remove or [])]
+    changes += [asking.faster_network(gbit, cluster) for gbit in network or []]
+    if not changes:
+        changes = list(asking.marginal(cluster))
     display = Display(f"what if, {workload.cluster.name}")
     answer = watched(
         run,
@@ -189,48 +191,57 @@ def what_if(
 
 
 def with_margin(workload: Workload, margin: float | None) -> Workload:
-    """The workload with the margin that is asked for, else its own."""
+    """The workload with another memory margin; None keeps the workload's margin."""
     return workload if margin is None else replace(workload, memory_margin=margin)
 
 
 def best_plan_text(changed: ChangeResult) -> str:
-    """The best plan's name; `unchanged` where it is the plan as it is."""
+    """The name of the best plan after a change; `unchanged` where it is the plan before it."""
     if changed.best is None:
         return "none"
     return "unchanged" if changed.same_plan else changed.best.name
 
 
 def saved_text(changed: ChangeResult, precision: float) -> str:
-    """`24.91 ms, 8.03 %`; `within 5.4 %` where the search alone may differ by more."""
+    """The seconds that a change saves, as `24.91 ms, 8.03 %`; `within 5.4 %` where they are within
+    the precision of the search."""
     if changed.within_precision:
         return f"within {percent_text(precision)}"
-    share = changed.relative_gain
-    return seconds_text(changed.gain) + (f", {percent_text(share)}" if share else "")
+    text = seconds_text(changed.gain)
+    if changed.relative_gain:
+        text += f", {percent_text(changed.relative_gain)}"
+    return text
 
 
 def what_if_table(answer: WhatIf) -> Table:
-    """One line per change."""
-    every = (answer.base, *answer.variants)
-    model, cluster = answer.base.workload.model.name, answer.base.workload.cluster.name
+    """The table of what-if, with one row for the cluster as it is and one for each change."""
+    results = (answer.base, *answer.variants)
+    workload = answer.base.workload
     columns: list[Column[ChangeResult]] = [
-        Column("change", lambda v: v.change.name),
+        Column("change", lambda result: result.change.name),
         Column("best plan", best_plan_text),
-        Column("on devices", lambda v: devices_used(v.best) if v.best else ""),
-        Column(
-            "iteration", lambda v: v.best and v.best.predicted_seconds, seconds_text, right=True
-        ),
-        Column("saves", lambda v: saved_text(v, answer.precision), right=True),
+        Column("on devices", lambda result: devices_used(result.best) if result.best else ""),
+        Column("iteration", iteration_seconds, seconds_text, right=True),
+        Column("saves", lambda result: saved_text(result, answer.precision), right=True),
     ]
-    if any(v.bound is not None for v in every):
-        columns.append(Column("bound", lambda v: v.bound, seconds_text, right=True))
+    if any(result.bound is not None for result in results):
+        columns.append(Column("bound", lambda result: result.bound, seconds_text, right=True))
     columns.append(Column("$/1M tok", money, digits(4), right=True))
-    notes = what_if_notes(answer, every)
+    notes = what_if_notes(answer, results)
     lines = (fill(text, SCREEN_WIDTH, subsequent_indent="  ") for text in notes)
-    return Table.of(f"{model} on {cluster}", every, columns, lines)
+    return Table.of(f"{workload.model.name} on {workload.cluster.name}", results, columns, lines)
 
 
-def what_if_notes(answer: WhatIf, every: Sequence[ChangeResult]) -> Iterator[str]:
-    """What the columns are of, how precise the search is, and what there is to say of a change."""
+def iteration_seconds(changed: ChangeResult) -> float | None:
+    """The replayed seconds of the best plan after a change; None without a plan."""
+    return None if changed.best is None else changed.best.predicted_seconds
+
+
+def what_if_notes(answer: WhatIf, results: Sequence[ChangeResult]) -> Iterator[str]:
+    """Notes on the columns, on the precision of the search, and on single changes.
+
+    results: the rows of the table.
+    """
     yield "iterations are replayed; money counts the devices that the plan uses"
     yield "added nodes are linked as the cluster's of that device, else as its best"
     precision = percent_text(answer.precision)
@@ -246,14 +257,14 @@ def what_if_notes(answer: WhatIf, every: Sequence[ChangeResult]) -> Iterator[str
     for changed in answer.variants:
         for reason in changed.reasons:
             yield f"{changed.change.name}: {reason}"
-    for changed in every:
+    for changed in results:
         if changed.best is not None and asking.FOUND_FOR in changed.best.message:
             yield f"{changed.change.name}: {changed.best.message}"
 
 
 def money(changed: ChangeResult) -> float | None:
-    """Dollars per million tokens of the best plan; None without one, or where a price is not
-    known."""
+    """Dollars per million tokens of the best plan after a change; None without a plan, or where a
+    price is unknown."""
     best = changed.best
     return None if best is None else best.money_per_million_tokens(changed.workload)
 
@@ -337,8 +348,9 @@ def replan(
 
 
 def replan_tables(answer: Replanning) -> Iterator[Table]:
-    """The choices, and what moves for the chosen one."""
-    nodes = ", ".join(f"node {n}" for n in answer.lost)
+    """The tables of a replanning: the plans to choose from, and the bytes that the chosen plan
+    moves."""
+    nodes = ", ".join(f"node {number}" for number in answer.lost)
     before = f"before the loss {seconds_text(answer.before)} per iteration"
     best = answer.best
     if best is None:
@@ -348,14 +360,24 @@ def replan_tables(answer: Replanning) -> Iterator[Table]:
         f"without {nodes}",
         answer.choices,
         [
-            Column("", lambda c: "*" if c is best else ""),
-            Column("plan", lambda c: c.candidate.name),
-            Column("iteration", lambda c: c.candidate.predicted_seconds, seconds_text, right=True),
-            Column("to move", lambda c: c.moves.total, bytes_text, right=True),
-            Column("from a checkpoint", lambda c: c.moves.from_checkpoint, bytes_text, right=True),
+            Column("", lambda choice: "*" if choice is best else ""),
+            Column("plan", lambda choice: choice.candidate.name),
+            Column(
+                "iteration",
+                lambda choice: choice.candidate.predicted_seconds,
+                seconds_text,
+                right=True,
+            ),
+            Column("to move", lambda choice: choice.moves.total, bytes_text, right=True),
+            Column(
+                "from a checkpoint",
+                lambda choice: choice.moves.from_checkpoint,
+                bytes_text,
+                right=True,
+            ),
             Column(
                 "at least",
-                lambda c: c.moves.least_seconds(answer.workload),
+                lambda choice: choice.moves.least_seconds(answer.workload),
                 seconds_text,
                 right=True,
             ),
@@ -367,18 +389,19 @@ def replan_tables(answer: Replanning) -> Iterator[Table]:
             "at least: to move over the links, without reading the checkpoint",
         ),
     )
-    lost = best.moves.from_checkpoint
-    yield Table.of(
+    rows = []
+    for (sender, receiver), size in best.moves.between_nodes(answer.workload).items():
+        target = "itself" if sender == receiver else f"node {receiver}"
+        rows.append((f"node {sender}", target, bytes_text(size)))
+    notes = []
+    lost_bytes = best.moves.from_checkpoint
+    if lost_bytes:
+        notes.append(f"{bytes_text(lost_bytes)} were on lost nodes only and come from a checkpoint")
+    yield Table(
         f"weights and optimizer states that {best.candidate.name} moves",
-        best.moves.between_nodes(answer.workload).items(),
-        [
-            Column("from", lambda move: f"node {move[0][0]}"),
-            Column(
-                "to", lambda move: f"node {move[0][1]}" if move[0][0] != move[0][1] else "itself"
-            ),
-            Column("bytes", lambda move: move[1], bytes_text),
-        ],
-        [f"{bytes_text(lost)} were on lost nodes only and come from a checkpoint"] if lost else [],
+        ("from", "to", "bytes"),
+        tuple(rows),
+        tuple(notes),
     )
 
 
@@ -413,24 +436,24 @@ def templates(
     Exit code 0 when the list is complete and an instantiation is found, 1 otherwise.
     """
     run = Run(make_options(time_limit=time_limit, gap=gap))
-    posed = open_instance(instance)
+    opened = open_instance(instance)
     require(
-        posed.problem == "ditto",
+        opened.problem == "ditto",
         "has no templates",
         where=instance,
-        got=f"problem {posed.problem}",
+        got=f"problem {opened.problem}",
         expected="ditto",
     )
     ready = watched(
         run,
         lambda: readiness(
-            posed.data, run, fewest=fewest, micro_batches=micro_batches, failures=failures
+            opened.data, run, fewest=fewest, micro_batches=micro_batches, failures=failures
         ),
-        Display(f"{posed.name}: templates"),
+        Display(f"{opened.name}: templates"),
         quiet=quiet,
     )
     emit(
-        {"instance": posed.name, "problem": "ditto", **rows_of(ready)},
+        {"instance": opened.name, "problem": "ditto", **rows_of(ready)},
         tables_of(ready),
         json=json,
         output=output,

@@ -88,8 +88,10 @@ def detect(
         hosts = read_hostfile(str(hostfile))
     elif job is not None:
         hosts = slurm_hosts(job)
-    usual = links_of(local.device or "")[1] / GBIT
+    _, usual_intra, _, _, _ = links_of(local.device or "")  # bytes/s
+    usual = usual_intra / GBIT
     document = cluster_document(hosts, name, replace(local, intra_gbit=local.intra_gbit or usual))
+    # Raises InputError where the document is no cluster file that hetplan can read.
     build_cluster(parse(ClusterFile, document, where="the detected cluster"))
     assumed = []
     largest = max(node["devices"] for node in document["nodes"])
@@ -110,7 +112,7 @@ def detect(
 
 
 def nodes_table(document: dict[str, Any]) -> Table:
-    """One row per entry of equal nodes."""
+    """The table of a cluster file's document, with one row per entry of equal nodes."""
     return Table.of(
         f"cluster {document['name']}",
         document["nodes"],
@@ -137,7 +139,11 @@ def nodes_table(document: dict[str, Any]) -> Table:
 def described_node(
     device: str | None, devices: int | None, intra: float | None, network: float | None
 ) -> Host:
-    """This machine as a node, with what is given in place of what is found; raises InputError."""
+    """This machine as a node. The arguments that are not None replace the detected values.
+
+    device: device type. devices: number of devices. intra, network: Gbit/s within the node and to
+    other nodes. Raises InputError where the device type is unknown.
+    """
     here = local_node()
     local = replace(
         here,
@@ -157,6 +163,8 @@ def described_node(
 
 
 def slurm_devices() -> int | None:
-    """GPUs per node of a Slurm job; None outside of one."""
+    """The number of GPUs that a Slurm job has on this node; None outside of such a job."""
     text = os.environ.get("SLURM_GPUS_ON_NODE", "")
-    return int(text[:6]) or None if text.isdecimal() else None
+    if not text.isdecimal():
+        return None
+    return int(text[:6]) or None

@@ -1,8 +1,7 @@
-"""How a function becomes a command: groups of options, commands that load when they are called, and
-groups of commands.
+"""Turns functions into commands: commands that load when they are called, and groups of commands.
 
-A command is a function of typer's annotated parameters that returns an exit code. A parameter whose
-type is a dataclass stands for the options that the dataclass's fields are.
+A command is a function that has typer's annotated parameters and returns an exit code. A parameter
+whose type is a dataclass stands for a group of options: each field of the dataclass is one option.
 """
 
 import dataclasses
@@ -20,29 +19,28 @@ from hetplan.cli.help_page import Page, description_of
 
 
 class CutShortError(Exception):
-    """Takes an EOFError past typer, for which that is always the user's wish to leave a prompt."""
+    """Carries an EOFError through typer, which takes a bare EOFError for a user who leaves a
+    prompt."""
 
     def __init__(self, end: EOFError) -> None:
         super().__init__(str(end))
-        self.end = end
+        self.end = end  # the error that a command raised
 
 
-SETTINGS = {"help_option_names": ["-h", "--help"]}
+SETTINGS = {"help_option_names": ["-h", "--help"]}  # typer's context settings of every command
 
 
 class Command(TyperCommand):
-    """A command that is loaded when something is to be done with it beside listing it.
-
-    target: "module:function".
-    """
+    """A command in a list of commands. Its module is imported only when the command is called, or
+    its help or completion is asked for."""
 
     def __init__(self, name: str, target: str, help_line: str) -> None:
         super().__init__(name, short_help=help_line, hidden=not help_line, rich_markup_mode=None)
-        self.target = target
+        self.target = target  # the command's function as "module:function"
 
     @functools.cached_property
     def loaded(self) -> Any:
-        """The whole command."""
+        """The command with its options and its help, after the import of its module."""
         module, _, name = self.target.partition(":")
         function = getattr(import_module(module), name)
         app = typer.Typer(
@@ -57,7 +55,8 @@ class Command(TyperCommand):
         return page
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
-        """A context of the whole command: parsing, help, completion and the call go by it."""
+        """typer's context of the loaded command, which parsing, help, completion and the call
+        use."""
         return self.loaded.make_context(*args, **extra)
 
 
@@ -71,8 +70,11 @@ def keyword_parameters(target: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def with_groups_as_options(function: Callable[..., int]) -> Callable[..., int]:
-    """`function` with the fields of its parameters that are dataclasses as parameters of its
-    own."""
+    """A command's function whose dataclass parameters are replaced by their fields.
+
+    The result has one keyword parameter per field, builds the dataclasses from them and calls
+    `function`.
+    """
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in keyword_parameters(function):
@@ -98,7 +100,8 @@ def with_groups_as_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 class Group(TyperGroup):
-    """Commands by name; `default` is meant where none is named: `hetplan plan --model …`."""
+    """A group of commands. Where the command line names none of them, the group's default command
+    runs: `hetplan plan --model …` means `hetplan plan make --model …`."""
 
     def __init__(
         self, name: str, help: str, commands: Mapping[str, Any], default: str | None = None
@@ -111,15 +114,18 @@ class Group(TyperGroup):
             rich_markup_mode=None,
             hidden=not help,
         )
-        self.default = default
+        self.default = default  # the name of the default command; None: the group prints its help
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the default command first where none is named."""
+        """Parse the arguments, with the default command put first where they name no command."""
         return super().parse_args(ctx, self.with_command(ctx, args))
 
     def with_command(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments, with the default command or `--help` before them where they name none. A
-        shell that asks for completions (`resilient_parsing`) may have typed nothing yet."""
+        """The arguments, with the default command or `--help` before them where they name no
+        command.
+
+        Empty arguments stay empty for a shell that asks for completions (`resilient_parsing`).
+        """
         if not args and ctx.resilient_parsing:
             return args
         if args and (args[0] in self.commands or args[0] in ctx.help_option_names):
@@ -129,57 +135,62 @@ class Group(TyperGroup):
         return args or ["--help"]
 
     def get_help(self, ctx: Any) -> str:
-        """The default command's help, where there is one, and the group's commands."""
+        """The help of the default command, if the group has one, with the list of the group's
+        commands before the examples."""
         if self.default is None:
             return super().get_help(ctx)
         command = self.commands[self.default].loaded  # type: ignore[attr-defined]
-        inner = type(ctx)(command, info_name=ctx.info_name, parent=ctx.parent)
-        formatter = inner.make_formatter()
-        command.format_usage(inner, formatter)
-        command.format_help_text(inner, formatter)
-        command.format_options(inner, formatter)
+        command_context = type(ctx)(command, info_name=ctx.info_name, parent=ctx.parent)
+        formatter = command_context.make_formatter()
+        command.format_usage(command_context, formatter)
+        command.format_help_text(command_context, formatter)
+        command.format_options(command_context, formatter)
         self.format_commands(ctx, formatter)
-        command.format_epilog(inner, formatter)
+        command.format_epilog(command_context, formatter)
         return str(formatter.getvalue()).rstrip("\n")
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """The group's commands, and what may stand first after the default command."""
-        offered = super().shell_complete(ctx, incomplete)
+        """The group's commands, and the first words that the default command can take."""
+        completions = super().shell_complete(ctx, incomplete)
         if self.default is None:
-            return offered
-        inner = self.commands[self.default].make_context(
+            return completions
+        command_context = self.commands[self.default].make_context(
             self.default, [], parent=ctx, resilient_parsing=True
         )
-        arguments = [p for p in inner.command.params if p.param_type_name == "argument"]
+        command = command_context.command
+        arguments = [
+            parameter for parameter in command.params if parameter.param_type_name == "argument"
+        ]
         if arguments and not incomplete.startswith("-"):
-            return [*offered, *arguments[0].shell_complete(inner, incomplete)]
-        return [*offered, *inner.command.shell_complete(inner, incomplete)]
+            return [*completions, *arguments[0].shell_complete(command_context, incomplete)]
+        return [*completions, *command.shell_complete(command_context, incomplete)]
 
 
 @dataclass(frozen=True)
 class CommandEntry:
-    """A command of a tree: its function as "module:function", and its line in the list of commands.
-    One without a line is not listed."""
+    """A command in a tree of commands."""
 
-    function: str
-    line: str = ""
+    function: str  # "module:function", the module relative to the tree's package
+    line: str = ""  # the command's line in the list of commands; empty: not listed
 
 
 @dataclass(frozen=True)
 class GroupEntry:
-    """A group of a tree: its line in the list, its commands, and the one that is meant where none
-    is named."""
+    """A group of commands in a tree of commands."""
 
-    line: str
-    commands: Mapping[str, CommandEntry]
-    default: str | None = None
+    line: str  # the group's line in the list of commands
+    commands: Mapping[str, CommandEntry]  # name -> command
+    default: str | None = None  # name of the command that runs where the user names none
 
 
 def make(
     name: str, entry: CommandEntry | GroupEntry, package: str = "hetplan.cli"
 ) -> Command | Group:
-    """The command or the group of an entry. package: of its modules."""
+    """typer's command or group for an entry of a tree. package: where its modules are."""
     if isinstance(entry, CommandEntry):
         return Command(name, f"{package}.{entry.function}", entry.line)
-    parts = {command: make(command, part, package) for command, part in entry.commands.items()}
-    return Group(name, entry.line, parts, entry.default)
+    commands = {
+        command_name: make(command_name, command, package)
+        for command_name, command in entry.commands.items()
+    }
+    return Group(name, entry.line, commands, entry.default)

@@ -1,5 +1,6 @@
-"""`hetplan doctor`: what is installed, what was found on this machine, and whether it works
-together. It imports nothing that may be missing."""
+"""`hetplan doctor` reports the installed packages and the machine's cores, memory and GPUs, and
+checks that the packages work together. It imports no package that may be missing.
+"""
 
 import os
 import platform
@@ -21,9 +22,10 @@ PACKAGES = (
     "rich",
 )  # fmt: skip
 OPTIONAL = ("torch",)
-# Solvers that Pyomo can drive by their program.
+# The programs of solvers that Pyomo can call.
 BINARIES = ("highs", "cbc", "glpsol", "scip", "gurobi_cl", "cplex", "ipopt", "xpress")
-# Loads both in one process: some of their releases ship clashing libraries.
+# A program that loads OR-Tools and HiGHS in one process: some of their releases ship libraries that
+# clash.
 TOGETHER = (
     "from ortools.sat.python import cp_model; import highspy; highspy.Highs(); cp_model.CpModel()"
 )
@@ -36,16 +38,29 @@ def doctor(json: JsonOption = False) -> int:
     Exit code 1 when something that hetplan needs is missing or fails.
     """
     report = examined()
-    return emit(
-        report, report_tables(report), json=json, ok=all(check["ok"] for check in report["checks"])
-    )
+    ok = all(check["ok"] for check in report["checks"])
+    return emit(report, report_tables(report), json=json, ok=ok)
 
 
 def examined(needed: Sequence[str] = PACKAGES) -> dict[str, Any]:
-    """The report as JSON types. needed: distributions without which hetplan does not work."""
+    """The report on this machine as JSON types.
+
+    needed: the distributions without which hetplan does not work.
+    """
     packages = {name: installed(name) for name in (*needed, *OPTIONAL)}
-    trouble = run_program([sys.executable, "-P", "-c", TOGETHER])[1]
-    gpus, why = local_gpus()
+    checks: list[dict[str, Any]] = [
+        {
+            "check": f"{name} is installed",
+            "ok": packages[name] is not None,
+            "detail": packages[name] or "not found",
+        }
+        for name in needed
+    ]
+    _, trouble = run_program([sys.executable, "-P", "-c", TOGETHER])
+    checks.append(
+        {"check": "OR-Tools and HiGHS load in one process", "ok": not trouble, "detail": trouble}
+    )
+    gpus, why_none = local_gpus()
     return {
         "hetplan": __version__,
         "python": platform.python_version(),
@@ -55,34 +70,22 @@ def examined(needed: Sequence[str] = PACKAGES) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": gpus,
-        "gpus_missing": why or None,
-        "checks": [
-            *(
-                {
-                    "check": f"{name} is installed",
-                    "ok": packages[name] is not None,
-                    "detail": packages[name] or "not found",
-                }
-                for name in needed
-            ),
-            {
-                "check": "OR-Tools and HiGHS load in one process",
-                "ok": not trouble,
-                "detail": trouble,
-            },
-        ],
+        "gpus_missing": why_none or None,
+        "checks": checks,
     }
 
 
 def installed(name: str) -> str | None:
-    """The version of a distribution without importing it; None where it is not installed."""
-    return next((found.version for found in metadata.distributions(name=name)), None)
+    """The version of a distribution, read without an import; None where it is not installed."""
+    distributions = metadata.distributions(name=name)
+    return next((distribution.version for distribution in distributions), None)
 
 
 def run_program(command: list[str], patience: float = 30.0) -> tuple[str, str]:
-    """What a program prints, and why it failed (empty where it did not). patience: in seconds."""
+    """Run a program and return (its output, why it failed). The second text is empty where it did
+    not fail. patience: seconds after which the program is ended."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command,
             capture_output=True,
             text=True,
@@ -94,37 +97,39 @@ def run_program(command: list[str], patience: float = 30.0) -> tuple[str, str]:
         return "", f"no answer within {patience:.0f} s"
     except OSError as error:
         return "", f"cannot be run: {error.strerror}"
-    if done.returncode == 0:
-        return done.stdout, ""
-    said = one_line(done.stdout or done.stderr)[-200:]
-    return "", f"failed with exit code {done.returncode}{': ' if said else ''}{said}"
+    if completed.returncode == 0:
+        return completed.stdout, ""
+    reason = f"failed with exit code {completed.returncode}"
+    printed = one_line(completed.stdout or completed.stderr)[-200:]
+    return "", f"{reason}: {printed}" if printed else reason
 
 
 def local_gpus(patience: float = 30.0) -> tuple[list[dict[str, Any]] | None, str]:
-    """GPUs by nvidia-smi: name, memory and driver; None, and the reason, where it is missing or
-    fails."""
+    """(the machine's GPUs with name, memory and driver, why there are none).
+
+    nvidia-smi lists the GPUs. Where it is missing or fails, the first value is None. patience: as
+    in `run_program`.
+    """
     program = shutil.which("nvidia-smi")
     if program is None:
         return None, "no nvidia-smi"
     printed, trouble = run_program([program, *GPU_QUERY], patience)
     if trouble:
         return None, f"nvidia-smi: {trouble}"
-    rows = [[field.strip() for field in line.split(",")] for line in printed.splitlines()]
-    gpus = [
-        {
-            "name": row[0],
-            "memory_bytes": int(row[1]) * 2**20 if row[1].isdecimal() else None,
-            "driver": row[2],
-        }
-        for row in rows
-        if len(row) == 3
-    ]
+    gpus = []
+    for line in printed.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 3:
+            name, mebibytes, driver = fields
+            memory_bytes = int(mebibytes) * 2**20 if mebibytes.isdecimal() else None
+            gpus.append({"name": name, "memory_bytes": memory_bytes, "driver": driver})
     return gpus, "" if gpus else "none"
 
 
 def report_tables(report: dict[str, Any]) -> list[Table]:
-    """The report for people."""
+    """The report as tables for people: the machine, and the checks."""
     gpus = [f"{gpu['name']} ({bytes_text(gpu['memory_bytes'])})" for gpu in report["gpus"] or []]
+    solver_programs = [name for name, path in report["solver_binaries"].items() if path]
     rows = (
         ("hetplan", report["hetplan"]),
         ("python", f"{report['python']} on {report['platform']}"),
@@ -132,19 +137,10 @@ def report_tables(report: dict[str, Any]) -> list[Table]:
         ("cores", str(report["cores"])),
         ("memory", bytes_text(report["memory_bytes"])),
         ("GPUs", "; ".join(gpus) or report["gpus_missing"]),
-        (
-            "solver programs",
-            ", ".join(name for name, path in report["solver_binaries"].items() if path)
-            or "none found",
-        ),
+        ("solver programs", ", ".join(solver_programs) or "none found"),
     )
-    return [
-        Table("", ("", ""), rows),
-        Table(
-            "checks",
-            ("", "", ""),
-            tuple(
-                ("ok" if c["ok"] else "FAILED", c["check"], c["detail"]) for c in report["checks"]
-            ),
-        ),
-    ]
+    checks = tuple(
+        ("ok" if check["ok"] else "FAILED", check["check"], check["detail"])
+        for check in report["checks"]
+    )
+    return [Table("", ("", ""), rows), Table("checks", ("", "", ""), checks)]

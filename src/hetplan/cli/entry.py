@@ -1,5 +1,8 @@
-"""The way in: loading the command line counts as running it, so that Ctrl-C is one line from the
-first moment on."""
+"""The entry point of the program `hetplan`.
+
+It imports the command line inside `main`, so that Ctrl-C ends the program with one line even while
+modules are loaded.
+"""
 
 import gc
 import os
@@ -17,4 +20,4 @@ def main() -> int:
         os.write(2, b"hetplan: error: aborted\n")
         return ABORTED
     finally:
-        gc.freeze()  # to look for garbage at the very end would take some tenths of a second
+        gc.freeze()  # Python's last garbage collection would take some tenths of a second

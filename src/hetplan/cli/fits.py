@@ -114,8 +114,11 @@ def fits(
 
 
 def fit_tables(fit: memory.Fit, zero: int | None) -> Iterator[Table]:
-    """One line, the layouts, what the first one's fullest device holds, and what would help. zero:
-    the level that was asked for."""
+    """The table of the layouts that fit, or of the one nearest to fitting, with notes.
+
+    The notes give the memory of the fullest device, and changes that would make the model fit.
+    zero: the ZeRO level that the user asked for; None: any.
+    """
     workload = fit.workload
     job = (
         f"{workload.model.name} in {workload.precision} on "
@@ -125,9 +128,10 @@ def fit_tables(fit: memory.Fit, zero: int | None) -> Iterator[Table]:
     if not rows and fit.nearest is not None:
         rows = [fit.nearest]
     notes = layout_notes(fit, rows)
-    lacking = sorted({*workload.framework.levels} - {row.zero for row in rows})
-    if fit.fits and zero is None and lacking:
-        notes.append(f"no layout fits with ZeRO {' or '.join(map(str, lacking))}")
+    levels_without_layout = sorted(set(workload.framework.levels) - {row.zero for row in rows})
+    if fit.fits and zero is None and levels_without_layout:
+        levels = " or ".join(map(str, levels_without_layout))
+        notes.append(f"no layout fits with ZeRO {levels}")
     total = len(workload.cluster.devices)
     unused = total - rows[0].shape.devices if rows else 0
     if unused > 0:
@@ -140,7 +144,10 @@ def fit_tables(fit: memory.Fit, zero: int | None) -> Iterator[Table]:
         if rows:
             title += f"; nearest is {rows[0].text}"
         notes.append("tried: all ZeRO levels, degrees, recomputations and micro-batches allowed")
-        notes += [f"would fit: {line}" for line in fit.advice] or ["no number of devices would do"]
+        if fit.advice:
+            notes += [f"would fit: {line}" for line in fit.advice]
+        else:
+            notes.append("no number of devices would do")
     yield Table.of(
         title,
         rows,
@@ -158,11 +165,11 @@ def fit_tables(fit: memory.Fit, zero: int | None) -> Iterator[Table]:
 
 
 def layout_notes(fit: memory.Fit, rows: Sequence[memory.Configuration]) -> list[str]:
-    """What the first layout's fullest device holds, what is usable, and device types whose speed is
-    not known."""
+    """Notes on the memory of the first layout's fullest device, on the memory that is usable, and
+    on device types whose speed is unknown."""
     notes = []
     if rows:
-        fullest = max(rows[0].held, key=lambda held: held.allocated)
+        fullest = max(rows[0].held, key=lambda device: device.allocated)
         notes.append(f"fullest device: {fullest.text}")
     limits = [f"{bytes_text(limit)} of {kind}" for kind, limit in fit.limit_bytes.items()]
     notes.append(f"usable: {', '.join(limits)}")
@@ -175,5 +182,5 @@ def layout_notes(fit: memory.Fit, rows: Sequence[memory.Configuration]) -> list[
 
 
 def free_text(layout: memory.Configuration) -> str:
-    """What is free, or lacking, on each device type: `6.7 GiB A100`."""
+    """The memory that is free, or lacking, on each device type: `6.7 GiB A100`."""
     return ", ".join(f"{bytes_text(abs(free))} {kind}" for kind, free in layout.free.items())

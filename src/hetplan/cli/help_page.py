@@ -1,5 +1,5 @@
-"""The help of a command: its docstring, its options in sections by purpose, and worked examples at
-the end."""
+"""Formats the help of a command: its docstring, its options in sections by purpose, and worked
+examples."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,24 +10,24 @@ from typing import Any, TypeVar
 from typer.core import TyperCommand
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-ATTRIBUTE = "help_description"
-COMMAND_WIDTH = 72  # of an example's line
-first = itemgetter(0)
+ATTRIBUTE = "help_description"  # the attribute of a command's function for its `Description`
+COMMAND_WIDTH = 72  # characters of an example's line
+by_position = itemgetter(0)
 
 
 @dataclass(frozen=True)
 class Description:
-    """sections: heading -> its options, as `--name`, in the order of the help. examples: pairs of
-    what a user wants and the command that does it."""
+    """What a command's help shows beside its docstring."""
 
+    # heading -> its options, as `--name`, in the order of the help
     sections: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    examples: Sequence[tuple[str, str]] = ()
+    examples: Sequence[tuple[str, str]] = ()  # (a user's purpose, the command that serves it)
 
     def place(self, names: Sequence[str]) -> tuple[str, int] | None:
-        """The heading that an option with these names stands below and its position there; None
-        for an option of no section."""
-        for heading, listed in self.sections.items():
-            for position, name in enumerate(listed):
+        """The heading of the section that lists an option, and the option's position there; None
+        for an option that no section lists. names: all names of the option."""
+        for heading, options in self.sections.items():
+            for position, name in enumerate(options):
                 if name in names:
                     return heading, position
         return None
@@ -36,34 +36,38 @@ class Description:
 def described(
     sections: Mapping[str, str], examples: Sequence[tuple[str, str]]
 ) -> Callable[[Function], Function]:
-    """Decorate a command's function with what its help says beside its docstring.
+    """A decorator that gives a command's function its `Description`.
 
-    sections: heading -> the names of its options, separated by spaces. examples: as `Description`.
+    sections: heading -> the names of its options, separated by spaces. examples: as in
+    `Description`.
     """
-    listed = {heading: tuple(names.split()) for heading, names in sections.items()}
+    options = {heading: tuple(names.split()) for heading, names in sections.items()}
 
     def decorate(function: Function) -> Function:
-        setattr(function, ATTRIBUTE, Description(listed, tuple(examples)))
+        setattr(function, ATTRIBUTE, Description(options, tuple(examples)))
         return function
 
     return decorate
 
 
 def description_of(function: Callable[..., Any]) -> Description:
-    """What `described` said of a command's function; empty where it is not decorated."""
+    """The `Description` that `described` gave to a command's function; an empty one for a function
+    that is not decorated."""
     description: Description = getattr(function, ATTRIBUTE, Description())
     return description
 
 
 class Page(TyperCommand):
-    """A command whose help has its options in sections and ends with examples, where its function
-    is `described`."""
+    """A command whose help divides its options into the sections of its description, and ends with
+    the description's examples."""
 
-    description = Description()
+    description = Description()  # replaced where the command's function is `described`
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments, then each section of options; `Options` are those of no section."""
+        """Write the arguments, the sections of options, and the section `Options` with the options
+        that the description does not list."""
         headings = ["Arguments", *self.description.sections, "Options"]
+        # heading -> (position, help record of the parameter)
         rows: dict[str, list[tuple[int, Any]]] = {heading: [] for heading in headings}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -74,13 +78,14 @@ class Page(TyperCommand):
             else:
                 heading, position = self.description.place(parameter.opts) or ("Options", 0)
             rows[heading].append((position, record))
-        for heading, found in rows.items():
-            if found:
+        for heading, entries in rows.items():
+            if entries:
                 with formatter.section(heading):
-                    formatter.write_dl([record for _, record in sorted(found, key=first)])
+                    formatter.write_dl([record for _, record in sorted(entries, key=by_position)])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples: a comment, then the command, continued where it is long."""
+        """Write each example: its purpose as a comment, then its command, a long one on several
+        lines."""
         if not self.description.examples:
             return
         with formatter.section("Examples"):

@@ -1,4 +1,5 @@
-"""`hetplan instances`: the packaged library, instance files, their schemas and models."""
+"""The commands `hetplan instances`: they list, show, generate, check, update and export instances,
+and print the schemas of hetplan's files."""
 
 import os
 from collections.abc import Iterator
@@ -110,7 +111,7 @@ def show_list(
 
 
 def summary(entry: Entry) -> dict[str, Any]:
-    """One row of the list; what is not known is None."""
+    """The row of a packaged instance in the list, as JSON types; None: unknown."""
     best = entry.best_known()
     row: dict[str, Any] = {"problem": entry.problem, "name": entry.name}
     for key in ("objective", "bound", "gap", "status", "found_by", "proved_by"):
@@ -129,33 +130,33 @@ def show(
 ) -> int:
     """Show an instance: origin, size and best-known objective; with --json, the document itself."""
     entry = find(instance)
-    known = entry.best_known() if entry is not None else None
+    record = entry.best_known() if entry is not None else None
     if best:
-        if known is None:
+        if record is None:
             raise InputError("no best-known record", got=instance)
-        print_json(known.model_dump(mode="json"))
+        print_json(record.model_dump(mode="json"))
         return 0
     opened = open_instance(instance)
     document = opened.document()
     rows = [("problem", f"{opened.problem}: {opened.family.title}"), ("origin", opened.origin)]
     rows += [(key, size_text(value)) for key, value in document["data"].items()]
-    if known is not None:
-        proved = f", bound {number_text(known.bound, 8)} by {known.proved_by}"
-        rows.append(
-            (
-                "best known",
-                f"{number_text(known.objective, 8)} by {known.found_by}"
-                + (proved if known.proved_by else ", no bound"),
-            )
-        )
+    if record is not None:
+        bound = "no bound"
+        if record.proved_by:
+            bound = f"bound {number_text(record.bound, 8)} by {record.proved_by}"
+        objective = f"{number_text(record.objective, 8)} by {record.found_by}"
+        rows.append(("best known", f"{objective}, {bound}"))
     return emit(document, [Table(opened.name, ("", ""), tuple(rows))], json=json)
 
 
 def size_text(value: Any) -> str:
-    """A value of the data, or how large it is."""
+    """A value of an instance's data as text: the length of a list, the keys of a dictionary, or the
+    value."""
     if isinstance(value, list):
         return f"{len(value)} entries"
-    return f"{', '.join(value)}" if isinstance(value, dict) else str(value)
+    if isinstance(value, dict):
+        return ", ".join(value)
+    return str(value)
 
 
 def generate(
@@ -191,8 +192,8 @@ def validate(
     rows: list[dict[str, Any]] = []
     for path in files:
         try:
-            posed = load_instance(path)
-            row = {"valid": True, "problem": posed.problem, "name": posed.name}
+            opened = load_instance(path)
+            row = {"valid": True, "problem": opened.problem, "name": opened.name}
         except InputError as error:
             row = {"valid": False, "error": str(error)}
             note(f"error: {error}")
@@ -230,17 +231,17 @@ def update(
     is believed.
 
     Objectives only go down. Bounds only go up, come from exact methods alone, and never above a
-    decision that holds.
-    Exit code 1 when something is refused; what is good of the rest is written nevertheless.
+    decision that holds. Exit code 1 when something is refused; what is good of the rest is written
+    nevertheless.
     """
-    looked_at = list(changes(shelf(folder), findings(sources)))
-    for change in looked_at:
+    all_changes = list(changes(shelf(folder), findings(sources)))
+    for change in all_changes:
         if change.news and not dry_run:
             write(change)
-    refused = [line for change in looked_at for line in change.refused]
+    refused = [line for change in all_changes for line in change.refused]
     emit(
-        {"instances": [change.document() for change in looked_at], "refused": refused},
-        [change_table(looked_at, dry_run)],
+        {"instances": [change.document() for change in all_changes], "refused": refused},
+        [change_table(all_changes, dry_run)],
         json=json,
     )
     note(*(f"refused: {line}" for line in refused))
@@ -248,7 +249,8 @@ def update(
 
 
 def findings(given: list[str]) -> Iterator[Finding]:
-    """What the sources say, in order; raises InputError."""
+    """The findings of all sources, in order: files of answers, `-` for standard input, and folders
+    of studies. Raises InputError."""
     for argument in given:
         if os.path.isdir(argument):
             yield from findings_of_rows(read_rows(Path(argument)), argument)
@@ -258,14 +260,14 @@ def findings(given: list[str]) -> Iterator[Finding]:
 
 
 def at_most(size: int | None, largest: int) -> bool:
-    """Whether a size is known and not larger."""
+    """Whether a size is known and not larger than `largest`."""
     return size is not None and size <= largest
 
 
-def change_table(looked_at: list[Change], dry_run: bool) -> Table:
-    """The records that change, and how many stay."""
-    changed = []
-    for change in looked_at:
+def change_table(all_changes: list[Change], dry_run: bool) -> Table:
+    """The table of the records that change; its title also counts the records that stay."""
+    changed = []  # (entry, old objective, old bound, new record)
+    for change in all_changes:
         if not change.news or change.after is None:
             continue
         objective = bound = None
@@ -274,7 +276,7 @@ def change_table(looked_at: list[Change], dry_run: bool) -> Table:
         changed.append((change.entry, objective, bound, change.after))
     word = "would change" if dry_run else "changed"
     return Table.of(
-        f"{len(changed)} of {len(looked_at)} records {word}",
+        f"{len(changed)} of {len(all_changes)} records {word}",
         changed,
         [
             Column("instance", lambda row: f"{row[0].problem}/{row[0].name}"),
@@ -315,18 +317,23 @@ def export_model(
     files; an infeasible one has nothing better.
     """
     method = method_of(output)
-    posed = open_instance(instance)
+    opened = open_instance(instance)
     models: list[Any] = []
-    outcome = posed.family.method(method).load()(posed.data, Run(Options(), tap=models.append))
+    outcome = opened.family.method(method).load()(opened.data, Run(Options(), tap=models.append))
     require(
         models,
         f"has no model to export: {outcome.message or f'{method} answers it without a model'}",
-        where=posed.name,
+        where=opened.name,
     )
     exported = write_models(models, output)
+    notes = []
+    if len(exported) > 1:
+        notes.append(CONFIGURATIONS)
     error = max(model.totals.error for model in models if model.totals)
+    if method == "cp-sat":
+        notes.append(f"{ROUNDED} {error:.0e} of it")
     table = Table.of(
-        f"{posed.name}: models of {method}",
+        f"{opened.name}: models of {method}",
         exported,
         [
             Column("file", lambda model: model.file),
@@ -341,14 +348,11 @@ def export_model(
             ),
             Column("plus seconds", lambda model: model.offset, number_text, right=True),
         ],
-        [
-            *([CONFIGURATIONS] if len(exported) > 1 else []),
-            *([f"{ROUNDED} {error:.0e} of it"] if method == "cp-sat" else []),
-        ],
+        notes,
     )
     return emit(
         {
-            "instance": posed.name,
+            "instance": opened.name,
             "method": method,
             "models": [asdict(model) for model in exported],
         },
@@ -358,7 +362,8 @@ def export_model(
 
 
 Kind = Literal["instance", "decision", "plan", "cluster", "profile", "model", "job"]
-# Kind -> the pydantic model of its file.
+# A kind of file -> the pydantic model of its content. The models of an instance and of a decision
+# depend on the problem.
 MODELS = {
     "plan": "hetplan.plans.plan:Plan",
     "cluster": "hetplan.profiling.hardware.cluster:ClusterFile",

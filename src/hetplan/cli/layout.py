@@ -53,11 +53,11 @@ def layout(
 
     Prints Megatron-LM's --pipeline-model-parallel-layout, and torchtitan's module lists.
     """
-    trained, offer = load_model(model, sequence=sequence, precision=precision), offer_of(device, 1)
+    trained = load_model(model, sequence=sequence, precision=precision)
+    offer = offer_of(device, 1)
     names = [layer.name for layer in trained.layers]
-    require_option(
-        (names[0], names[-1]) == ("embedding", "head"), "--model", model, "a language model"
-    )
+    is_language_model = names[0] == "embedding" and names[-1] == "head"
+    require_option(is_language_model, "--model", model, "a language model")
     require_option(trained.tensor_degree_fits(tensor), "--tensor", tensor, "a divisor of the heads")
     (table,) = predict(
         trained,
@@ -66,8 +66,12 @@ def layout(
         tensor_degrees=[tensor],
     ).tables
     best = balanced(table.layer_seconds(), pipeline, virtual, mtp)
-    slowest, titan = max(best.seconds), best.torchtitan()
-    loads = [sum(best.seconds[rank::pipeline]) for rank in range(pipeline)]
+    titan = best.torchtitan()
+    slowest = max(best.seconds)
+    # Virtual stage k is on pipeline rank k mod P.
+    rank_seconds = [sum(best.seconds[rank::pipeline]) for rank in range(pipeline)]
+    mean_stage = sum(rank_seconds) / len(best.seconds)
+    mean_rank = sum(rank_seconds) / pipeline
     document = {
         "model": trained.name,
         "pipeline": pipeline,
@@ -76,17 +80,17 @@ def layout(
         "module_fqns_per_model_part": titan,
         "stage_seconds": list(best.seconds),
         "slowest_seconds": slowest,
-        "rank_seconds": loads,
+        "rank_seconds": rank_seconds,
     }
     notes = [
         f"--pipeline-model-parallel-layout {best.megatron()!r}",
         f"proven: no cut has a slowest stage below {seconds_text(slowest)}; the mean is "
-        f"{percent_text(sum(loads) / len(best.seconds) / slowest)} of it",
-        f"slowest rank {seconds_text(max(loads))} a micro-batch, the mean "
-        f"{seconds_text(sum(loads) / pipeline)}",
+        f"{percent_text(mean_stage / slowest)} of it",
+        f"slowest rank {seconds_text(max(rank_seconds))} a micro-batch, the mean "
+        f"{seconds_text(mean_rank)}",
     ]
     notes += trained.notes
-    columns: list[Column[int]] = [
+    columns: list[Column[int]] = [  # of the virtual stage k
         Column("virtual stage", lambda k: k, right=True),
         Column("rank", lambda k: k % pipeline, right=True),
         Column("units", lambda k: "".join(best.stages[k]) or "-"),

@@ -1,5 +1,5 @@
-"""The entry `hetplan`: its commands by name, and the one place where errors become a line and an
-exit code.
+"""The command line `hetplan`: its tree of commands, and the one place where an error becomes a line
+on stderr and an exit code.
 
 Exit codes: 0 success; 1 a result is infeasible or unknown, or a check failed; 2 a file, an option
 or standard output cannot be used; 3 a bug in hetplan; 130 aborted from the keyboard; 141 the reader
@@ -22,7 +22,7 @@ from hetplan.errors import HetplanError, debugging, one_line
 
 BROKEN_PIPE, ABORTED, USAGE, BUG = 141, 130, 2, 3
 
-# typer's exception for what a user got wrong has no public name; its subclass has.
+# typer's exception for a user's mistake. It has no public name, but its subclass BadParameter has.
 _USAGE_ERROR = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
@@ -34,15 +34,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_program(whole: Group, name: str, arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code and prints at most one line for any error.
 
-    whole: its commands. name: what its usage line calls it. arguments: None stands for those of the
-    process.
+    whole: the group of all commands. name: the program's name in usage lines. arguments: None
+    stands for the arguments of the process.
     """
     open_streams()
     with warnings.catch_warnings():
-        if not (sys.warnoptions or debugging()):  # those of libraries are for developers
+        if not (sys.warnoptions or debugging()):  # warnings of libraries are for developers
             warnings.simplefilter("ignore")
         code = guarded(whole, name, arguments)
-    if arguments is None and sys.modules.keys() & {"hetplan.solvers.native", "torch.distributed"}:
+    may_have_threads = sys.modules.keys() & {"hetplan.solvers.native", "torch.distributed"}
+    if arguments is None and may_have_threads:
         from hetplan.solvers.native import end_process
 
         end_process(code)
@@ -50,11 +51,11 @@ def run_program(whole: Group, name: str, arguments: Sequence[str] | None = None)
 
 
 def guarded(whole: Group, name: str, arguments: Sequence[str] | None) -> int:
-    """Run a command line with every way out of it mapped to an exit code."""
+    """Run a command line and map its result, or whatever it raises, to an exit code."""
     try:
         returned = whole.main(arguments, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
-    # typer's way out of shell completion, and out of a pipe that nobody reads
+    # typer raises it after shell completion, and when nobody reads the pipe of the output
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):
             return BROKEN_PIPE
@@ -78,32 +79,36 @@ def guarded(whole: Group, name: str, arguments: Sequence[str] | None) -> int:
             BUG,
             error,
         )
-    if returned == ABORTED:  # what typer makes of KeyboardInterrupt, in silence
+    if returned == ABORTED:  # typer returns it for KeyboardInterrupt and prints nothing
         return complain("aborted", ABORTED)
     return returned if isinstance(returned, int) else 0
 
 
-# The beginning of what typer calls a number -> what people call it.
+# The first three letters of typer's word for a number -> the words of hetplan's messages.
 NUMBERS = {"int": "a whole number, all its digits written out", "num": "a number"}
 
 
 def usage_text(error: Exception) -> str:
-    """What typer says of a wrong option or argument, as one sentence."""
+    """typer's message about a wrong option or argument, as one sentence in hetplan's form."""
     format_message = getattr(error, "format_message", error.__str__)
     text = one_line(str(format_message())).replace(": Value error, ", ": ").removesuffix(".")
     begin, _, kind = text.partition(": Input should be a valid ")
-    text = f"{begin}: expected {NUMBERS.get(kind[:3], 'a ' + kind)}" if kind else text
+    if kind:
+        expected = NUMBERS.get(kind[:3], f"a {kind}")
+        text = f"{begin}: expected {expected}"
     return f"{text[:1].lower()}{text[1:]}"
 
 
 def complain(text: str, code: int, error: BaseException | None = None) -> int:
-    """One line on stderr (and the traceback where HETPLAN_DEBUG is set); returns `code`."""
+    """Print an error as one line on stderr, and its traceback where HETPLAN_DEBUG is set. Returns
+    `code`."""
     if error is not None and debugging():
         traceback.print_exception(error)
     note(f"error: {text}")
     return code
 
 
+# Name -> command or group of commands; functions are named relative to `hetplan.cli`.
 TREE: Mapping[str, CommandEntry | GroupEntry] = {
     "plan": GroupEntry(
         "Plan the training of a model on a cluster.",
@@ -213,14 +218,14 @@ TREE: Mapping[str, CommandEntry | GroupEntry] = {
         default="run",
     ),
     "doctor": CommandEntry("doctor:doctor", "Report versions, solvers, cores, memory and GPUs."),
-    # Programs of others ask for it by this name.
+    # Not listed in the help: other programs call `instances schema` by this name.
     "schema": CommandEntry("instances:schema"),
 }
 
 
 @functools.cache
 def program() -> Group:
-    """The whole command line."""
+    """The group of all commands, with the program's options."""
     whole = Group(
         "hetplan",
         "Plan the training of one model on mixed GPUs, with a proven bound on every plan.",
@@ -233,7 +238,7 @@ def program() -> Group:
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and stop."""
+    """The callback of `--version`: print the version and stop."""
     if wanted:
         typer.echo(f"hetplan {__version__}")
         raise typer.Exit()
@@ -245,4 +250,4 @@ def program_options(
         typer.Option("--version", callback=show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """The program's own options; typer adds those of completion."""
+    """Declares the options of the program itself; typer adds those of shell completion."""

@@ -1,9 +1,10 @@
-"""Options that several commands share, how their values are read, what the shell offers for them,
-and what stands behind an argument: a file, standard input (`-`), or a name in the packaged library.
+"""Options that several commands share: their declarations, the parsing of their values, and their
+shell completion. The functions at the end open the object that an argument stands for: a file,
+standard input (`-`), or a name in the packaged library.
 
-A shell asks at every press of a key, so nothing heavy is read to answer it. Completers take what is
-typed so far (and the context, where what stands before matters) and return whole words. Where none
-begins so, the shell falls back on file names.
+A shell asks for completions while the user types, so completers read nothing heavy. A completer
+takes the incomplete word (and typer's context, where earlier arguments matter) and returns whole
+words. Where it returns none, the shell completes file names.
 """
 
 import contextlib
@@ -34,12 +35,14 @@ from hetplan.solvers.registry import load
 from hetplan.solvers.run import NativeValue, Options
 from hetplan.studies.rows import digest, subjects
 
-LARGEST = 10_000  # of micro-batches and degrees: beyond any device and any node
+LARGEST = 10_000  # most micro-batches or ranks that an option may name, beyond any machine
 
 
 def usable_target(path: Path | None) -> Path | None:
-    """The path; raises InputError for a file that cannot be written, before hours are spent on what
-    should go into it."""
+    """The callback of an option that names a file to write: returns the path unchanged.
+
+    Raises InputError where the file cannot be written, before the command does its long work.
+    """
     if path is not None:
         check_target(path)
     return path
@@ -51,19 +54,18 @@ def target(*names: str, help: str, metavar: str = "FILE") -> Any:
 
 
 def number(*names: str, least: float, most: float, help: str, metavar: str = "N") -> Any:
-    """An option that is a number between two others; not a number is refused as well."""
+    """An option whose value is a number from `least` to `most`; NaN is refused as well."""
 
     def check(value: float | None) -> float | None:
-        require_option(
-            value is None or least <= value <= most, names[0], value, f"{least:g} to {most:g}"
-        )
+        in_range = value is None or least <= value <= most
+        require_option(in_range, names[0], value, f"{least:g} to {most:g}")
         return value
 
     return typer.Option(*names, metavar=metavar, help=help, callback=check)
 
 
-# What is offered -> where its names stand: "module:attribute", an iterable or a function that
-# returns one.
+# A set of completions -> "module:attribute" with its names: an iterable, or a function that returns
+# one.
 OFFERED: Mapping[str, str] = {
     "problems": "hetplan.formulations:FAMILIES",
     "models": "hetplan.profiling.models.zoo:BUILT_IN",
@@ -81,39 +83,47 @@ OFFERED: Mapping[str, str] = {
 
 
 def beginning(names: Iterable[str], incomplete: str, *, many: bool) -> list[str]:
-    """The names that begin as typed; of a comma-separated list its last part, without the names
-    that the list has already."""
-    before, comma, last = incomplete.rpartition(",") if many else ("", "", incomplete)
+    """The completions of an incomplete word.
+
+    many: the word is a list of names, separated by commas. Then the last name is completed by those
+    that the list does not have yet.
+    """
+    if not many:
+        return [name for name in names if name.startswith(incomplete)]
+    before, comma, last = incomplete.rpartition(",")
     listed = before.split(",")
     others = [name for name in names if name not in listed]
     return [f"{before}{comma}{name}" for name in others if name.startswith(last)]
 
 
 def offer(what: str, *, ending: str = "", many: bool = False) -> Callable[[str], list[str]]:
-    """A completer of the names that OFFERED lists under `what`. ending: follows each name. many:
-    whether the option takes a list of them."""
+    """A completer of the names in the set `what` of OFFERED.
+
+    ending: a text that follows each name. many: whether the option takes a list of names.
+    """
 
     def complete(incomplete: str) -> list[str]:
-        names = load(OFFERED[what])
-        whole = (f"{name}{ending}" for name in (names() if callable(names) else names))
-        return beginning(whole, incomplete, many=many)
+        source = load(OFFERED[what])
+        names = source() if callable(source) else source
+        return beginning((f"{name}{ending}" for name in names), incomplete, many=many)
 
     return complete
 
 
 def instance_names() -> list[str]:
-    """Names of the packaged instances."""
+    """The names of the packaged instances."""
     return [entry.name for entry in library()]
 
 
 def set_names() -> list[str]:
-    """Sets, problems and packaged instances."""
+    """The names of the packaged sets, of the problems and of the packaged instances."""
     return [*SETS, *FAMILIES, *instance_names()]
 
 
 def offer_methods(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Methods of the named packaged instance's problem; of every problem for other instances."""
-    # An option that still lacks its value keeps the arguments before it from being assigned.
+    """A completer of methods. It offers the methods of the first instance's problem, or of every
+    problem where the command line names no packaged instance."""
+    # While an option lacks its value, typer leaves the arguments before it in `ctx.args`.
     unassigned = [word for word in ctx.args if not word.startswith("-")]
     instances = [*(ctx.params.get("instances") or ()), *unassigned]
     entry = find(str(instances[0])) if instances else None
@@ -123,7 +133,10 @@ def offer_methods(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def offered(what: str, *names: str, metavar: str, help: str, **more: Any) -> Any:
-    """An option whose values the shell completes. more: what `offer` takes beside."""
+    """An option whose values the shell completes from the set `what` of OFFERED.
+
+    more: further arguments of `offer`.
+    """
     return typer.Option(*names, metavar=metavar, help=help, autocompletion=offer(what, **more))
 
 
@@ -319,12 +332,13 @@ PyomoOption = Annotated[
 
 
 def require_option(holds: bool, option: str, got: object, expected: str) -> None:
-    """Raise InputError for an option whose value is not usable."""
+    """Raise InputError for an option whose value does not satisfy the condition `holds`."""
     require(holds, "not usable", where=option, got=got, expected=expected)
 
 
 def make_options(**values: Any) -> Options:
-    """`Options` from the command line's; None keeps the default. Raises InputError."""
+    """A solver run's `Options` from the values of the command line; None keeps the default. Raises
+    InputError."""
     entries = {name: value for name, value in values.items() if value is not None}
     if "native" in entries:
         entries["native"] = parse_dotted(entries["native"], "--native", "BACKEND.NAME=VALUE")
@@ -332,8 +346,10 @@ def make_options(**values: Any) -> Options:
 
 
 def parse_dotted(texts: Sequence[str], option: str, form: str) -> dict[str, dict[str, NativeValue]]:
-    """`["owner.name=value"]` as {"owner": {"name": value}}; raises InputError naming `option` and
-    its `form`."""
+    """`["owner.name=value"]` as {"owner": {"name": value}}.
+
+    option, form: the option and its expected form, for the InputError that a wrong text raises.
+    """
     parsed: dict[str, dict[str, NativeValue]] = {}
     for text in texts:
         left, equals, value = text.partition("=")
@@ -346,8 +362,8 @@ def parse_dotted(texts: Sequence[str], option: str, form: str) -> dict[str, dict
 
 
 def native_value(text: str) -> NativeValue:
-    """The value as a boolean (true, false), a whole number, a finite number, or text, in this
-    order."""
+    """The value of an option's text: a boolean for true or false, else a whole number, else a
+    finite number, else the text itself."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for convert in (int, float):
@@ -366,29 +382,32 @@ def split_list(values: Sequence[str]) -> list[str]:
 def whole_numbers(
     texts: Sequence[str], option: str, least: int = 1, most: int = LARGEST
 ) -> tuple[int, ...]:
-    """`["1,2", "4-6"]` as (1, 2, 4, 5, 6), each once, ascending; raises InputError."""
+    """The whole numbers that an option's texts list: `["1,2", "4-6"]` as (1, 2, 4, 5, 6), each
+    once, ascending. Raises InputError."""
     numbers: set[int] = set()
     for text in split_list(texts):
-        ends = [int(end) if end.isdecimal() and len(end) < 9 else -1 for end in text.split("-")]
+        ends = text.split("-")
+        usable = len(ends) <= 2 and all(end.isdecimal() and len(end) < 9 for end in ends)
+        first, last = (int(ends[0]), int(ends[-1])) if usable else (0, -1)
         require_option(
-            len(ends) <= 2 and least <= ends[0] <= ends[-1] <= most,
+            usable and least <= first <= last <= most,
             option,
             text,
             f"whole numbers from {least} to {most}, as 1,2 or 1-8",
         )
-        numbers.update(range(ends[0], ends[-1] + 1))
+        numbers.update(range(first, last + 1))
     require(numbers, "no number given", where=option)
     return tuple(sorted(numbers))
 
 
 def switch(text: str, option: str) -> bool:
-    """`true` or `false`; raises InputError."""
+    """The truth value of the text `true` or `false`. Raises InputError for any other text."""
     require_option(text.lower() in ("true", "false"), option, text, "true or false")
     return text.lower() == "true"
 
 
 def read_document(argument: str) -> tuple[Any, str]:
-    """Parsed JSON of a file or of standard input, and the name to use in errors; raises
+    """(the parsed JSON of a file or of standard input, its name for error messages). Raises
     InputError."""
     if argument != "-":
         return read_json(argument), argument
@@ -415,19 +434,23 @@ def open_instance(argument: str) -> Instance:
 
 
 def open_instances(arguments: Sequence[str]) -> list[Instance]:
-    """Each instance once: files, standard input, folders, names, patterns, problems and sets of the
-    library. Raises InputError."""
-    opened: dict[str, Instance] = {}
+    """All instances that the arguments stand for, each once.
+
+    An argument is a file, standard input, a folder, or a name, a pattern, a problem or a set of the
+    library. Raises InputError.
+    """
+    opened: dict[str, Instance] = {}  # by digest, so that each comes once
     for argument in arguments:
-        file = argument == "-" or Path(argument).suffix in (".json", ".gz")
-        several = os.path.isdir(argument) or not (file or os.path.exists(argument))
-        every = (
-            [one for _, one, _ in subjects([argument])] if several else [open_instance(argument)]
-        )
-        opened.update((digest(one), one) for one in every)
+        is_file_name = argument == "-" or Path(argument).suffix in (".json", ".gz")
+        is_one_file = is_file_name or os.path.exists(argument)
+        if os.path.isdir(argument) or not is_one_file:
+            instances = [instance for _, instance, _ in subjects([argument])]
+        else:
+            instances = [open_instance(argument)]
+        opened.update((digest(instance), instance) for instance in instances)
     return list(opened.values())
 
 
 def open_cluster(argument: str) -> Cluster:
-    """A cluster file, or one of the examples by name; raises InputError."""
+    """The cluster of a cluster file, or of an example's name. Raises InputError."""
     return clusters.open_cluster(argument, "neither a file nor an example cluster:")

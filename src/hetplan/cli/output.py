@@ -1,9 +1,12 @@
-"""Standard streams as a shell may leave them: JSON or tables on stdout, all else on stderr; and
-long work on a thread of its own, so that the keyboard can stop it and somebody may watch.
+"""Output of commands, and the display of long work.
 
-Compiled kernels and solvers hold the thread that they run on: on the main thread Ctrl-C would wait
-for them. The first Ctrl-C sets the run's `cancel`, upon which methods return what they have; the
-second aborts."""
+Results go to stdout, as JSON or as tables; everything else goes to stderr. The streams may be
+closed, or nobody may read them.
+
+Long work runs on its own thread. Compiled kernels and solvers occupy the thread that they run on,
+so that on the main thread Ctrl-C would have to wait for them. The first Ctrl-C sets the run's
+`cancel`, and methods then return their incumbent; the second Ctrl-C aborts the program.
+"""
 
 import contextlib
 import io
@@ -12,7 +15,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -32,10 +35,9 @@ from hetplan.text import Table, number_text, percent_text, visible
 if TYPE_CHECKING:
     from hetplan.planner.candidate import Candidate
 
-# Where stdout is no terminal: what most terminals show without folding lines.
-PLAIN_WIDTH = 100
-# Between two columns; how wide a column of text is at most before it may be folded.
-GUTTER, PROSE = 2, 32
+PLAIN_WIDTH = 100  # characters of a line where stdout is no terminal
+GUTTER = 2  # characters between two columns
+PROSE = 32  # characters: a column of text that is wider may be folded
 
 
 class OutputError(HetplanError):
@@ -45,21 +47,22 @@ class OutputError(HetplanError):
 
 
 class Output(io.TextIOWrapper):
-    """Standard output whose failures say whose they are; that nobody reads stays a
-    BrokenPipeError."""
+    """Standard output that raises OutputError where it cannot be written. Where nobody reads it, it
+    raises BrokenPipeError as any pipe does."""
 
     def write(self, text: str) -> int:
-        """Like any text stream's; raises OutputError."""
+        """Write as any text stream does; raises OutputError."""
         with self._named():
             return super().write(text)
 
     def flush(self) -> None:
-        """Like any text stream's; raises OutputError."""
+        """Flush as any text stream does; raises OutputError."""
         with self._named():
             super().flush()
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
+        """Turn an operating system's error inside into an OutputError, except a broken pipe."""
         try:
             yield
         except BrokenPipeError:
@@ -69,10 +72,11 @@ class Output(io.TextIOWrapper):
 
 
 def open_streams() -> None:
-    """Open the streams that were closed, each in the direction in which using it fails.
+    """Open the standard streams that the shell closed, each so that its use fails.
 
-    Their numbers would else go to the next files opened, and what a library prints would land in a
-    plan. A closed standard error stays silent: there is nobody to tell.
+    Otherwise the next files opened would get the streams' numbers, and text that a library prints
+    would end up in a plan. Messages to a closed standard error are lost without an error. Standard
+    output becomes an `Output`.
     """
     for name, mode, direction in (
         ("stdin", "r", os.O_WRONLY),
@@ -93,7 +97,8 @@ def open_streams() -> None:
 
 
 def note(*lines: str) -> None:
-    """Lines on standard error, control characters escaped; where that fails nobody can be told."""
+    """Print lines on standard error, with control characters escaped. A stream that cannot be
+    written is ignored from then on."""
     try:
         for line in lines:
             print(f"hetplan: {one_line(line)}", file=sys.stderr, flush=True)
@@ -102,10 +107,11 @@ def note(*lines: str) -> None:
 
 
 def drop(stream: TextIO) -> None:
-    """Send what is left in a stream's buffer nowhere: flushed at exit it would fail once more."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+    """Send the rest of a stream's buffer to the null device. The flush at exit would otherwise fail
+    once more."""
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_device, stream.fileno())
+    os.close(null_device)
 
 
 def emit(
@@ -116,10 +122,10 @@ def emit(
     output: Path | None = None,
     ok: bool = True,
 ) -> int:
-    """A command's result: the document to a file, if one is named; to stdout with `json`, else the
-    tables, which are not made before they are printed where `tables` is a generator.
+    """Write a command's result and return its exit code: 0 where the result is `ok`, else 1.
 
-    Returns the command's exit code: 0 where the result is `ok`, else 1.
+    The document goes to the file `output`, if there is one. stdout gets the document with `json`,
+    else the tables. A generator of tables is only run where they are printed.
     """
     write_document(output, document)
     if json:
@@ -130,109 +136,137 @@ def emit(
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on stdout (escaped where the terminal's encoding is not UTF-8)."""
-    utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    sys.stdout.write(to_json(document) if utf8 else json_module.dumps(document, indent=1) + "\n")
+    """Print one JSON document on stdout, in ASCII where the stream's encoding is not UTF-8."""
+    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+    if encoding == "utf8":
+        sys.stdout.write(to_json(document))
+    else:
+        sys.stdout.write(json_module.dumps(document, indent=1) + "\n")
 
 
 def print_tables(tables: Iterable[Table], console: Console | None = None) -> None:
-    """Tables for people, on stdout where no console is given."""
+    """Print tables for people, with a blank line between them. console: None stands for stdout."""
     if console is None:
         width = None if sys.stdout.isatty() else PLAIN_WIDTH
         console = Console(file=sys.stdout, width=width, highlight=False)
-    for i, table in enumerate(tables):
-        if i:
+    for number, table in enumerate(tables):
+        if number > 0:
             console.print()
         if table.title:
             console.print(Text(visible(table.title), style="bold"), soft_wrap=True)
-        for columns in pieces(table, console.width) if table.header else ():
-            grid = RichTable(
-                box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(table.header)
-            )
-            grid.collapse_padding = True
-            for i in columns:
-                justify: Any = "right" if i in table.right else "left"
-                grid.add_column(Text(visible(table.header[i])), justify=justify, overflow="fold")
-            for row in table.rows:
-                grid.add_row(*(Text(visible(row[i])) for i in columns))
-            console.print(grid)
+        if table.header:
+            for columns in pieces(table, console.width):
+                console.print(rich_table(table, columns))
         for line in table.notes:
             console.print(Text(visible(line)), soft_wrap=True)
 
 
-def pieces(table: Table, width: int) -> list[list[int]]:
-    """Columns of the tables to print, one below the other: all in one where they fit into `width`.
+def rich_table(table: Table, columns: Sequence[int]) -> RichTable:
+    """Some columns of a table, as a table of the library rich."""
+    grid = RichTable(
+        box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(table.header)
+    )
+    grid.collapse_padding = True
+    for i in columns:
+        justify: Any = "right" if i in table.right else "left"
+        grid.add_column(Text(visible(table.header[i])), justify=justify, overflow="fold")
+    for row in table.rows:
+        grid.add_row(*(Text(visible(row[i])) for i in columns))
+    return grid
 
-    Else each piece begins with the first column and takes on what fits beside it; only columns that
-    are too wide even so are folded, as those of prose are.
+
+def pieces(table: Table, width: int) -> list[list[int]]:
+    """The columns of each table to print, where a table that is too wide for `width` is divided
+    into several, one below the other.
+
+    Each piece begins with the first column and takes the next columns as long as they fit. A column
+    that fits into no piece is folded, and so is a column of text wider than PROSE.
     """
-    widths = [
-        max([len(name), *(max(map(len, visible(row[i]).split("\n"))) for row in table.rows)])
-        for i, name in enumerate(table.header)
-    ]
-    widths = [
-        min(one, PROSE) if i and i not in table.right else one for i, one in enumerate(widths)
-    ]
-    columns: list[list[int]] = [[0]]
+    widths = []
+    for i in range(len(table.header)):
+        width_of_column = column_width(table, i)
+        if i > 0 and i not in table.right:
+            width_of_column = min(width_of_column, PROSE)
+        widths.append(width_of_column)
+    columns_of_pieces: list[list[int]] = [[0]]
     for i in range(1, len(widths)):
-        taken = sum(widths[j] + GUTTER for j in columns[-1])
-        if taken + widths[i] > width and len(columns[-1]) > 1:
-            columns.append([0])
-        columns[-1].append(i)
-    return columns
+        piece = columns_of_pieces[-1]
+        taken = sum(widths[j] + GUTTER for j in piece)
+        if taken + widths[i] > width and len(piece) > 1:
+            piece = [0]
+            columns_of_pieces.append(piece)
+        piece.append(i)
+    return columns_of_pieces
+
+
+def column_width(table: Table, column: int) -> int:
+    """The number of characters of a column's longest line, the heading included."""
+    width = len(table.header[column])
+    for row in table.rows:
+        lines = visible(row[column]).split("\n")
+        width = max(width, *map(len, lines))
+    return width
 
 
 def write_document(path: Path | None, document: Any) -> None:
-    """The document as a JSON file, atomically; nothing without a path."""
+    """Write the document as a JSON file, atomically; without a path, write nothing."""
     if path is not None:
         write_text(path, to_json(document))
 
 
 T = TypeVar("T")
-# Seconds: nothing is shown before QUIET; without a terminal a line at FIRST, then ever more rarely;
-# on a terminal the state is renewed every TICK.
-QUIET, FIRST, TICK = 1.0, 2.0, 0.2
-# Candidates on a terminal.
-SHOWN = 8
+QUIET = 1.0  # seconds of work before a terminal shows anything
+TICK = 0.2  # seconds between two updates on a terminal
+FIRST = 2.0  # seconds of work before the first line where stderr is no terminal
+SHOWN = 8  # the most candidates that are shown
 
 
 def progress_line(label: str, progress: Progress) -> str:
-    """`exact: 12 s, incumbent 1.234, bound 1.2, gap 2.8 %, phase`."""
-    known = {
+    """A run's state as one line: `exact: 12 s, incumbent 1.234, bound 1.2, gap 2.8 %, phase`.
+
+    Unknown figures are left out.
+    """
+    figures = {
         "incumbent": number_text(progress.incumbent),
         "bound": number_text(progress.bound),
         "gap": percent_text(progress.gap),
     }
-    parts = [f"{word} {text}" for word, text in known.items() if text != "-"]
-    note = [progress.note] if progress.note else []
-    return ", ".join([f"{label}: {progress.seconds:.0f} s", *parts, *note])
+    parts = [f"{label}: {progress.seconds:.0f} s"]
+    parts += [f"{name} {text}" for name, text in figures.items() if text != "-"]
+    if progress.note:
+        parts.append(progress.note)
+    return ", ".join(parts)
 
 
 class Display:
-    """What standard error shows of work under way: the best candidates so far, and the state.
+    """The display of work under way on stderr: the best candidates so far, and the run's state.
 
-    On a terminal both change in place and go away at the end; elsewhere lines at 2 s, 4 s, 8 s or
-    so, and as soon as there is a first candidate. `add` may be called from another thread.
+    A terminal shows them in place and clears them at the end. Elsewhere lines are printed after
+    about 2 s, 4 s, 8 s and so on, and as soon as there is a first candidate. `add` may be called
+    from another thread.
     """
 
     def __init__(self, label: str) -> None:
-        self.label, self.due = label, FIRST
+        self.label = label  # the name of the work, at the beginning of the state's line
+        self.due = FIRST  # where stderr is no terminal: seconds of work before the next lines
         self.live = Live(console=Console(file=sys.stderr), transient=True, auto_refresh=False)
-        self.candidates: list[Candidate] = []
+        self.candidates: list[Candidate] = []  # the best first
 
     def add(self, candidate: "Candidate") -> None:
-        """A candidate, replayed; those without a plan are not shown."""
+        """Add a replayed candidate to the display; one without a plan is ignored."""
         if candidate.plan is not None and candidate.predicted_seconds is not None:
-            self.due = self.due if self.candidates else FIRST
+            if not self.candidates:
+                self.due = FIRST
             self.candidates = sorted(
                 [*self.candidates, candidate],
                 key=lambda c: (not c.fits_memory, c.predicted_seconds or 0.0),
             )
 
     def update(self, progress: Progress) -> None:
-        """Show the state of things, where it is time to."""
+        """Show the candidates and the state, unless it is too early for it."""
         shown = [str(candidate) for candidate in self.candidates[:SHOWN]]
-        lines = list(map(printable, [*shown, progress_line(self.label, progress)]))
+        state = progress_line(self.label, progress)
+        lines = [printable(line) for line in [*shown, state]]
         if sys.stderr.isatty():
             if progress.seconds >= QUIET:
                 self.live.start()
@@ -242,13 +276,15 @@ class Display:
             note(*lines)
 
     def close(self) -> None:
-        """Take away what should not stay."""
+        """Clear the terminal of the display."""
         self.live.stop()
 
 
 def watched(run: Run, work: Callable[[], T], display: Display, *, quiet: bool) -> T:
-    """The value of `work()`, done on another thread while `run` is watched; raises what `work`
-    raises."""
+    """The value of `work()`, which runs on another thread while `display` shows the state of `run`.
+
+    quiet: show nothing. Raises the exception that `work` raises.
+    """
     with stopping(run.cancel):
         answer = begin(work)
         try:
@@ -262,7 +298,8 @@ def watched(run: Run, work: Callable[[], T], display: Display, *, quiet: bool) -
 
 @contextlib.contextmanager
 def stopping(wish: threading.Event) -> Iterator[None]:
-    """While inside, SIGINT sets `wish`; a second one ends the process with 130."""
+    """A context in which the first SIGINT sets `wish`, and a second one ends the process with exit
+    code 130."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return

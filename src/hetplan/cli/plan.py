@@ -1,4 +1,5 @@
-"""`hetplan plan`: one workload, all strategies; the ranking, what is proven, the winner's plan."""
+"""`hetplan plan` plans one workload by all strategies, ranks their plans, prints the best plan with
+its proof, and writes it to a file."""
 
 import subprocess
 from collections import Counter
@@ -67,12 +68,14 @@ if TYPE_CHECKING:
     from hetplan.profiling.workload import Workload
 
 
-SCREEN_WIDTH, VALUE_WIDTH = 100, 84  # columns of the answer, and of a line beside its key
+SCREEN_WIDTH = 100  # characters of a line
+VALUE_WIDTH = 84  # characters of a line beside its key in the table of the best plan
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What layers and links cost, and what training holds in memory."""
+    """The options that determine the seconds of layers and links, and the memory of the
+    training."""
 
     framework: FrameworkOption = "hetplan"
     stack: StackOption = "fused"
@@ -87,7 +90,7 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The strategies that are tried, and which of their plans wins."""
+    """The options that say which strategies are tried, and which of their plans wins."""
 
     strategies: StrategiesOption = None
     settings: Annotated[
@@ -182,8 +185,8 @@ def plan(
 ) -> int:
     """Plan the training of a model on a cluster: the fastest plan that fits, replayed, with its
     bound. Exit code 0 when a plan fits, 1 when none does (or none was found in time)."""
-    begun = CLOCK.seconds()  # loading the planner counts, too
-    # the planner's compiled kernels are not needed for completion
+    begun = CLOCK.seconds()  # the import of the planner counts as well
+    # Imported here, since shell completion does not need the planner's compiled kernels.
     from hetplan.cli.profile import named, traced_model
     from hetplan.planner.criteria import Criteria
     from hetplan.planner.ranking import make_plans
@@ -198,7 +201,7 @@ def plan(
         trained: Any = traced_model(factory, model, only(precision), None, quiet=quiet)
     else:
         trained = named(model)
-    posed, notes = make_workloads(
+    by_precision, notes = make_workloads(
         trained,
         open_cluster(cluster),
         global_batch,
@@ -209,7 +212,7 @@ def plan(
         stack=costs.stack,
         memory_margin=costs.memory_margin,
     )
-    workloads = [with_links(one, costs.links) for one in posed]
+    workloads = [with_links(workload, costs.links) for workload in by_precision]
     workload = workloads[0]
     curves = []
     if costs.measure is not None and output is not None:
@@ -240,15 +243,22 @@ def plan(
 
 
 def run_here(words: Sequence[str], *, json: bool) -> int:
-    """`hetplan run` in a process of its own: solvers and measurements leave threads, and ranks are
-    forked. json: standard output is another document's, so that it prints to standard error."""
-    done = subprocess.run(own_command("run", *words), stdout=2 if json else None, check=False)
-    return done.returncode
+    """Execute `hetplan run` and return its exit code.
+
+    It runs in a new process: solvers and measurements leave threads behind, and a process with
+    threads cannot fork ranks. json: whether this process prints a JSON document on standard output;
+    the new process then prints on standard error.
+    """
+    stdout = 2 if json else None
+    return subprocess.run(own_command("run", *words), stdout=stdout, check=False).returncode
 
 
 def chosen_strategies(choice: Choice, curves: Sequence[Path]) -> "list[Strategy]":
-    """The strategies with their settings. curves: files of measured batch curves; where there are
-    some, Poplar plans by them, and alone unless others are named."""
+    """The strategies to try, with the settings of `--set`.
+
+    curves: files of measured batch curves. Where there are some, Poplar plans by them, and it is
+    the only strategy unless the user names others.
+    """
     settings = parse_dotted(choice.settings or [], "--set", "STRATEGY.NAME=VALUE")
     names = choice.strategies
     if curves:
@@ -258,39 +268,47 @@ def chosen_strategies(choice: Choice, curves: Sequence[Path]) -> "list[Strategy]
 
 
 def measured_curves(workload: "Workload", device: str, plan: Path, *, quiet: bool) -> list[Path]:
-    """Files beside the plan's, one per device type: its batch curve, measured on this machine's
-    GPU of the type's first number, or on the CPU within the memory of the type."""
+    """Measure a batch curve for each device type; returns the files of the curves.
+
+    device: "cuda" measures on the GPU of this machine whose number is that of the type's first
+    device in the cluster; "cpu" measures on the CPU, within the type's memory. plan: the plan's
+    file, which the curves' files stand beside.
+    """
     from hetplan.runtime.measuring.batches import measure_batch_curve
 
-    types = [one.type for one in workload.cluster.devices]
+    types = [member.type for member in workload.cluster.devices]
+    on_cpu = device == "cpu"
     paths = []
-    for name, held in workload.device_bytes().items():
+    for name, usable_bytes in workload.device_bytes().items():
         curve = measure_batch_curve(
             workload.model,
-            device if device == "cpu" else f"cuda:{types.index(name)}",
-            memory=held if device == "cpu" else None,
+            device if on_cpu else f"cuda:{types.index(name)}",
+            memory=usable_bytes if on_cpu else None,
             name=name,
             devices=len(types),
             largest=min(workload.global_batch, 256),
             tell=None if quiet else note,
         )
-        in_a_file_name = name.replace("/", "-")
-        paths.append(plan.with_name(f"{plan.stem}-{in_a_file_name}.json"))
-        curve.save(paths[-1])
+        name_in_path = name.replace("/", "-")
+        path = plan.with_name(f"{plan.stem}-{name_in_path}.json")
+        curve.save(path)
+        paths.append(path)
     return paths
 
 
 def named_strategies(
     names: Sequence[str] | None, settings: "Settings | None" = None
 ) -> "list[Strategy]":
-    """The strategies of `--strategies`, all without it; raises InputError."""
+    """The strategies that `--strategies` names; all strategies where it is None. Raises
+    InputError."""
     from hetplan.planner.strategy import make_strategies
 
     return make_strategies(None if names is None else split_list(names), settings)
 
 
 def write_plan(winner: "Candidate | None", path: Path | None) -> None:
-    """The winner's plan file, where one is asked for."""
+    """Write the winner's plan to a file. Without a path, write nothing; without a winner, print a
+    note."""
     if path is None:
         return
     if winner is None or winner.plan is None:
@@ -300,15 +318,18 @@ def write_plan(winner: "Candidate | None", path: Path | None) -> None:
 
 
 def planning_tables(planning: "Planning", everything: bool) -> Iterator[Table]:
-    """The best plan, its stages, and the best plan of each paradigm; with `everything` all plans
-    instead, and why the best one takes that long."""
+    """The tables of a planning: the best plan, its stages, and the best plan of each strategy.
+
+    everything: all plans in place of each strategy's best one, and the explanation of the best
+    plan's seconds.
+    """
     workload, best, explained = planning.workload, planning.best, planning.explanation
     if everything or best is None:
         yield ranking_table(planning)
     if best is None or explained is None:
         yield no_winner(planning)
         return
-    # loaded with the simulator's kernels, which completion of this command does not need
+    # Imported here, since shell completion does not need the simulator's compiled kernels.
     from hetplan.replays.stages import stage_table
 
     yield verdict_table(planning, best, explained)
@@ -322,18 +343,18 @@ def planning_tables(planning: "Planning", everything: bool) -> Iterator[Table]:
 
 
 def verdict_table(planning: "Planning", best: "Candidate", explained: "Explanation") -> Table:
-    """The best plan in words: what it is, how long an iteration takes, what is proven, what it
-    costs and holds."""
+    """The best plan in words: its name and stages, its seconds, its proof, its speed, its devices
+    and their memory. Rows without a text are left out."""
     from hetplan.plans.words import summary
 
     workload, plan = planning.workload, best.plan
     seconds = best.predicted_seconds or 1.0
     longest = [
-        f"{what} {percent_text(spent / seconds)}"
-        for what, spent in islice(explained.critical.items(), 3)
+        f"{activity} {percent_text(spent / seconds)}"
+        for activity, spent in islice(explained.critical.items(), 3)
     ]
     lines = {
-        "best plan": best.name + (f": {summary(plan)}" if plan else ""),
+        "best plan": f"{best.name}: {summary(plan)}" if plan else best.name,
         "iteration": iteration_text(best, workload),
         "proven": proven_text(best, planning),
         "speed": speed_text(best, workload),
@@ -349,8 +370,8 @@ def verdict_table(planning: "Planning", best: "Candidate", explained: "Explanati
 
 
 def speed_text(best: "Candidate", workload: "Workload") -> str:
-    """Tokens or samples per second, the share of the devices' peak, FLOP/s and money, where they
-    are known."""
+    """The best plan's tokens or samples per second and its model FLOP/s utilization (MFU), and its
+    FLOP/s per device and its money where they are known."""
     unit = "tokens" if workload.sequence else "samples"
     parts = [
         f"{count_text(best.tokens_per_second(workload))} {unit}/s",
@@ -365,11 +386,12 @@ def speed_text(best: "Candidate", workload: "Workload") -> str:
 
 
 def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
-    """The best plan of each strategy, fastest first; a note for each strategy without a plan."""
+    """The table of the best plan of each strategy, fastest first, with a note for each strategy
+    without a plan."""
     workload = planning.workload
-    fastest: dict[str, Candidate] = {}
-    reasons: dict[str, str] = {}
-    # of a strategy's candidates the best one comes last, and replaces the others
+    fastest: dict[str, Candidate] = {}  # strategy -> its best plan that fits
+    reasons: dict[str, str] = {}  # strategy -> why it has no plan
+    # The best candidate comes first: in reversed order it replaces its strategy's other ones.
     for candidate in reversed(planning.candidates):
         name = candidate.strategy
         if name in explained.prices:
@@ -407,13 +429,13 @@ def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
 
 
 def fault_lines(planning: "Planning") -> list[str]:
-    """A line for each candidate that a fault of hetplan cost."""
+    """A line for each candidate that was lost to a fault of hetplan."""
     failed = [candidate for candidate in planning.candidates if candidate.failed]
     return [fill(f"{c.name} {c.message}", SCREEN_WIDTH) for c in failed]
 
 
 def ranking_table(planning: "Planning") -> Table:
-    """One line per candidate; reasons and notes under it."""
+    """The table of all candidates, ranked, with the messages of their solvers as notes."""
     workload = planning.workload
     columns: list[Column[Candidate]] = [
         Column("plan", lambda c: c.name),
@@ -444,9 +466,9 @@ def ranking_table(planning: "Planning") -> Table:
 
 
 def no_winner(planning: "Planning") -> Table:
-    """Why there is none: methods ended without an answer, nothing fits in memory, or all that fits
-    costs too much."""
-    prices = []
+    """The table that says why no plan wins: the methods ended without an answer, nothing fits in
+    memory, or every plan that fits costs too much."""
+    prices = []  # (dollars per million tokens, name) of each plan that fits
     for candidate in planning.candidates:
         if not candidate.fits_memory or candidate.plan is None:
             continue
@@ -477,7 +499,8 @@ def no_winner(planning: "Planning") -> Table:
 
 
 def pareto_tables(planning: "Planning") -> Iterator[Table]:
-    """The candidates that nothing beats in both time and money, where there are several."""
+    """The table of the candidates that no other candidate beats in both time and money; none where
+    there are fewer than two."""
     from hetplan.planner.criteria import pareto
 
     workload = planning.workload
@@ -501,19 +524,22 @@ def pareto_tables(planning: "Planning") -> Iterator[Table]:
 
 
 def devices_used(candidate: "Candidate") -> str:
-    """`12 V100-SXM2-16GB + 4 T4`."""
+    """The devices that a candidate's plan uses, counted by type: `12 V100-SXM2-16GB + 4 T4`."""
+    counts = Counter[str]()
     plan = candidate.plan
-    return devices_counted(
-        Counter(plan.devices[device].type for device in plan.ranks) if plan else Counter[str]()
-    )
+    if plan:
+        counts.update(plan.devices[device].type for device in plan.ranks)
+    return devices_counted(counts)
 
 
 def figures_notes(planning: "Planning") -> tuple[str, ...]:
-    """Notes on the columns, and on how far replayed seconds are from the objectives of plans."""
+    """A note on the table's columns, with the range of the ratios of replayed seconds to the plans'
+    objectives; no note where no ratio is known."""
     ratios = [c.optimism for c in planning.candidates if c.optimism is not None]
     if not ratios:
         return ()
-    times = " to ".join(dict.fromkeys(f"{end:.3g}" for end in (min(ratios), max(ratios))))
+    least, most = f"{min(ratios):.3g}", f"{max(ratios):.3g}"
+    times = least if least == most else f"{least} to {most}"
     return (
         f"iteration: replayed event by event, {times} times the plan's objective; "
         "status, objective, bound and gap are of each strategy's own problem",
@@ -521,10 +547,10 @@ def figures_notes(planning: "Planning") -> tuple[str, ...]:
 
 
 def workload_title(workload: "Workload", precisions: Sequence[str] = ()) -> str:
-    """`gpt2-medium (406 M parameters) on amp-mixed (12 V100 + 4 T4), batch 32 x 1024 tokens, fp16
-    …`.
+    """The workload in a line: `gpt2-medium (406 M parameters) on amp-mixed (12 V100 + 4 T4), batch
+    32 x 1024 tokens, fp16 …`.
 
-    precisions: all that were planned, where the workload's is but one of them.
+    precisions: all precisions that were planned; empty: the workload's alone.
     """
     planned = " or ".join(precisions or (workload.precision,))
     devices = devices_counted(workload.cluster.counts())
@@ -538,8 +564,8 @@ def workload_title(workload: "Workload", precisions: Sequence[str] = ()) -> str:
 
 
 def relative_text(candidate: "Candidate", best: "Candidate | None") -> str:
-    """How much longer an iteration takes than the winner's: `+65.2 %`; nothing for what does not
-    fit."""
+    """How much longer a candidate's iteration takes than the winner's, as `+65.2 %`; an empty text
+    for the winner, and where that is unknown or the candidate does not fit."""
     from hetplan.planner.explain import longer
 
     more = None if best is None or candidate is best else longer(candidate, best)
@@ -547,7 +573,8 @@ def relative_text(candidate: "Candidate", best: "Candidate | None") -> str:
 
 
 def memory_text(candidate: "Candidate", workload: "Workload") -> str:
-    """What the device with the largest share of its memory in use holds, of what it can use."""
+    """The memory in use on the device with the largest share of its usable memory in use, as
+    `3.59 / 14.5 GiB`, with `!` where the plan does not fit."""
     if candidate.peak_bytes is None:
         return "-"
     usable = workload.device_bytes()
@@ -555,12 +582,16 @@ def memory_text(candidate: "Candidate", workload: "Workload") -> str:
         (peak, usable[device.type])
         for peak, device in zip(candidate.peak_bytes, workload.cluster.devices, strict=True)
     ]
-    text = share_text(*max(shares, key=lambda share: share[0] / max(share[1], 1.0)))
+    peak_of_fullest, usable_of_fullest = max(
+        shares, key=lambda share: share[0] / max(share[1], 1.0)
+    )
+    text = share_text(peak_of_fullest, usable_of_fullest)
     return text if candidate.fits_memory else f"{text} !"
 
 
 def needs(workload: "Workload") -> str:
-    """What the model's states alone take, beside what there is."""
+    """The bytes of the model's weights, gradients and optimizer states, beside the memory of all
+    devices together."""
     usable = workload.device_bytes()
     total = sum(usable[name] * count for name, count in workload.cluster.counts().items())
     return (
@@ -571,7 +602,8 @@ def needs(workload: "Workload") -> str:
 
 
 def iteration_text(best: "Candidate", workload: "Workload") -> str:
-    """What an iteration takes, and between which seconds it lies."""
+    """The seconds of the best plan's iteration, and the interval that the predicted operators'
+    error allows, where it is known."""
     text = f"{seconds_text(best.predicted_seconds)}, {'replayed' if best.replay else 'measured'}"
     ends = best.interval_seconds(workload)
     if ends is None:
@@ -581,9 +613,11 @@ def iteration_text(best: "Candidate", workload: "Workload") -> str:
 
 
 def proven_text(best: "Candidate", planning: "Planning") -> str:
-    """The proof for all plans, and for the objective of the best one's problem, in words."""
-    seconds, bound = best.predicted_seconds, planning.bound
-    gap, plans = relative_gap(seconds, bound), "plan of stages"
+    """The proof in words: how much faster any plan could be when replayed, and whether the best
+    plan is optimal for its strategy's objective."""
+    bound = planning.bound
+    gap = relative_gap(best.predicted_seconds, bound)
+    plans = "plan of stages"
     if planning.computing_alone:
         plans += ", with context and expert ranks or without,"
     if gap is None:
@@ -599,7 +633,8 @@ def proven_text(best: "Candidate", planning: "Planning") -> str:
 
 
 def idle_text(best: "Candidate", planning: "Planning") -> str:
-    """How many devices the best plan leaves idle, and what the best plan on all of them takes."""
+    """The number of devices that the best plan leaves idle, and the seconds of the best plan on all
+    devices; an empty text where none is idle."""
     devices = len(planning.workload.cluster.devices)
     idle = devices - len(best.plan.ranks if best.plan else ())
     if idle == 0:
@@ -614,14 +649,15 @@ def idle_text(best: "Candidate", planning: "Planning") -> str:
 
 
 def free_text(candidate: "Candidate", workload: "Workload") -> str:
-    """By device type in use, what the fullest device leaves free of what training can use."""
+    """For each device type in use, the memory that its fullest device leaves free, of the memory
+    that training can use."""
     if candidate.peak_bytes is None:
         return ""
     used = range(len(candidate.peak_bytes)) if candidate.plan is None else candidate.plan.ranks
-    peaks: dict[str, float] = {}  # of the fullest device of each type
+    peaks: dict[str, float] = {}  # device type -> peak bytes of its fullest device
     for device in used:
-        kind, peak = workload.cluster.devices[device].type, candidate.peak_bytes[device]
-        peaks[kind] = max(peak, peaks.get(kind, 0.0))
+        kind = workload.cluster.devices[device].type
+        peaks[kind] = max(candidate.peak_bytes[device], peaks.get(kind, 0.0))
     parts = [
         f"{bytes_text(limit - peaks[kind])} of {bytes_text(limit)} on {kind}"
         for kind, limit in workload.device_bytes().items()

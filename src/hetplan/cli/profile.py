@@ -165,8 +165,8 @@ def traced_model(
 ) -> Model:
     """The model traced from the module that a factory makes.
 
-    name: the model's name, default the factory's. output: where to write the traced model, None:
-    nowhere. quiet: whether to leave out the note of what was traced.
+    name: the model's name; None: the factory's name. output: the file to which to write the traced
+    model; None: no file. quiet: write no note on stderr.
     """
     required_torch("tracing modules")
     from hetplan.runtime.engine.models import from_factory
@@ -189,8 +189,8 @@ def traced_model(
 
 
 def learned_of(files: Sequence[Path], cluster: Cluster, precision: str) -> dict[str, Learned]:
-    """Device type of the cluster -> its learned efficiency: from one of the files, or else from the
-    data that come with hetplan. Types with neither are left out.
+    """Device type of the cluster -> its learned efficiency, from one of the files or else from the
+    data that come with hetplan. Device types without either are left out.
 
     Raises InputError for a file of another precision and for two files of one device type.
     """
@@ -235,12 +235,12 @@ def tensor_degrees(texts: Sequence[str], model: Model) -> tuple[int, ...]:
 
 def profile_table(profile: Profile, model: Model) -> Table:
     """A table of the whole model's forward and backward seconds per micro-batch, with samples per
-    second; for a predicted profile its notes say where each device type's rates come from."""
+    second. For a predicted profile, notes name the source of each device type's rates."""
     tokens = "" if profile.sequence is None else f", {profile.sequence} tokens per sample"
     provenance = profile.provenance
     notes = ["whole model on one tensor group, without all-reduces between its devices"]
     if provenance.kind == "predicted":
-        # source of a device type's rates -> device types
+        # the source of rates -> the device types whose rates come from it
         sources = {"rescaled by its own operators": list(provenance.learned)}
         for name in profile.devices():
             if name in provenance.learned:
@@ -281,7 +281,7 @@ def passes_table(title: str, profile: Profile, notes: Sequence[str] = ()) -> Tab
 
 
 def rate_text(samples: int, seconds: float) -> str:
-    """The text of samples per second; that of an unknown number where `seconds` is 0."""
+    """Samples per second as text; `-` where `seconds` is 0."""
     return number_text(samples / seconds if seconds > 0 else None, 4)
 
 
@@ -348,8 +348,8 @@ def import_(
 
 
 def summary(imported: Imported, path: Path | None) -> Table:
-    """A table of an imported file: the tables of a profile, or the entries of a model or cluster.
-    path: where it was written."""
+    """A table of an imported document: one row for each table of a profile, or for each entry of a
+    model or cluster. path: the file to which it was written; None: not written."""
     where = "" if path is None else f", written to {path}"
     document = imported.document
     if imported.kind != "profile":

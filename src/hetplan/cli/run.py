@@ -1,9 +1,9 @@
-"""`hetplan run`: a plan executed with local ranks, on this machine or on the plan's devices
-rehearsed on it.
+"""`hetplan run` executes a plan with ranks on this machine, on its devices or as a rehearsal of the
+plan's devices.
 
-`hetplan launch`: one file to a running job. It plans, then trains here, or writes what a launcher
-takes, and submits it. The keys of a job file are the options of `hetplan plan` and `hetplan run`,
-underscores for hyphens.
+`hetplan launch` turns a job file into a running job. It plans, then it trains here, or it writes
+the files of a launcher and submits them. The keys of a job file are the options of `hetplan plan`
+and `hetplan run`, with underscores for hyphens.
 """
 
 import functools
@@ -51,12 +51,14 @@ from hetplan.runtime.measured import Measured
 from hetplan.schema import StrictModel, check_header, check_plain, parse
 from hetplan.text import counted, number_text
 
+# Returns the predicted times of a plan and its file, see `predicted`.
 Predict = Callable[[Plan, Path], Rehearsal | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The iterations, and who computes them."""
+    """The options of the training: its iterations, its model and data, and the engine that
+    computes."""
 
     steps: Annotated[int, typer.Option("--steps", metavar="N", help="Iterations to run.")] = 10
     factory: Annotated[
@@ -121,31 +123,38 @@ def predicted(
     required: bool,
     quiet: bool,
 ) -> Rehearsal | None:
-    """The plan's predicted times; None where they are not needed and what the plan names is not
-    known. where: the plan's file. scale: seconds here per second there."""
+    """The plan's predicted times; None where the run does not need them and they cannot be
+    predicted.
+
+    where: the plan's file. virtual: whether the run rehearses the plan's devices. scale: seconds of
+    the rehearsal per second of the plan's devices; None: chosen by the rehearsal. required: whether
+    the run needs the predicted times. quiet: write no note.
+    """
     if not virtual and not setting.known(plan):
         return None
     try:
-        workload, engine = setting.workload(plan, where, quiet=quiet), engine_of(plan)
-        scaled = scale if virtual else 1.0
-        return Rehearsal.of(plan, workload, engine, scaled, cores=free_cores())
+        workload = setting.workload(plan, where, quiet=quiet)
+        engine = engine_of(plan)
+        rehearsal_scale = scale if virtual else 1.0
+        return Rehearsal.of(plan, workload, engine, rehearsal_scale, cores=free_cores())
     except InputError as error:
         if required or setting != Setting():
             raise
-        # a model of the user's own under names that are known: the run needs no prediction
+        # The user may run a model of their own under a built-in name: that run needs no prediction.
         if not quiet:
             note(f"no prediction: {error}")
         return None
 
 
 def free_cores() -> float:
-    """Of this process's cores, the part that it gets beside what else keeps them busy."""
+    """The number of cores that this process can expect to get, when it shares its cores with the
+    machine's present load."""
     cores = len(os.sched_getaffinity(0))
     return cores * cores / (cores + os.getloadavg()[0])
 
 
 def note_loss(loss: Loss) -> None:
-    """What happened, for people."""
+    """Print a note about a lost rank and the plan with which the training continues."""
     note(
         f"{loss.error}; going on from step {loss.step} with {loss.plan}, {loss.seconds:.1f} s later"
     )
@@ -153,7 +162,7 @@ def note_loss(loss: Loss) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Survival:
-    """Checkpoints, and what happens when a rank is lost."""
+    """The options of checkpoints, and of the replanning after the loss of a rank."""
 
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", metavar="FOLDER", help="Write checkpoints there.")
@@ -207,9 +216,12 @@ class Survival:
     def replanner(
         self, job: Job, plan: Path, predict: Predict, setting: Setting, *, quiet: bool
     ) -> Again:
-        """What plans again without lost nodes, by a process of its own: solvers leave threads
-        behind, and ranks are forked. plan: the file of what runs now. Raises InputError where the
-        cluster is not known."""
+        """A function that plans again without lost nodes.
+
+        It runs `hetplan plan replan` in a new process: solvers leave threads behind, and a process
+        with threads cannot fork ranks. plan: the file of the plan that runs now. predict: returns
+        the new plan's predicted times. Raises InputError where the plan's cluster is unknown.
+        """
         require(
             job.rehearsal,
             "--elastic needs the plan's cluster",
@@ -224,27 +236,27 @@ class Survival:
             "--time-limit": self.replan_seconds,
             "--strategies": None if self.strategies is None else ",".join(self.strategies),
         }
-        pairs = [(name, str(value)) for name, value in values.items() if value is not None]
-        files, folder = [plan], Path(self.checkpoint or "")
+        options = ["--json", "--quiet"]
+        for name, value in values.items():
+            if value is not None:
+                options += [name, str(value)]
+        plan_files = [plan]  # the last one is the file of the plan that runs
+        folder = Path(self.checkpoint or "")
 
         def again(job: Job, lost: tuple[int, ...]) -> Job | None:
-            nodes = [f"node{n}" for n in sorted(lost)]
+            nodes = [f"node{number}" for number in sorted(lost)]
             if not quiet:
                 note(f"lost {', '.join(nodes)}: planning without")
             folder.mkdir(parents=True, exist_ok=True)
             target = folder / f"plan-without-{'-'.join(nodes)}.json"
-            program = own_command("plan", "replan", str(files[-1]))
-            words = ["--lost", ",".join(nodes), "--output", str(target), "--json", "--quiet"]
-            done = subprocess.run(
-                [*program, *words, *[word for pair in pairs for word in pair]],
-                stdout=subprocess.DEVNULL,
-                check=False,
-            )
-            if done.returncode != 0:
+            command = own_command("plan", "replan", str(plan_files[-1]))
+            command += ["--lost", ",".join(nodes), "--output", str(target), *options]
+            completed = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+            if completed.returncode != 0:
                 return None
-            files.append(target)
-            made = load_plan(target)
-            return replace(job, plan=made, rehearsal=predict(made, target))
+            plan_files.append(target)
+            new_plan = load_plan(target)
+            return replace(job, plan=new_plan, rehearsal=predict(new_plan, target))
 
         return again
 
@@ -320,7 +332,7 @@ def run(
         required=virtual or survival.elastic,
         quiet=quiet or is_rank(),
     )
-    asked = Job(
+    requested = Job(
         plan=loaded,
         rehearsal=predict(loaded, plan),
         checkpoint=survival.checkpoint,
@@ -331,7 +343,7 @@ def run(
         virtual=virtual,
         **vars(training),
     )
-    job = asked if is_rank() else on_devices(asked)
+    job = requested if is_rank() else on_devices(requested)
     cores = len(os.sched_getaffinity(0)) if job.device == "cpu" else loaded.world_size
     if loaded.world_size > 2 * cores and not (quiet or virtual or is_rank()):
         note(f"{loaded.world_size} ranks share {counted(cores, 'core')} and take turns")
@@ -350,32 +362,37 @@ def run(
         measured = launch_elastic(job, again, tell, None if quiet else note_loss)
     else:
         measured = Measured(job, launch_ranks(job, tell))
-    if measured is None:  # another rank tells
+    if measured is None:  # another rank has the measurements and prints them
         return 0
     if trace is not None:
         write_document(trace, measured.trace())
     return emit(measured.document(), [measured.table()], json=json)
 
 
-# Arguments, options that `hetplan launch` gives itself, and those of what is printed only.
+# Names in `keys` that are no keys of a job file: arguments ("Ellipsis"), options that `hetplan
+# launch` gives itself, and options that only concern the output.
 LEFT_OUT = ("Ellipsis", "all", "json", "measure", "output", "run", "trace")
 
 
 def keys(command: Callable[..., int]) -> dict[str, tuple[Any, Any]]:
-    """Key of a job file -> type and default (... where it must be given) of a command's option."""
-    return {
-        name: (
-            str | None if Path in get_args(kind) else kind,
-            ... if parameter.default is parameter.empty else parameter.default,
-        )
-        for parameter in inspect.signature(with_groups_as_options(command)).parameters.values()
-        for kind, option in [get_args(parameter.annotation)[:2]]
-        # typer takes the name for a default where a type is annotated
-        if (name := str(option.default).removeprefix("--").replace("-", "_")) not in LEFT_OUT
-    }
+    """Key of a job file -> (type, default) of a command's option, as pydantic's create_model takes
+    them. The default is `...` where the option is required."""
+    fields: dict[str, tuple[Any, Any]] = {}
+    for parameter in inspect.signature(with_groups_as_options(command)).parameters.values():
+        kind, option, *_ = get_args(parameter.annotation)
+        # In an annotation, typer stores an option's first name as its default.
+        key = str(option.default).removeprefix("--").replace("-", "_")
+        if key in LEFT_OUT:
+            continue
+        if Path in get_args(kind):
+            kind = str | None
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[key] = (kind, default)
+    return fields
 
 
 PLAN, RUN = keys(plan), keys(run)
+# The keys of a job file that are no options.
 FIELDS: dict[str, Any] = {
     "format": (Literal["hetplan-job"], "hetplan-job"),
     "version": (Literal[1], 1),
@@ -385,13 +402,17 @@ JobFile = create_model("JobFile", __base__=StrictModel, **{**RUN, **PLAN, **FIEL
 
 
 def options(given: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """What a job file gives of a command's options, as its arguments."""
+    """The options of a command as words of its command line.
+
+    given: key -> value of a job file. known: the keys that are options of the command.
+    """
     words = []
-    for key, values in given.items():
+    for key, value_or_list in given.items():
         if key not in known:
             continue
         name = f"--{key.replace('_', '-')}"
-        for value in values if isinstance(values, list) else [values]:
+        values = value_or_list if isinstance(value_or_list, list) else [value_or_list]
+        for value in values:
             if value is True:
                 words.append(name)
             elif value is not None and value is not False:
@@ -423,46 +444,60 @@ def launch(
 ) -> int:
     """Plan the training that a job file describes; train here, or write what ssh, Slurm, Kubernetes
     or Ray takes to start every rank on its node."""
-    value, where = read_yaml(job), str(job)
+    value = read_yaml(job)
+    where = str(job)
     check_header(value, "hetplan-job", 1, where=where)
     check_plain(value, where)
-    asked: Any = parse(JobFile, value, where=where)
-    given, launcher = asked.model_dump(exclude_unset=True), asked.launcher
-    program, command, files_of, _ = LAUNCHERS[launcher.kind]
+    job_file: Any = parse(JobFile, value, where=where)
+    given = job_file.model_dump(exclude_unset=True)
+    section = job_file.launcher
+    launcher = LAUNCHERS[section.kind]
+    local = section.kind == "local"
     folder = os.path.relpath(output or job.with_name(f"{job.stem}-launch"))
-    local = launcher.kind == "local"
-    # with a model's file the factory is for the run alone
-    planning = options(given, PLAN.keys() - ({"factory"} if asked.model else set()))
-    first = ["plan", *planning, "--output", f"{folder}/plan.json"]
-    # strategies are for planning; the files of a prediction are on this machine alone
-    words = options(given, RUN.keys() - {"strategies", *(() if local else ("cluster", "profile"))})
-    last = [*(word.format(folder) for word in command.split()), *(words if local else ())]
+
+    plan_keys = set(PLAN)
+    if job_file.model:  # the planner takes the model, and the factory is for the run alone
+        plan_keys.discard("factory")
+    planning = ["plan", *options(given, plan_keys), "--output", f"{folder}/plan.json"]
+
+    run_keys = RUN.keys() - {"strategies"}  # strategies are for planning alone
+    if not local:  # only this machine has the files of a prediction
+        run_keys -= {"cluster", "profile"}
+    run_options = options(given, run_keys)
+    starting = [word.format(folder) for word in launcher.command.split()]
+    if local:
+        starting += run_options
+
     if dry_run:
-        print(*([] if planned else [shlex.join(["hetplan", *first])]), shlex.join(last), sep="\n")
+        if planned is None:
+            print(shlex.join(["hetplan", *planning]))
+        print(shlex.join(starting))
         return 0
-    require(local or not submit or shutil.which(program), f"{program} is not installed here")
+    installed = local or not submit or shutil.which(launcher.program)
+    require(installed, f"{launcher.program} is not installed here")
     os.makedirs(folder, exist_ok=True)
     if planned is not None:
         save_plan(load_plan(planned), Path(folder, "plan.json"))
-    elif code := subprocess.run(own_command(*first), check=False).returncode:
+    elif code := subprocess.run(own_command(*planning), check=False).returncode:
         return code
     if local:
-        return subprocess.run(
-            own_command(*last[1:]), env=os.environ | launcher.env, check=False
-        ).returncode
-    made = load_plan(Path(folder, "plan.json"))
-    require(made.refused is None or asked.factory is not None, f"{made.refused}", where=where)
+        _, *words = starting  # without the name `hetplan`
+        variables = os.environ | section.env
+        return subprocess.run(own_command(*words), env=variables, check=False).returncode
+    new_plan = load_plan(Path(folder, "plan.json"))
+    can_run = new_plan.refused is None or job_file.factory is not None
+    require(can_run, f"{new_plan.refused}", where=where)
     start = Start(
-        plan=made,
-        launcher=launcher,
+        plan=new_plan,
+        launcher=section,
         name=re.sub("[^a-z0-9]+", "-", f"hetplan-{job.stem}".lower())[:40].strip("-"),
         root=os.getcwd(),
         folder=folder,
-        words=words,
-        gpus=asked.device != "cpu",
+        words=run_options,
+        gpus=job_file.device != "cpu",
     )
-    texts = {"node.sh": torchrun(made, variables=launcher.env), **files_of(start)}
+    texts = {"node.sh": torchrun(new_plan, variables=section.env), **launcher.files_of(start)}
     for file, text in texts.items():
         write_text(Path(folder, file), text)
-    print(f"written to {folder}: plan.json, {', '.join(texts)}", shlex.join(last), sep="\n")
-    return subprocess.run(last, check=False).returncode if submit else 0
+    print(f"written to {folder}: plan.json, {', '.join(texts)}", shlex.join(starting), sep="\n")
+    return subprocess.run(starting, check=False).returncode if submit else 0

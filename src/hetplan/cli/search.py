@@ -1,4 +1,4 @@
-"""`hetplan plan search`: Astra's strategy search on a real model and a pool of GPUs."""
+"""`hetplan plan search` runs Astra's strategy search for a model on a pool of GPUs."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,13 +57,14 @@ from hetplan.solvers.run import Run
 from hetplan.studies.page import as_picture, figure
 from hetplan.text import Table, count_text, figure_text, number_text, seconds_text
 
-# Dots drawn at most, and how far above the set's dearest point they may lie.
-DOTS, CEILING = 3000, 4.0
+DOTS = 3000  # a Pareto plot with more dots is thinned out to fewer than twice this number
+CEILING = 4.0  # a dot may cost this multiple of the Pareto set's dearest point
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuPool:
-    """The GPUs on offer, by type and number or as a cluster file, and their links."""
+    """The options that describe the pool: GPU types with their numbers, or a cluster file, and the
+    bandwidths of links."""
 
     gpus: Annotated[
         list[str] | None,
@@ -106,8 +107,8 @@ class GpuPool:
     ] = None
 
     def offers(self) -> tuple[Offer, ...]:
-        """The types on offer, from `TYPE:COUNT` texts or a cluster file, with any links given;
-        raises InputError."""
+        """The GPU types on offer, from `TYPE:COUNT` texts or a cluster file, with the links that
+        the options give. Raises InputError."""
         require(
             (self.gpus is None) != (self.cluster is None),
             "the pool is given by --gpus or by --cluster",
@@ -123,11 +124,12 @@ class GpuPool:
             "intra": None if self.intra_gbit is None else self.intra_gbit * GBIT,
             "network": None if self.network_gbit is None else self.network_gbit * GBIT,
         }
-        known = {name: value for name, value in changes.items() if value is not None}
-        return tuple(replace(offer, **known) for offer in offers)
+        given = {name: value for name, value in changes.items() if value is not None}
+        return tuple(replace(offer, **given) for offer in offers)
 
     def pool(self) -> Pool:
-        """The pool of the mode; without one, several types are mixed. Raises InputError."""
+        """The pool that the options describe. Where they name no mode, one type gives a homogeneous
+        pool and several types a heterogeneous one. Raises InputError."""
         offers = self.offers()
         mode = self.mode or ("homogeneous" if len(offers) == 1 else "heterogeneous")
         require(
@@ -151,7 +153,8 @@ class GpuPool:
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """Which strategies are generated, and which rules drop some of them."""
+    """The options that limit the strategies: the ranges of their parameters, and rules that drop
+    some of them."""
 
     rules: Annotated[
         list[Path] | None, typer.Option("--rules", help="File of rules, one a line; may repeat.")
@@ -173,15 +176,22 @@ class Filter:
     ] = None
 
     def rules_for(self, pool: Pool) -> list[Rule]:
-        """The shipped rules and those of the files; raises InputError."""
+        """The rules that apply: the shipped ones, unless the user excludes them, and the rules of
+        the user's files. Raises InputError."""
         columns = columns_of(pool)
-        shipped = default_rules(columns) if self.default_rules else []
-        return [*shipped, *(r for path in self.rules or [] for r in rules_from_file(path, columns))]
+        rules = default_rules(columns) if self.default_rules else []
+        for path in self.rules or []:
+            rules += rules_from_file(path, columns)
+        return rules
 
     def space(self, measured: Mapping[str, Any]) -> Space:
-        """The parameter space with the given ranges replaced, and else those that were measured;
-        raises InputError."""
-        usual, values = Space(), dict[str, Any]()
+        """The space of the strategies' parameters.
+
+        A range that the user gives comes first, then a range in `measured`, then the default one.
+        Raises InputError.
+        """
+        usual = Space()
+        values: dict[str, Any] = {}  # parameter -> the user's range
         for text in self.parameter or []:
             left, equals, right = (part.strip() for part in text.partition("="))
             name = left.replace("-", "_")
@@ -194,8 +204,8 @@ class Filter:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """What was measured, in place of what is predicted; the software that computes, and what it
-    holds in memory."""
+    """The options that name measurements to use in place of predictions, the software that
+    computes, and the framework whose memory counts."""
 
     profile: ProfileOption = None
     efficiency: EfficiencyOption = None
@@ -205,11 +215,16 @@ class Measurements:
     memory_margin: MarginOption = 0.05
 
     def assumptions(self, model: Model, pool: Pool) -> Assumptions:
-        """What prices follow from; raises InputError for what is of another model or type."""
+        """The assumptions behind the predicted seconds and bytes.
+
+        Raises InputError for a measurement of another model or of other device types.
+        """
         from hetplan.cli.profile import learned_of
 
-        offers, profile, links = pool.offers, None, None
-        types = Cluster("the pool", tuple(o.node for o in offers), {o.name: o.spec for o in offers})
+        profile, links = None, None
+        nodes = tuple(offer.node for offer in pool.offers)
+        specs = {offer.name: offer.spec for offer in pool.offers}
+        types = Cluster("the pool", nodes, specs)
         learned = learned_of(self.efficiency or [], types, model.precision)
         stack = load_stack(self.stack, where="--stack")
         check_units(stack, model, types)
@@ -228,8 +243,8 @@ class Measurements:
         )
 
     def workload(self, job: Job, cluster: str) -> Workload:
-        """What the search plans, on a cluster."""
-        made = make_workload(
+        """The job as a workload on a cluster. cluster: a file, or an example's name."""
+        workload = make_workload(
             job.model,
             open_cluster(cluster),
             job.global_batch,
@@ -237,12 +252,12 @@ class Measurements:
             framework=self.framework,
             stack=self.stack,
         )
-        return replace(made, memory_margin=self.memory_margin)
+        return replace(workload, memory_margin=self.memory_margin)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """Files beside the document, and replays in it."""
+    """The options that ask for files beside the JSON document, and for replays."""
 
     plot: Annotated[Path | None, target("--plot", help="Pareto plot: a .svg or .png file.")] = None
     instance: Annotated[
@@ -259,16 +274,17 @@ class Written:
     ] = 0
 
     def check(self, cluster: str | None) -> None:
-        """Raise InputError for another kind of picture, or a plan for no cluster."""
+        """Raise InputError for a picture in an unknown format, and for a plan or a replay without a
+        cluster."""
         require(
             self.plot is None or self.plot.suffix.lower() in (".svg", ".png"),
             "unknown kind of picture",
             where=str(self.plot),
             expected=".svg, .png",
         )
-        for option, asked in (("--write-plan", self.write_plan), ("--replay", self.replayed)):
+        for option, value in (("--write-plan", self.write_plan), ("--replay", self.replayed)):
             require(
-                not asked or cluster is not None,
+                not value or cluster is not None,
                 "a plan is for a cluster",
                 where=option,
                 expected="--cluster",
@@ -276,7 +292,7 @@ class Written:
 
 
 def show_shipped_rules(wanted: bool) -> None:
-    """Print the shipped rules and stop."""
+    """The callback of `--show-rules`: print the shipped rules and stop."""
     if wanted:
         rules = files("hetplan.formulations.astra.search") / "default.rules"
         typer.echo(rules.read_text(encoding="utf-8"), nl=False)
@@ -291,7 +307,7 @@ def search(
         ),
     ],
     gpus: GpuPool,
-    kept: Filter,
+    filters: Filter,
     measurements: Measurements,
     written: Written,
     global_batch: Annotated[
@@ -326,7 +342,8 @@ def search(
     the money limit.
     """
     written.check(gpus.cluster)
-    canvas = None if written.plot is None else figure(4.8)
+    # Made before the search, so that a missing matplotlib is noticed at once.
+    empty_plot = None if written.plot is None else figure(4.8)
     run = Run(make_options(time_limit=time_limit))
     trained = load_model(
         model,
@@ -335,22 +352,28 @@ def search(
         attention=load_stack(measurements.stack, where="--stack").attention,
     )
     job, pool = Job(trained, global_batch, tokens, money_limit), gpus.pool()
-    assumed, types = measurements.assumptions(trained, pool), [o.name for o in pool.offers]
+    assumed = measurements.assumptions(trained, pool)
+    types = [offer.name for offer in pool.offers]
     sizes = {} if assumed.profile is None else measured_sizes(assumed.profile, types)
-    space, rules = kept.space(sizes), kept.rules_for(pool)
+    space = filters.space(sizes)
+    rules = filters.rules_for(pool)
     with derived(f"{trained.name} on the pool"):
         result = engine.search(
             job, pool, space=space, rules=rules, assumed=assumed, run=run, top=top
         )
-    if written.plot is not None and canvas is not None:
+    if written.plot is not None and empty_plot is not None:
+        canvas, axes = empty_plot
         title = f"{trained.name}, {pool.mode} pool, {job.tokens:g} tokens"
-        write_bytes(written.plot, pareto_picture(result, *canvas, written.plot, title))
+        write_bytes(written.plot, pareto_picture(result, canvas, axes, written.plot, title))
     if written.instance is not None:
         write_instance(result, written.instance, job, pool)
     for line in trained.notes:
         note(line)
-    cluster, count = gpus.cluster, written.replayed
-    replays = replays_of(result.top[:count], pool, cluster, job, measurements) if cluster else []
+    cluster = gpus.cluster
+    replays: Replays = []
+    if cluster:
+        best_few = result.top[: written.replayed]
+        replays = replays_of(best_few, pool, cluster, job, measurements)
     emit(
         as_document(job, pool, result, replays),
         tables(job, pool, result, replays),
@@ -364,10 +387,14 @@ def search(
     return 0
 
 
-def pareto_picture(result: SearchResult, made: Any, axes: Any, path: Path, title: str) -> bytes:
-    """The Pareto set (Astra, Figure 7): every priced strategy a dot, the set a line, but for dots
-    that would squeeze the set into a corner. Raises InputError where no money is known, or the
-    file's ending names no format."""
+def pareto_picture(result: SearchResult, canvas: Any, axes: Any, path: Path, title: str) -> bytes:
+    """The Pareto plot (Astra, Figure 7) in the format of the file's ending.
+
+    Every priced strategy is a dot and the Pareto set is a line. Dots that cost more than CEILING
+    times the set's dearest point are left out, since they would squeeze the set into a corner.
+    canvas, axes: an empty figure of matplotlib. Raises InputError where no price is known, or the
+    file's ending names no format.
+    """
     front = [(c.tokens_per_second, c.money) for c in result.pareto if c.money is not None]
     require(
         front,
@@ -376,54 +403,65 @@ def pareto_picture(result: SearchResult, made: Any, axes: Any, path: Path, title
         expected="strategies with a known price",
     )
     ceiling = CEILING * max(money for _, money in front)
-    priced = [(x, y) for x, y in result.points if y is not None]
-    near = sorted((x, y) for x, y in priced if y <= ceiling)
-    speeds, dollars = zip(*near[:: max(1, len(near) // DOTS)], strict=True)
+    priced = [(speed, money) for speed, money in result.points if money is not None]
+    near = sorted((speed, money) for speed, money in priced if money <= ceiling)
+    step = max(1, len(near) // DOTS)
+    speeds, dollars = zip(*near[::step], strict=True)
     axes.scatter(speeds, dollars, s=3, color="#9aa5b1")
     axes.plot(*zip(*front, strict=True), "o-", color="#c0392b", markersize=5)
     axes.set(xlabel="tokens per second", ylabel="dollars for the job", title=figure_text(title))
     axes.set(xlim=(0, None), ylim=(0, None))
-    return as_picture(made, path.suffix[1:].lower())
+    return as_picture(canvas, path.suffix[1:].lower())
 
 
 def save_best(
     best: Candidate, pool: Pool, cluster: str, job: Job, measured: Measurements, path: Path
 ) -> None:
-    """The best strategy's plan file; raises UnsupportedError where it cannot say an option."""
-    # loaded with the planner, which the search itself does not need
+    """Write the best strategy as a plan file.
+
+    Raises UnsupportedError where a plan cannot express one of the strategy's options.
+    """
+    # Imported here, since the search itself does not need the planner.
     from hetplan.planner.astra import plan_of
 
     workload = measured.workload(job, cluster)
     with_inputs(plan_of(best, workload, pool), Inputs.of(workload)).save(path)
 
 
-Replays = list[tuple[float | None, Candidate]]
+Replays = list[tuple[float | None, Candidate]]  # (replayed seconds, strategy)
 
 
 def replays_of(
     candidates: Sequence[Candidate], pool: Pool, cluster: str, job: Job, measured: Measurements
 ) -> Replays:
-    """Strategies with their replayed seconds, None where a plan or the replay cannot say them."""
+    """The strategies with their replayed seconds; None: a plan or the replay cannot express the
+    strategy."""
     if not candidates:
         return []
     from hetplan.planner.astra import PoolProblem, replayed_seconds, unsaid
 
     workload = measured.workload(job, cluster)
-    make = PoolProblem(workload, pool.mode, pool).to_plan
-    return [(None if unsaid(c) else replayed_seconds(make(c), workload), c) for c in candidates]
+    problem = PoolProblem(workload, pool.mode, pool)
+    replays: Replays = []
+    for candidate in candidates:
+        seconds = None
+        if not unsaid(candidate):
+            seconds = replayed_seconds(problem.to_plan(candidate), workload)
+        replays.append((seconds, candidate))
+    return replays
 
 
 def name_and_count(text: str) -> tuple[str, int]:
-    """`A800:2048` as ("A800", 2048); raises InputError."""
+    """(GPU type, number of GPUs) of a text: `A800:2048` is ("A800", 2048). Raises InputError."""
     name, colon, count = text.rpartition(":")
-    fits = bool(colon and name and count.isdecimal() and 0 < int(count) <= 10**6)
-    require_option(fits, "--gpus", text, "TYPE:COUNT, like A800:2048")
+    usable = bool(colon and name and count.isdecimal() and 0 < int(count) <= 10**6)
+    require_option(usable, "--gpus", text, "TYPE:COUNT, like A800:2048")
     return name, int(count)
 
 
 def parameter_value(text: str, usual: object) -> Any:
-    """A parameter's text as what its usual value is: a switch, or several switches, words or
-    numbers; raises InputError."""
+    """The value of a parameter from its text. Its type is that of `usual`, the default value: a
+    switch, or several switches, words or numbers. Raises InputError."""
     parts = dict.fromkeys(split_list([text]))
     match usual:
         case bool():
@@ -436,7 +474,7 @@ def parameter_value(text: str, usual: object) -> Any:
 
 
 def as_document(job: Job, pool: Pool, result: SearchResult, replays: Replays) -> dict[str, Any]:
-    """The search as one JSON document."""
+    """The search's result as JSON types."""
     return {
         "workload": {
             "model": job.model.name,
@@ -467,7 +505,8 @@ def as_document(job: Job, pool: Pool, result: SearchResult, replays: Replays) ->
 
 
 def tables(job: Job, pool: Pool, result: SearchResult, replays: Replays) -> Iterator[Table]:
-    """Counts, the best strategies, the Pareto set, and what was replayed."""
+    """The tables of a search's result: the counts, the best strategies, the Pareto set, and the
+    replayed strategies."""
     counts = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in result.counts.items())
     title = f"{job.model.name}, global batch {job.global_batch}: {pool.mode} pool"
     notes = [
@@ -490,25 +529,33 @@ def tables(job: Job, pool: Pool, result: SearchResult, replays: Replays) -> Iter
         yield candidate_table("by throughput", result.top, job)
     yield candidate_table("Pareto set of throughput and money", result.pareto, job)
     if replays:
-        order = sorted(replays, key=lambda pair: math.inf if pair[0] is None else pair[0])
-        title = f"the {len(order)} best by the formula, fastest replay first"
-        rows = ((seconds_text(s), seconds_text(c.seconds), summary(c)) for s, c in order)
-        yield Table(title, ("replayed", "objective", "strategy"), tuple(rows), right=(0, 1))
+        fastest_first = sorted(replays, key=lambda pair: math.inf if pair[0] is None else pair[0])
+        title = f"the {len(replays)} best by the formula, fastest replay first"
+        rows = tuple(
+            (seconds_text(replayed), seconds_text(candidate.seconds), summary(candidate))
+            for replayed, candidate in fastest_first
+        )
+        yield Table(title, ("replayed", "objective", "strategy"), rows, right=(0, 1))
 
 
 def candidate_table(title: str, candidates: Sequence[Candidate], job: Job) -> Table:
-    """One line per candidate; those whose lines would be the same share one."""
+    """A table with one row per candidate; candidates with equal rows share one."""
     header = ("tokens/s", "s/iteration", f"dollars/{count_text(job.tokens)} tokens", "strategy")
-    rows = dict.fromkeys(
-        (f"{c.tokens_per_second:,.0f}", seconds_text(c.seconds), number_text(c.money), summary(c))
-        for c in candidates
-    )
+    rows: dict[tuple[str, ...], None] = {}  # an ordered set
+    for candidate in candidates:
+        row = (
+            f"{candidate.tokens_per_second:,.0f}",
+            seconds_text(candidate.seconds),
+            number_text(candidate.money),
+            summary(candidate),
+        )
+        rows[row] = None
     return Table(title, header, tuple(rows), right=(0, 1, 2))
 
 
 def write_instance(result: SearchResult, path: Path, job: Job, pool: Pool) -> None:
-    """The best strategy's segments as an instance file for `hetplan solve`; says so where there are
-    none."""
+    """Write the best strategy's segments as an instance file for `hetplan solve`. A strategy
+    without segments gives a note on stderr and no file."""
     if result.instance is None:
         note(f"{path} not written: the strategy mixes no types, so there are no segments")
         return

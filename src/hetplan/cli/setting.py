@@ -1,5 +1,8 @@
-"""The workload of a command that takes a plan: the plan's workload, except for the cluster, model
-and profile that the command's options name instead."""
+"""The workload of a command that takes a plan file.
+
+It is the plan's workload, except for the cluster, the model and the profile that the command's
+options give instead.
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,9 +53,9 @@ OwnProfileOption = Annotated[
 class Setting:
     """The options of a command that replace the cluster, the model and the profile of a plan."""
 
-    cluster: OwnClusterOption = None  # file or example; None: the plan's
-    model: OwnModelOption = None  # built-in name or file; None: the plan's
-    profile: OwnProfileOption = None  # None: the plan's
+    cluster: OwnClusterOption = None  # a file, or an example's name; None: the plan's cluster
+    model: OwnModelOption = None  # a built-in name, or a file; None: the plan's model
+    profile: OwnProfileOption = None  # a file; None: the plan's profile
 
     def known(self, plan: Plan) -> bool:
         """Whether the plan's cluster can be loaded: an option gives it, the plan carries it, or the
@@ -63,11 +66,9 @@ class Setting:
     def workload(self, plan: Plan, where: str | Path, *, quiet: bool = False) -> Workload:
         """The workload that a plan was made for, with the options' inputs in place of its inputs.
 
-        A note on stderr says which input files, or that the predictor, changed since the plan was
-        made.
-
-        where: the plan's file. quiet: write no note. Raises InputError for an input that cannot be
-        loaded or does not fit the plan.
+        A note on stderr names the input files that changed since the plan was made, and says
+        whether the predictor changed. where: the plan's file. quiet: write no note. Raises
+        InputError for an input that cannot be loaded or does not fit the plan.
         """
         if plan.inputs is None:
             return self.named_workload(plan, where)
@@ -78,7 +79,7 @@ class Setting:
         return workload_of(plan, str(where), replaced)
 
     def replaced(self, plan: Plan) -> Replaced:
-        """The inputs that the options give in place of those that the plan carries, loaded; raises
+        """The inputs that the options give, loaded, which replace the plan's inputs. Raises
         InputError for one that cannot be loaded."""
         assert plan.inputs is not None
         cluster, model = None, None
@@ -94,9 +95,11 @@ class Setting:
         return Replaced(cluster=cluster, model=model, profile=self.profile)
 
     def named_workload(self, plan: Plan, where: str | Path) -> Workload:
-        """The workload of a plan that does not carry its inputs, from the names that it gives and
-        the options; raises InputError for a name that no option replaces and that is neither an
-        example cluster nor a built-in model."""
+        """The workload of a plan that does not carry its inputs but names them.
+
+        Where no option replaces the cluster or the model, its name must be that of an example
+        cluster or of a built-in model; the function raises InputError otherwise.
+        """
         lacking = []  # the missing inputs, each with the option that gives it
         if not self.known(plan):
             lacking.append(f"the cluster {plan.workload.cluster!r} with --cluster")
@@ -120,9 +123,10 @@ class Setting:
 
 
 def with_links(workload: Workload, path: Path | None) -> Workload:
-    """The workload with the links' efficiency that a file states; unchanged without a file.
+    """The workload with the learned efficiency of links from a file.
 
-    path: a link efficiency file. Raises InputError where it cannot be loaded.
+    path: a link efficiency file; None: the workload stays as it is. Raises InputError where the
+    file cannot be loaded.
     """
     if path is None:
         return workload

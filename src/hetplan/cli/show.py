@@ -1,5 +1,5 @@
 """`hetplan show` draws a plan or prints a decision in full; `hetplan plan simulate` replays a plan
-event by event; `hetplan export` writes it for a framework."""
+event by event; `hetplan export` writes a plan for a framework."""
 
 import os
 import sys
@@ -46,7 +46,8 @@ from hetplan.schema import parse
 from hetplan.solvers.registry import evaluate, load
 from hetplan.text import Table, percent_text, seconds_text
 
-ROBUST = 0.01  # of an iteration: what noise may change before it is told
+# The share of an iteration by which noise may change it before `simulate` prints the noisy seconds.
+ROBUST = 0.01
 
 
 @described(
@@ -102,15 +103,16 @@ def show(
     full."""
     drawings = {"html": html, "png": png, "svg": svg}
     options = {**vars(setting), **drawings, "what-if": changes}
-    asked = [name for name, value in options.items() if value is not None]
-    document = plan_document(subject, asked=bool(asked))
+    given = [name for name, value in options.items() if value is not None]
+    document = plan_document(subject, asked=bool(given))
     if document is None:
-        if asked:
-            raise InputError("is for plan files", where=f"--{asked[0]}", got=subject)
+        if given:
+            raise InputError("is for plan files", where=f"--{given[0]}", got=subject)
         return show_decision(subject, decision, json=json)
     require(decision is None, "a plan has no second argument", got=decision)
+    value, where = document
     files = {kind: path for kind, path in drawings.items() if path is not None}
-    return show_plan(*document, setting, files, changes, json=json)
+    return show_plan(value, where, setting, files, changes, json=json)
 
 
 def show_plan(
@@ -122,9 +124,12 @@ def show_plan(
     *,
     json: bool,
 ) -> int:
-    """Draw a plan: timeline of one iteration, memory of each device, placement, candidates with
-    their bounds. `where` names the parsed JSON `value` in errors; drawings: files by their kind;
-    changes: a file of `plan what-if`. Raises InputError."""
+    """Draw a plan: the timeline of one iteration, the memory of each device, the placement, and the
+    candidates with their bounds.
+
+    value: the parsed JSON. where: its name in errors. drawings: kind of picture (html, png or svg)
+    -> file to write. changes: a file with the output of `plan what-if --json`. Raises InputError.
+    """
     plan, planning = read(value, where)
     if plan.degrees is not None and not drawings:
         emit(plan.model_dump(mode="json"), [degrees_table(plan)], json=json)
@@ -135,7 +140,8 @@ def show_plan(
         answer = parse(WhatIfDocument, read_json(changes), where=str(changes))
         drawn = replace(drawn, changes=(answer.base, *answer.variants))
     for kind, path in drawings.items():
-        write_bytes(path, page(drawn).encode() if kind == "html" else figure(drawn, kind))
+        content = page(drawn).encode() if kind == "html" else figure(drawn, kind)
+        write_bytes(path, content)
     if json or not drawings:
         emit(drawn.document(), tables(drawn), json=json)
     for path in drawings.values():
@@ -144,15 +150,17 @@ def show_plan(
 
 
 def plan_document(subject: str, *, asked: bool) -> tuple[Any, str] | None:
-    """A plan's file, or a planning's document, and its name for errors; None for what is neither.
+    """(the JSON of a plan file or of the output of `hetplan plan --json`, its name in errors); None
+    where `subject` is neither.
 
-    asked: with options of plans, where a file that is not there is the plan. Raises InputError for
-    unreadable files and for answers.
+    asked: whether the user gave options for plans. A subject that does not exist is then taken for
+    a plan file. Raises InputError for a file that cannot be read, and for the answer of a solver.
     """
-    if not os.path.isfile(subject) and (
-        not asked or os.path.exists(subject) or find(subject) is not None
-    ):
-        return None
+    if not os.path.isfile(subject):
+        if not asked:
+            return None
+        if os.path.exists(subject) or find(subject) is not None:
+            return None
     value, where = read_document(subject)
     require(
         not (isinstance(value, dict) and "results" in value),
@@ -166,23 +174,29 @@ def plan_document(subject: str, *, asked: bool) -> tuple[Any, str] | None:
 
 
 def show_decision(instance: str, decision: str | None, *, json: bool) -> int:
-    """For hap every instruction with its properties, and every device's stages; for others the
-    family's tables."""
-    posed = open_instance(instance)
-    claims = [claim for claim in claims_of(posed, instance, decision) if claim.decision is not None]
+    """Print the decisions of an instance in full.
+
+    For hap, this means every instruction with its properties and every device's stages; for other
+    problems, the family's tables. decision: as in `claims_of`.
+    """
+    opened = open_instance(instance)
+    all_claims = claims_of(opened, instance, decision)
+    claims = [claim for claim in all_claims if claim.decision is not None]
     require(claims, "no decision to show", where=decision or instance)
-    shown = [in_full(posed, claim) for claim in claims]
-    documents = [
-        {"source": claim.source, **document}
-        for claim, (_, document) in zip(claims, shown, strict=True)
-    ]
-    document = {"instance": posed.name, "problem": posed.problem, "decisions": documents}
-    emit(document, [table for tables, _ in shown for table in tables], json=json)
+    decision_tables: list[Table] = []
+    documents = []
+    for claim in claims:
+        tables_in_full, document_in_full = in_full(opened, claim)
+        decision_tables += tables_in_full
+        documents.append({"source": claim.source, **document_in_full})
+    document = {"instance": opened.name, "problem": opened.problem, "decisions": documents}
+    emit(document, decision_tables, json=json)
     return 0
 
 
 def claims_of(instance: Instance, argument: str, decision: str | None) -> list[Claim]:
-    """The decisions given, or the best known of a packaged instance."""
+    """The decisions in the document `decision`, or the best-known decision of a packaged instance
+    where that is None. argument: the instance's argument on the command line."""
     if decision is not None:
         value, where = read_document(decision)
         return read_claims(value, instance, where=where)
@@ -198,7 +212,8 @@ def claims_of(instance: Instance, argument: str, decision: str | None) -> list[C
 
 
 def in_full(instance: Instance, claim: Claim) -> tuple[list[Table], dict[str, Any]]:
-    """Tables and JSON types of one decision; raises InputError where it breaks a constraint."""
+    """One decision in full, as (tables, JSON types). Raises InputError where it breaks a
+    constraint."""
     family = instance.family
     evaluation = evaluate(family, instance.data, claim.decision)
     if evaluation.objective is None:
@@ -208,11 +223,11 @@ def in_full(instance: Instance, claim: Claim) -> tuple[list[Table], dict[str, An
     document: dict[str, Any] = {"decision": plain(claim.decision)}
     source = f"{instance.name}: {claim.source}"
     if family.show is None:
-        shown = describe(instance, claim.decision, source)
+        tables_in_full = describe(instance, claim.decision, source)
     else:
-        own, document = load(family.show)(instance.data, claim.decision)
-        shown = titled(source, own)
-    return shown, {"objective": evaluation.objective, **document}
+        family_tables, document = load(family.show)(instance.data, claim.decision)
+        tables_in_full = titled(source, family_tables)
+    return tables_in_full, {"objective": evaluation.objective, **document}
 
 
 @described(
@@ -331,20 +346,21 @@ def simulate(
     workload = setting.workload(loaded, plan)
     require(links is None or calibration is None, "does not go with --calibration", where="--links")
     workload = with_links(workload, links)
-    beside = 0.0
+    overhead = 0.0  # seconds of the passes beside their layers
     if calibration is not None:
-        workload, beside = calibrated(loaded, workload, calibration)
+        workload, overhead = calibrated(loaded, workload, calibration)
     replayer = Replayer(workload, Settings(buckets=overlap, sends=sends, prefetch=prefetch))
-    run, robust = replayer.replay(loaded), replayer.robust_seconds(loaded)
+    run = replayer.replay(loaded)
+    robust = replayer.robust_seconds(loaded)
     if trace is not None:
         write_document(trace, traced(run))
     word = "predicted" if calibration is None else "predicted, calibrated"
-    took = f"{seconds_text(run.seconds + beside)} per iteration, {word}"
+    took = f"{seconds_text(run.seconds + overhead)} per iteration, {word}"
     if abs(robust - run.seconds) > ROBUST * run.seconds:
-        took += f"; {seconds_text(robust + beside)} where all durations are a little noisy"
+        took += f"; {seconds_text(robust + overhead)} where all durations are a little noisy"
     document = replay_document(loaded, run) | {
-        "predicted_seconds": run.seconds + beside,
-        "robust_seconds": robust + beside,
+        "predicted_seconds": run.seconds + overhead,
+        "robust_seconds": robust + overhead,
         "calibrated": calibration is not None,
     }
     notes = [f"{took}; {percent_text(run.timeline.bubble)} of the devices' time idle"]
@@ -356,7 +372,7 @@ def simulate(
 
 
 def replay_document(plan: Plan, run: Replay) -> dict[str, Any]:
-    """A replay as JSON types, without its seconds."""
+    """A replay of a plan as JSON types, without its predicted seconds."""
     return {
         "plan": plan.name,
         "origin": plan.origin,
@@ -377,8 +393,11 @@ def replay_document(plan: Plan, run: Replay) -> dict[str, Any]:
 
 
 def calibrated(plan: Plan, workload: Workload, path: Path) -> tuple[Workload, float]:
-    """The workload with a calibration's times, links and memory, and the seconds that its passes
-    take beside their layers."""
+    """(the workload with a calibration's times, links and memory, the seconds that the plan's
+    passes take beside their layers).
+
+    path: the calibration's file. Raises InputError for a calibration of another cluster.
+    """
     constants = Calibration.load(path)
     require(
         constants.cluster == workload.cluster.name,
@@ -387,6 +406,6 @@ def calibrated(plan: Plan, workload: Workload, path: Path) -> tuple[Workload, fl
         got=constants.cluster,
         expected=repr(workload.cluster.name),
     )
-    # measured shares of the bandwidths stand in place of learned ones
-    plain = replace(workload, links=None)
-    return constants.adjusted(plain), constants.slot_seconds * slots(plan)
+    # The calibration's measured shares of the bandwidths replace the learned ones.
+    without_learned_links = replace(workload, links=None)
+    return constants.adjusted(without_learned_links), constants.slot_seconds * slots(plan)

@@ -45,7 +45,7 @@ from hetplan.text import (
     seconds_text,
 )
 
-# Among a result's details: the exception of a method that broke.
+# The key in a result's details for the name of the exception with which a method broke.
 BUG = "bug"
 
 
@@ -112,52 +112,64 @@ def solve(
         native=native,
         pyomo_solver=pyomo_solver,
     )
-    posed = open_instances(instances)
-    families = {one.problem: one.family for one in posed}
+    opened = open_instances(instances)
+    families = {instance.problem: instance.family for instance in opened}
     methods = chosen_methods(families, method)
     check_back_ends(families, methods, options, pyomo_solver)
     answers: list[tuple[Instance, list[Result[Any]]]] = []
-    for one in posed:
-        results = run_methods(one, methods[one.problem], options, quiet=quiet)
-        answers.append((one, results))
+    for instance in opened:
+        results = run_methods(instance, methods[instance.problem], options, quiet=quiet)
+        answers.append((instance, results))
         if results and results[-1].stop is Stop.INTERRUPTED:
             break
-    documents = [answer_document(*answer, options.as_dict()) for answer in answers]
-    alone = len(posed) == 1
-    emit(
-        documents[0] if alone else {"answers": documents},
-        (table for answer in answers for table in result_tables(*answer, alone=alone)),
-        json=json,
-        output=output,
+    documents = [
+        answer_document(instance, results, options.as_dict()) for instance, results in answers
+    ]
+    alone = len(opened) == 1
+    tables = (
+        table
+        for instance, results in answers
+        for table in result_tables(instance, results, alone=alone)
     )
-    every = [result for _, results in answers for result in results]
-    wrong = [
+    emit(documents[0] if alone else {"answers": documents}, tables, json=json, output=output)
+    contradictions = [
         f"{document['instance']}: {line}"
         for document in documents
         for line in document["contradictions"]
     ]
-    note(*(f"error: {line}" for line in wrong))
-    if wrong or any(BUG in result.details for result in every):
+    note(*(f"error: {line}" for line in contradictions))
+    all_results = [result for _, results in answers for result in results]
+    if contradictions or any(BUG in result.details for result in all_results):
         return 3
-    complete = len(answers) == len(posed)
-    answered = all(result.status in ("optimal", "feasible") for result in every)
+    complete = len(answers) == len(opened)
+    answered = all(result.status in ("optimal", "feasible") for result in all_results)
     return 0 if complete and answered else 1
 
 
 def chosen_methods(
     families: Mapping[str, Family], wanted: Sequence[str] | None
 ) -> dict[str, list[str]]:
-    """The methods named, by problem, each once; `all` stands for every method. Raises InputError
-    for one that no problem has."""
-    names = list(dict.fromkeys(split_list(wanted) if wanted is not None else ["auto"]))
+    """Problem -> the methods that the user wants and the problem has, each once.
+
+    families: problem -> its family. wanted: the values of `--method`; `all` stands for every
+    method, None for `auto`. Raises InputError for a name that is no method of any problem.
+    """
+    listed = split_list(wanted) if wanted is not None else ["auto"]
+    names = list(dict.fromkeys(listed))
     require(names, "no method named", where="--method", expected="at least one")
-    having = {name: [method.name for method in own.methods] for name, own in families.items()}
+    methods_of = {
+        problem: [method.name for method in family.methods] for problem, family in families.items()
+    }
+    every_method = {method for methods in methods_of.values() for method in methods}
     for name in names:
-        if name != "all" and not any(name in own for own in having.values()):
-            next(iter(families.values())).method(name)
+        if name != "all" and name not in every_method:
+            any_family = next(iter(families.values()))
+            any_family.method(name)  # raises the InputError
+    if "all" in names:
+        return methods_of
     return {
-        problem: own if "all" in names else [name for name in names if name in own]
-        for problem, own in having.items()
+        problem: [name for name in names if name in methods]
+        for problem, methods in methods_of.items()
     }
 
 
@@ -167,23 +179,25 @@ def check_back_ends(
     options: Options,
     pyomo_solver: str | None,
 ) -> None:
-    """Refuse options of a back end that none of the methods runs: they would change nothing,
-    silently."""
-    wanted = {} if pyomo_solver is None else {"pyomo": f"--pyomo-solver {pyomo_solver}"}
+    """Raise InputError for options of a back end that no chosen method runs: they would have no
+    effect, and the user would not notice.
+
+    methods: problem -> the chosen methods.
+    """
+    option_of: dict[str, str] = {}  # back end -> the option that names it
+    if pyomo_solver is not None:
+        option_of["pyomo"] = f"--pyomo-solver {pyomo_solver}"
     for backend, native in options.native.items():
-        wanted.setdefault(backend, f"--native {backend}.{next(iter(native))}")
-    for backend, option in wanted.items():
-        users = list(
-            dict.fromkeys(
-                method.name
-                for family in families.values()
-                for method in family.methods
-                if method.takes(backend, options)
-            )
-        )
-        chosen = dict.fromkeys(name for names in methods.values() for name in names)
+        option_of.setdefault(backend, f"--native {backend}.{next(iter(native))}")
+    chosen = dict.fromkeys(name for names in methods.values() for name in names)
+    for backend, option in option_of.items():
+        users: dict[str, None] = {}  # the methods that run the back end, as an ordered set
+        for family in families.values():
+            for method in family.methods:
+                if method.takes(backend, options):
+                    users[method.name] = None
         require(
-            set(users) & set(chosen),
+            users.keys() & chosen.keys(),
             f"no method chosen runs {backend}",
             where=option,
             got=", ".join(chosen),
@@ -194,10 +208,11 @@ def check_back_ends(
 def run_methods(
     instance: Instance, methods: Sequence[str], options: Options, *, quiet: bool
 ) -> list[Result[Any]]:
-    """One result per method, in order; after Ctrl-C the methods that have not begun say so.
+    """The result of each method, in order. After Ctrl-C, the results of the methods that did not
+    begin say so.
 
-    A single method that cannot take the instance raises UnsupportedError; among several it is one
-    result.
+    A method that refuses the instance raises UnsupportedError where it is the only one; among
+    several methods, the refusal is its result.
     """
     results: list[Result[Any]] = []
     for method in methods:
@@ -206,26 +221,32 @@ def run_methods(
         try:
             results.append(watched(run, work, Display(f"{instance.name}: {method}"), quiet=quiet))
         except Exception as error:
-            # A method that refuses the instance, or breaks, does not take the others' results
-            # along.
+            # A method that refuses the instance, or breaks, must not lose the others' results.
             refused = isinstance(error, UnsupportedError)
-            if len(methods) == 1 or (isinstance(error, InputError) and not refused):
+            wrong_input = isinstance(error, InputError) and not refused
+            if len(methods) == 1 or wrong_input:
                 raise
-            kind = type(error).__name__
-            text = str(error) if isinstance(error, HetplanError) else f"{kind}: {error}"
-            message = text if refused else f"bug in hetplan: {text}"
-            results.append(
-                no_result(method, options, Stop.ERROR, message, {} if refused else {BUG: kind})
-            )
+            results.append(failed_result(method, options, error))
         if run.cancelled:
-            later, message = methods[len(results) :], "not begun: stopped from the keyboard"
-            results += [no_result(name, options, Stop.INTERRUPTED, message) for name in later]
+            message = "not begun: stopped from the keyboard"
+            for name in methods[len(results) :]:
+                results.append(no_result(name, options, Stop.INTERRUPTED, message))
             break
     return results
 
 
+def failed_result(method: str, options: Options, error: Exception) -> Result[Any]:
+    """The result of a method that refused the instance (UnsupportedError) or broke."""
+    if isinstance(error, UnsupportedError):
+        return no_result(method, options, Stop.ERROR, str(error))
+    name = type(error).__name__
+    text = str(error) if isinstance(error, HetplanError) else f"{name}: {error}"
+    return no_result(method, options, Stop.ERROR, f"bug in hetplan: {text}", {BUG: name})
+
+
 def solve_loaded(instance: Instance, method: str, run: Run) -> Result[Any]:
-    """The method's result; neither its time limit nor its seconds count that it was loaded."""
+    """The method's result. The method is loaded before its run begins, so that neither the time
+    limit nor the result's seconds count the import of its solver."""
     instance.family.method(method).load()
     run.started = CLOCK.seconds()
     return solve_one(instance.family, instance.data, method, run)
@@ -238,7 +259,7 @@ def no_result(
     message: str,
     details: Mapping[str, object] | None = None,
 ) -> Result[Any]:
-    """A result that knows nothing but why."""
+    """The result of a method that found nothing. message: why."""
     return Result(
         method=method,
         stop=stop,
@@ -258,10 +279,12 @@ def no_result(
 def result_tables(
     instance: Instance, results: Sequence[Result[Any]], *, alone: bool
 ) -> Iterator[Table]:
-    """One line per method; where it is alone, then the best decision as its family describes it."""
-    best_bound = max((r.bound for r in results if r.bound is not None), default=0.0)
+    """The table of an instance's results with one row per method, and the tables of the best
+    decision where the instance is the only one (`alone`)."""
+    bounds = [result.bound for result in results if result.bound is not None]
+    best_bound = max(bounds, default=0.0)
 
-    def above(result: Result[Any]) -> float | None:
+    def above_best_bound(result: Result[Any]) -> float | None:
         if result.objective is None or best_bound <= 0:
             return None
         return max(0.0, result.objective / best_bound - 1.0)
@@ -272,7 +295,7 @@ def result_tables(
         Column("objective", lambda result: result.objective, digits(8), right=True),
         Column("bound", lambda result: result.bound, digits(8), right=True),
         Column("gap", lambda result: result.gap, percent_text, right=True),
-        Column("above best bound", above, percent_text, right=True),
+        Column("above best bound", above_best_bound, percent_text, right=True),
         *(part_column(name) for name in instance.family.beside),
         Column("time", lambda result: result.seconds, seconds_text, right=True),
         Column("message", lambda result: result.message),
@@ -289,20 +312,24 @@ def result_tables(
 
 
 def part_column(name: str) -> Column[Result[Any]]:
-    """The column of a part of the evaluation beside the objective; a dash without a decision."""
+    """The column of a part of the evaluation beside the objective, with a dash for results without
+    a decision."""
     heading = name.replace("_", "-")
     return Column(heading, lambda result: result.details.get(name), digits(4), right=True)
 
 
 def describe(instance: Instance, decision: Any, source: str) -> list[Table]:
-    """The decision as tables of its family, else as JSON on a note."""
+    """A decision as tables for people, or as JSON in a note where its family has no tables.
+
+    source: the decision's origin, which begins the first title.
+    """
     if instance.family.describe is None:
         return [Table(source, (), (), notes=(to_json(plain(decision)).rstrip(),))]
     return titled(source, load(instance.family.describe)(instance.data, decision))
 
 
 def titled(source: str, tables: Sequence[Table]) -> list[Table]:
-    """The tables, the first one's title after where they come from."""
+    """The tables, where the first title begins with their source."""
     first, *rest = tables
     return [replace(first, title=f"{source}: {first.title}"), *rest]
 
@@ -321,33 +348,33 @@ def check(
     """Verify decisions against an instance and price them again.
 
     Exit code 0 when all hold; 1 when one breaks a constraint, contradicts what is stated of it, or
-    is missing
-    (a result that is infeasible or unknown has nothing to verify).
+    is missing (a result that is infeasible or unknown has nothing to verify).
     """
     require(
         (instance, decision) != ("-", "-"),
         "instance and decision cannot both come from standard input",
     )
-    posed = open_instance(instance)
+    opened = open_instance(instance)
     value, where = read_document(decision)
-    claims = read_claims(value, posed, where=where)
-    if isinstance(value, dict) and "results" in value and value.get("instance") != posed.name:
-        note(f"{where} answers instance {value.get('instance')!r}, checked against {posed.name!r}")
-    verdicts = judge(claims, posed)
+    claims = read_claims(value, opened, where=where)
+    if isinstance(value, dict) and "results" in value and value.get("instance") != opened.name:
+        note(f"{where} answers instance {value.get('instance')!r}, checked against {opened.name!r}")
+    verdicts = judge(claims, opened)
     return emit(
         {
-            "instance": posed.name,
-            "problem": posed.problem,
+            "instance": opened.name,
+            "problem": opened.problem,
             "decisions": [verdict.document() for verdict in verdicts],
         },
-        verdict_tables(posed, verdicts),
+        verdict_tables(opened, verdicts),
         json=json,
         ok=all(verdict.holds for verdict in verdicts),
     )
 
 
 def verdict_tables(instance: Instance, verdicts: Sequence[Verdict]) -> Iterator[Table]:
-    """Of each claim its decision's parts, then its complaints or its description."""
+    """For each claim a table with the parts of its decision's evaluation and the complaints, then
+    the decision's description."""
     for verdict in verdicts:
         claim, evaluation = verdict.claim, verdict.evaluation
         word = {True: "holds", False: "does not hold", None: "nothing to price"}[verdict.holds]
@@ -357,13 +384,11 @@ def verdict_tables(instance: Instance, verdicts: Sequence[Verdict]) -> Iterator[
             bound = "" if claim.bound is None else f", bound {number_text(claim.bound, 10)}"
             yield Table(title, (), (), (*verdict.complaints, f"no decision ({stated}{bound})"))
             continue
+        parts = {**evaluation.parts, "objective": evaluation.objective}
         rows = tuple(
-            (name, number_text(v, 10))
-            for name, v in {**evaluation.parts, "objective": evaluation.objective}.items()
-            if v is not None
+            (name, number_text(value, 10)) for name, value in parts.items() if value is not None
         )
-        yield Table(
-            title, ("part", "value") if rows else (), rows, notes=verdict.complaints, right=(1,)
-        )
+        header = ("part", "value") if rows else ()
+        yield Table(title, header, rows, notes=verdict.complaints, right=(1,))
         if evaluation.objective is not None:
             yield from describe(instance, claim.decision, claim.source)

@@ -1,5 +1,5 @@
-"""`hetplan study run`: many methods on many instances, every run a row that is kept; `study
-report`: its findings."""
+"""`hetplan study run` runs many methods on many instances and keeps a row for every run;
+`hetplan study report` reports the findings of the rows."""
 
 import contextlib
 import fnmatch
@@ -41,15 +41,16 @@ from hetplan.studies.rows import Runner, Tally, Task, arrow, carry_out, read_row
 from hetplan.studies.workers import connected, run_on, run_tasks, slurm
 from hetplan.text import Table, counted
 
-SMOKE_SECONDS = 15.0
-GIB = 2**30
-LINE_EVERY = 20
+SMOKE_SECONDS = 15.0  # the most seconds of a run under --smoke
+GIB = 2**30  # bytes
+LINE_EVERY = 20  # runs between two lines of progress where stderr is no terminal
 LARGEST_SEED = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """What carries out the runs: this machine's cores, a Dask cluster, or Slurm jobs."""
+    """The options that say where the runs take place: on this machine's cores, on a Dask cluster,
+    or in Slurm jobs."""
 
     jobs: Annotated[
         int | None,
@@ -90,20 +91,27 @@ class Workers:
     plugin: PluginOption = None
 
     def shares(self) -> tuple[int, int]:
-        """Runs at a time, and the threads of each."""
+        """(number of runs at a time, threads of each run)."""
         cores = os.cpu_count() or 1
-        jobs = self.jobs or (1 if self.slurm else max(1, cores // (self.threads or 1)))
-        return jobs, self.threads if self.threads is not None else max(1, cores // jobs)
+        if self.jobs:
+            jobs = self.jobs
+        elif self.slurm:
+            jobs = 1
+        else:
+            jobs = max(1, cores // (self.threads or 1))
+        threads = self.threads if self.threads is not None else max(1, cores // jobs)
+        return jobs, threads
 
     @contextlib.contextmanager
     def runner(self, stop: threading.Event) -> Iterator[Runner]:
-        """What does the tasks."""
+        """A context with the function that runs a study's tasks. `stop` ends the runs early."""
         require(
             self.scheduler is None or self.slurm is None,
             "cannot be used together",
             where="--scheduler, --slurm",
         )
-        jobs, limit = self.shares()[0], None if self.memory is None else int(self.memory * GIB)
+        jobs, _ = self.shares()
+        limit = None if self.memory is None else int(self.memory * GIB)
         if self.scheduler is None and self.slurm is None:
             yield lambda work: run_tasks(work, jobs, memory_bytes=limit, stop=stop.is_set)
             return
@@ -170,17 +178,18 @@ def run(
         "no instances named",
         expected="a set such as papers, a problem, instances, files",
     )
-    # the same sets find their rows again
+    # The folder's name depends on the sets alone, so that a second call continues the study.
     names = "-".join(re.sub(r"[^\w.]+", "-", name).strip("-") for name in sets or ["smoke"])
     folder = output or Path(f"study-{names}"[:86])
     require(
         folder.is_dir() or not folder.exists(), "is a file, expected a folder", where=str(folder)
     )
     arrow()
+    _, threads = workers.shares()
     options = make_options(
         time_limit=min(time_limit, SMOKE_SECONDS) if smoke else time_limit,
         gap=gap,
-        threads=workers.shares()[1],
+        threads=threads,
         native=native,
         pyomo_solver=pyomo_solver,
     )
@@ -211,7 +220,8 @@ def slurm_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def show_progress(tally: Tally) -> None:
-    """One line that changes in place on a terminal; a line now and then elsewhere."""
+    """Show a study's progress on stderr: in one line that changes in place on a terminal, elsewhere
+    in a new line every LINE_EVERY runs."""
     over = tally.done == tally.total
     if sys.stderr.isatty():
         print(f"\r\x1b[K{tally.text()}", end="\n" if over else "", file=sys.stderr, flush=True)
@@ -220,17 +230,21 @@ def show_progress(tally: Tally) -> None:
 
 
 def summary(folder: Path, work: Sequence[Task], tally: Tally) -> Iterator[Table]:
-    """Rows of the whole study by problem, method and status."""
-    wanted = {task.key for task in work}
-    rows = [row for row in read_rows(folder) if row["key"] in wanted] if tally.done else []
-    counts = Counter((row["problem"], row["method"], row["status"]) for row in rows)
+    """The table of a study's tasks: the number of rows of each problem and method by status."""
+    keys = {task.key for task in work}
+    counts: Counter[tuple[str, str, str]] = Counter()
+    if tally.done:
+        for row in read_rows(folder):
+            if row["key"] in keys:
+                counts[row["problem"], row["method"], row["status"]] += 1
     statuses = sorted({status for _, _, status in counts})
-    cells = tuple(
-        (problem, method, *(str(counts[problem, method, status] or "-") for status in statuses))
-        for problem, method in dict.fromkeys((task.problem, task.method) for task in work)
-    )
+    lines = []
+    for problem, method in dict.fromkeys((task.problem, task.method) for task in work):
+        numbers = [str(counts[problem, method, status] or "-") for status in statuses]
+        lines.append((problem, method, *numbers))
     header = ("problem", "method", *statuses)
-    yield Table(f"{folder}: {tally.text()}", header, cells, right=tuple(range(2, len(header))))
+    number_columns = tuple(range(2, len(header)))
+    yield Table(f"{folder}: {tally.text()}", header, tuple(lines), right=number_columns)
 
 
 def report(
@@ -261,22 +275,22 @@ def report(
         where=str(folder),
         expected="a folder",
     )
-    rows = [r for r in read_rows(folder) if fnmatch.fnmatchcase(r["instance"], name or "*")]
+    pattern = name or "*"
+    rows = [row for row in read_rows(folder) if fnmatch.fnmatchcase(row["instance"], pattern)]
     require(rows, "no run matches" if name else "holds no runs yet", where=str(folder), got=name)
-    study, title = Study(rows), f"Gap study {folder.resolve().name}"
+    study = Study(rows)
+    title = f"Gap study {folder.resolve().name}"
     if output is not None:
         write_text(output, page.document(title, page.lines(study)))
     if markdown is not None:
         write_text(markdown, page.markdown(study, title))
     if png is not None:
-        write_pictures(
-            png,
-            {
-                f"{problem}-{at}": made
-                for problem in study.problems
-                for at, made in enumerate(charts(study, problem).values())
-            },
-        )
+        pictures = {
+            f"{problem}-{number}": picture
+            for problem in study.problems
+            for number, picture in enumerate(charts(study, problem).values())
+        }
+        write_pictures(png, pictures)
     if packed is not None:
         write_rows(packed, rows)
     conflicts = [*study.conflicts(), *repriced(rows)]
@@ -289,13 +303,16 @@ def report(
         )
         for problem in study.problems
     )
-    problems = {
-        problem: [
-            {**asdict(summary), "worst": summary.worst and summary.worst["instance"]}
-            for summary in study.summaries(problem)
-        ]
-        for problem in study.problems
-    }
+    problems = {problem: summary_entries(study, problem) for problem in study.problems}
     emit({"folder": str(folder), "problems": problems, "conflicts": conflicts}, tables, json=json)
     note(*conflicts)
     return 1 if conflicts else 0
+
+
+def summary_entries(study: Study, problem: str) -> list[dict[str, Any]]:
+    """The summaries of a problem's methods as JSON types, where the worst run is given by its
+    instance's name."""
+    return [
+        {**asdict(summary), "worst": summary.worst and summary.worst["instance"]}
+        for summary in study.summaries(problem)
+    ]

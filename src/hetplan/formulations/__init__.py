@@ -1,7 +1,9 @@
-"""The decision problems, one folder each; this module names them without importing their models.
+"""The decision problems, one folder each. This module finds a problem's family by its name, without
+importing the models of the other problems.
 
-A plugin is a module of the user's own with METHODS = {problem: [Method, ...]}. Modules named by
-entry points of the group `hetplan.methods` are plugins, too.
+A plugin is a module that a user writes, with METHODS = {problem: [Method, ...]}. It adds these
+methods to the families. Plugins are the modules that entry points of the group `hetplan.methods`
+name, and those that `join` adds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,25 +23,34 @@ FAMILIES: dict[str, str] = {
     "joint": "hetplan.formulations.joint.family:FAMILY",
     "poplar": "hetplan.formulations.poplar.family:FAMILY",
 }
-# Modules that joined for this process alone.
+# Names of the plugins that `join` has added in this process.
 JOINED: list[str] = []
 
 
 def family(name: str, *, where: str | None = None) -> Family:
-    """The family called `name` with the methods of all plugins; raises InputError with the nearest
-    names (`where`: who named it)."""
+    """The family of the problem `name`, with the methods that plugins add to it.
+
+    where: the file or option that names the problem, for the error's text. Raises InputError with
+    the nearest names where there is no such problem, and where a plugin's method has the name of
+    another method.
+    """
     family: Family = load(look_up("unknown problem", name, FAMILIES, where=where))
     for module in dict.fromkeys([*installed_plugins(), *JOINED]):
-        own, taken = plugin(module).get(name, ()), [method.name for method in family.methods]
-        if twice := [method.name for method in own if method.name in taken]:
-            raise InputError("there is a method of this name", where=module, got=twice[0])
-        family = replace(family, methods=(*family.methods, *own))
+        added = plugin(module).get(name, ())
+        taken = [method.name for method in family.methods]
+        repeated = [method.name for method in added if method.name in taken]
+        if repeated:
+            raise InputError("there is a method of this name", where=module, got=repeated[0])
+        family = replace(family, methods=(*family.methods, *added))
     return family
 
 
 def join(modules: Sequence[str] | None) -> Sequence[str] | None:
-    """The modules, after their methods have joined; they are installed, or else in the working
-    folder. Raises InputError for a module that is no plugin."""
+    """Add plugins for this process and return their names.
+
+    modules: names of modules that are installed or lie in the working folder; None: no plugin.
+    Raises InputError for a module that is no plugin.
+    """
     for module in modules or ():
         let_find(module, "--plugin")
         plugin(module)
@@ -49,13 +60,14 @@ def join(modules: Sequence[str] | None) -> Sequence[str] | None:
 
 @cache
 def installed_plugins() -> list[str]:
-    """The modules of all entry points."""
+    """The names of the plugins that entry points of installed distributions name."""
     return [entry.value for entry in entry_points(group="hetplan.methods")]
 
 
 @cache
 def plugin(module: str) -> Mapping[str, Sequence[Method]]:
-    """Its methods by problem; raises InputError where it has none."""
+    """METHODS of a plugin: its methods by problem. Raises InputError where the module cannot be
+    imported, has no METHODS or names an unknown problem."""
     try:
         methods: Mapping[str, Sequence[Method]] = load(f"{module}:METHODS")
     except (ImportError, AttributeError) as error:

@@ -1,1 +1,2 @@
-"""Instance files: their envelope, and the library of instances that comes with hetplan."""
+"""Instance files: their format, the library of instances that comes with hetplan, generators of
+random instances, and answer documents."""

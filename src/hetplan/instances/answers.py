@@ -1,24 +1,25 @@
-"""The answer document: what `solve --json` prints, and what `check` reads back and judges.
+"""Answer documents and best-known records: writes, reads and judges them.
+
+An answer document is the output of `solve --json`, which `check` reads back:
 
     {"instance": …, "problem": …, "results": [{"method", "status", "objective", "bound", "gap",
      "seconds", "decision", …} …]}
 
-Objectives and bounds are in the instance's unit (seconds); unknown is null. What is read back are
-claims; the evaluator prices every decision again, and what is stated beside it has to agree:
+Objectives and bounds are in the instance's unit (seconds); unknown is null. The results of a
+document are claims: the evaluator prices every decision again, and the stated figures have to
+agree:
 (1) a decision breaks no constraint            (2) the objective stated is the decision's
 (3) the gap stated is (objective - bound) / objective
 (4) `optimal` has a bound that proves it (gap <= 1e-6); `optimal` and `feasible` have a decision,
     and `infeasible` and `unknown` have none, nor an objective
-(5) no bound lies above a decision that holds, and nothing is infeasible where one holds, whoever
-    found it
+(5) no bound lies above the objective of a valid decision, and no instance with a valid decision is
+    infeasible, whichever method found the decision
 
-Best-known records, bettered by what answers bring: only upwards in quality, and never on
-anybody's word alone.
-
-An objective is taken where the independent evaluator prices the decision below the record's. A
-bound cannot be priced again: it is taken from exact methods only, where the finding is certainly
-about this very instance (its key says so, or its own decision is worth here what it states), where
-it lies above the record's and no decision known refutes it.
+The findings of runs improve best-known records. A finding replaces a record's decision where the
+independent evaluator prices its decision below the record's objective. A bound cannot be priced
+again. It replaces a record's bound only under these conditions: an exact method proved it; it
+certainly belongs to this very instance (the finding's key says so, or the finding's own decision
+has its stated objective here); it lies above the record's bound; and no known decision refutes it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,7 +54,7 @@ TOLERANCE = 1e-6
 
 
 class Answer(Foreign):
-    """The part of one result that `check` looks at; other keys are another program's business."""
+    """The keys of a result in an answer document that `check` reads; it ignores all others."""
 
     method: Name
     status: Status | None = None
@@ -65,7 +66,7 @@ class Answer(Foreign):
 
 
 class AnswerFile(Foreign):
-    """An answer document as read back."""
+    """The keys of an answer document that `check` reads."""
 
     instance: Name
     problem: Name
@@ -74,10 +75,10 @@ class AnswerFile(Foreign):
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A decision and the figures that somebody states of it; None: a figure is not stated."""
+    """A decision and the figures that a document states of it; None: not stated."""
 
-    source: str  # the method, or where it stands
-    decision: Any = None  # a model of the family's
+    source: str  # the method that made the decision, or the place where the decision stands
+    decision: Any = None  # a model of the family's decision schema
     status: Status | None = None
     objective: float | None = None
     bound: float | None = None
@@ -86,10 +87,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim as judged."""
+    """The judgement of a claim, as `judge` returns it."""
 
     claim: Claim
-    evaluation: Evaluation | None  # None where there is no decision to price
+    evaluation: Evaluation | None  # the evaluator's; None where there is no decision to price
     complaints: tuple[str, ...]  # violations and disagreements, one line each
 
     @property
@@ -99,7 +100,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool | None:
-        """Whether everything stated is right; None where that cannot be told, for want of a
+        """Whether the claim's statements are right; None where that is unknown, for want of a
         decision."""
         if self.complaints:
             return False
@@ -121,7 +122,8 @@ class Verdict:
 
 
 def result_document(result: Result[Any]) -> dict[str, Any]:
-    """One result as JSON types; the decision is null where none was found."""
+    """One result of an answer document as JSON types; its decision is null where the method found
+    none."""
     return {
         "method": result.method,
         "status": result.status,
@@ -142,8 +144,8 @@ def result_document(result: Result[Any]) -> dict[str, Any]:
 def answer_document(
     instance: Instance, results: Sequence[Result[Any]], options: dict[str, object]
 ) -> dict[str, Any]:
-    """The whole answer: results in the order in which the methods ran, what contradicts itself in
-    them, and the options that they got."""
+    """The answer document of an instance as JSON types: the results in the order in which the
+    methods ran, the contradictions among them, and the options of the runs."""
     return {
         "instance": instance.name,
         "problem": instance.problem,
@@ -155,8 +157,10 @@ def answer_document(
 
 
 def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
-    """The claims of an answer document, a best-known record or a raw decision; raises
-    InputError."""
+    """The claims of an answer document, of a best-known record, or of a bare decision.
+
+    value: the parsed JSON. where: its source, for errors. Raises InputError.
+    """
     if isinstance(value, dict) and value.get("format") == BEST_FORMAT:
         best = BestKnown.parsed(value, where=where)
         check_problem(best.problem, instance, where)
@@ -178,7 +182,8 @@ def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
 
 
 def claim_of(answer: Answer, instance: Instance, where: str, *place: int | str) -> Claim:
-    """The claim of an answer; raises InputError where its decision, at `place`, is malformed."""
+    """The claim of a result. place: the keys that lead to the result's decision, for the InputError
+    that a malformed decision raises."""
     decision = answer.decision
     return Claim(
         source=answer.method,
@@ -191,7 +196,7 @@ def claim_of(answer: Answer, instance: Instance, where: str, *place: int | str) 
 
 
 def claim_of_record(best: BestKnown, instance: Instance, where: str) -> Claim:
-    """The claim of a best-known record; raises InputError where its decision is malformed."""
+    """The claim of a best-known record. Raises InputError where its decision is malformed."""
     return Claim(
         source=best.found_by,
         decision=parse_decision(best.decision, instance, where, "decision"),
@@ -201,12 +206,13 @@ def claim_of_record(best: BestKnown, instance: Instance, where: str) -> Claim:
 
 
 def parse_decision(value: Any, instance: Instance, where: str, *place: int | str) -> Any:
-    """A decision of the instance's problem from parsed JSON; raises InputError."""
+    """A decision of the instance's problem from parsed JSON. place: the keys that lead to it in its
+    document, for the InputError that a malformed decision raises."""
     return parse(instance.family.load_decision(), value, where=where, prefix=place)
 
 
 def check_problem(problem: str, instance: Instance, where: str) -> None:
-    """Refuse the answer to another problem."""
+    """Raise InputError where a document answers another problem than the instance's."""
     require(
         problem == instance.problem,
         "answers another problem",
@@ -217,9 +223,10 @@ def check_problem(problem: str, instance: Instance, where: str) -> None:
 
 
 def judge(claims: Sequence[Claim], instance: Instance) -> list[Verdict]:
-    """One verdict per claim; claims about one instance are held against each other, too."""
+    """The verdict on each claim about an instance. The best valid decision of all claims also
+    counts against the others."""
     evaluations: list[Evaluation | None] = []
-    best: tuple[float, Claim] | None = None
+    best: tuple[float, Claim] | None = None  # (objective, its claim) of the best valid decision
     for claim in claims:
         evaluation = None
         if claim.decision is not None:
@@ -230,20 +237,26 @@ def judge(claims: Sequence[Claim], instance: Instance) -> list[Verdict]:
         evaluations.append(evaluation)
     verdicts = []
     for claim, evaluation in zip(claims, evaluations, strict=True):
-        if evaluation is None:
-            against = complaints(claim, None, best)
-        else:
-            against = [*evaluation.violations, *complaints(claim, evaluation.objective, best)]
-        verdicts.append(Verdict(claim, evaluation, tuple(against)))
+        lines: list[str] = []
+        objective = None
+        if evaluation is not None:
+            lines += evaluation.violations  # (1)
+            objective = evaluation.objective
+        lines += complaints(claim, objective, best)
+        verdicts.append(Verdict(claim, evaluation, tuple(lines)))
     return verdicts
 
 
 def complaints(
     claim: Claim, objective: float | None, best: tuple[float, Claim] | None
 ) -> list[str]:
-    """Every line that (2) to (5) have against a claim. objective: the evaluator's, of the claim's
-    decision; best: the least objective of all decisions that hold, and who claims it."""
-    gap = relative_gap(objective if claim.objective is None else claim.objective, claim.bound)
+    """A line for each of the conditions (2) to (5) that a claim violates.
+
+    objective: the evaluator's objective of the claim's decision. best: the least objective of all
+    valid decisions, and its claim.
+    """
+    objective_of_gap = objective if claim.objective is None else claim.objective
+    gap = relative_gap(objective_of_gap, claim.bound)
     return [
         *wrong_objective(claim, objective),
         *wrong_gap(claim, gap),
@@ -253,7 +266,7 @@ def complaints(
 
 
 def wrong_objective(claim: Claim, objective: float | None) -> Iterator[str]:  # (2)
-    """A complaint where the stated objective is not the decision's."""
+    """A complaint where the stated objective is not that of the decision."""
     stated = claim.objective
     if stated is None or objective is None:
         return
@@ -262,7 +275,7 @@ def wrong_objective(claim: Claim, objective: float | None) -> Iterator[str]:  # 
 
 
 def wrong_gap(claim: Claim, gap: float | None) -> Iterator[str]:  # (3)
-    """A complaint where the stated gap is not `gap`, that of objective and bound."""
+    """A complaint where the stated gap is not `gap`, the gap of objective and bound."""
     if claim.gap is None:
         return
     if gap is None:
@@ -272,8 +285,8 @@ def wrong_gap(claim: Claim, gap: float | None) -> Iterator[str]:  # (3)
 
 
 def wrong_status(claim: Claim, gap: float | None) -> Iterator[str]:  # (4)
-    """A complaint for each part of the claim that does not go with its status. gap: that of
-    objective and bound."""
+    """A complaint for each part of the claim that contradicts its status. gap: the gap of objective
+    and bound."""
     status = claim.status
     if claim.decision is None:
         if status in ("optimal", "feasible"):
@@ -290,8 +303,8 @@ def wrong_status(claim: Claim, gap: float | None) -> Iterator[str]:  # (4)
 
 
 def refuted_by_the_best(claim: Claim, best: tuple[float, Claim] | None) -> Iterator[str]:  # (5)
-    """A complaint where the best decision that holds lies below the stated bound, and where it is
-    one of an instance that is stated to be infeasible."""
+    """A complaint where the stated bound is above the best valid decision, and one where the
+    instance is stated to be infeasible although there is a valid decision."""
     if best is None:
         return
     least, holder = best
@@ -305,11 +318,11 @@ def refuted_by_the_best(claim: Claim, best: tuple[float, Claim] | None) -> Itera
 
 
 def slack(objective: float) -> float:
-    """The distance that a figure may have from a recomputed objective."""
+    """The largest difference from a recomputed objective that still counts as rounding."""
     return TOLERANCE * max(abs(objective), 1e-300)
 
 
-# Less than this, relatively, is rounding and no news.
+# A relative improvement of a record up to this is rounding.
 NEWS = 1e-9
 
 
@@ -317,16 +330,16 @@ NEWS = 1e-9
 class Finding:
     """The decision and the bound that one run found for an instance."""
 
-    where: str  # its source, for messages
+    where: str  # the finding's source, for messages
     problem: str
-    instance: str
+    instance: str  # name
     answer: Answer
-    # Whether it was made on exactly this instance; None where that is not told.
+    # Whether the run solved exactly the given instance; None where the source does not say.
     about: Callable[[Instance], bool] | None = None
 
     @property
     def by(self) -> str:
-        """Method and solver, for the record."""
+        """The method and its solver, as a best-known record states them."""
         method, solver = self.answer.method, self.answer.solver
         return f"{method} ({solver})"[:200] if solver else method
 
@@ -336,43 +349,50 @@ class Change:
     """The best-known record of one instance before and after new findings."""
 
     entry: Entry
-    before: BestKnown | None  # None where there was no record
-    after: BestKnown | None  # None where none can be
-    refused: tuple[str, ...]  # a line for each finding that is not to be believed
+    before: BestKnown | None  # None: there was no record
+    after: BestKnown | None  # None: no finding gives a record
+    refused: tuple[str, ...]  # a line for each complaint about a finding
 
     @property
     def news(self) -> bool:
-        """Whether there is something to write."""
+        """Whether the record changes, so that it has to be written."""
         return self.after is not None and self.after != self.before
 
     def document(self) -> dict[str, Any]:
-        """As JSON types."""
-        keys = ("objective", "bound", "found_by", "proved_by")
-        records = {"before": self.before, "after": self.after}
+        """The change as JSON types."""
         return {
             "problem": self.entry.problem,
             "instance": self.entry.name,
             "changed": self.news,
-            **{n: {key: getattr(r, key, None) for key in keys} for n, r in records.items()},
+            "before": record_figures(self.before),
+            "after": record_figures(self.after),
         }
 
 
+def record_figures(record: BestKnown | None) -> dict[str, Any]:
+    """The figures of a record and the methods behind them; each is None without a record."""
+    keys = ("objective", "bound", "found_by", "proved_by")
+    return {key: getattr(record, key, None) for key in keys}
+
+
 def findings_of_answers(value: Any, where: str) -> Iterator[Finding]:
-    """The results of an answer document (`solve --json`); raises InputError."""
+    """The results of an answer document as findings.
+
+    value: the parsed JSON. where: its source, for messages. Raises InputError.
+    """
     answers = parse(AnswerFile, value, where=where)
-    yield from (
-        Finding(
+    for answer in answers.results:
+        yield Finding(
             where=f"{where}: {answer.method}",
             problem=answers.problem,
             instance=answers.instance,
             answer=answer,
         )
-        for answer in answers.results
-    )
 
 
 def shelf(folder: Path | None) -> list[Entry]:
-    """Where records lie: the packaged library, or the instance files in a folder and below."""
+    """The instances whose records can be updated: the packaged library (None), or the instance
+    files in a folder and its subfolders."""
     if folder is None:
         return library()
     require(folder.is_dir(), "no such folder", where=str(folder))
@@ -380,24 +400,29 @@ def shelf(folder: Path | None) -> list[Entry]:
 
 
 def changes(entries: Iterable[Entry], findings: Iterable[Finding]) -> Iterator[Change]:
-    """One per instance with findings; raises InputError where one is of an instance that is not
-    there."""
-    by_name = grouped(((finding.problem, finding.instance), finding) for finding in findings)
-    there = {(entry.problem, entry.name): entry for entry in entries}
-    for key, group in by_name.items():
+    """The change of each instance's record for which there are findings. Raises InputError for a
+    finding of an instance that is not among the entries."""
+    findings_of = grouped(((finding.problem, finding.instance), finding) for finding in findings)
+    entry_of = {(entry.problem, entry.name): entry for entry in entries}
+    for key, group in findings_of.items():
         require(
-            key in there,
+            key in entry_of,
             "no such instance among those to update",
             where=group[0].where,
             got="/".join(key),
         )
-        yield change(there[key], group)
+        yield change(entry_of[key], group)
 
 
 def change(entry: Entry, findings: Sequence[Finding]) -> Change:
-    """The record of one instance after its findings."""
-    instance, before = entry.load(), entry.best_known()
-    usable: list[tuple[Finding, Claim]] = []
+    """The change of one instance's record by its findings.
+
+    A finding with a complaint is refused. Where the record itself gives rise to a complaint, it
+    stays as it is.
+    """
+    instance = entry.load()
+    before = entry.best_known()
+    claims: list[tuple[Finding, Claim]] = []
     refused = []
     for finding in findings:
         try:
@@ -405,21 +430,26 @@ def change(entry: Entry, findings: Sequence[Finding]) -> Change:
             other = f"is about another instance called {entry.name}"
             require(about_this, other, where=finding.where)
             claim = claim_of(finding.answer, instance, finding.where, "decision")
-            usable.append((finding, claim))
+            claims.append((finding, claim))
         except InputError as error:
             refused.append(str(error))
-    known = []
+    to_judge = [claim for _, claim in claims]
     if before is not None:
-        known = [replace(claim_of_record(before, instance, entry.name), source="the record")]
-    verdicts = judge([*(claim for _, claim in usable), *known], instance)
-    own = verdicts.pop() if known else None
-    judged = [(f, verdict) for (f, _), verdict in zip(usable, verdicts, strict=True)]
-    refused += [f"{f.where}: {complaint}" for f, v in judged for complaint in v.complaints]
+        record_claim = claim_of_record(before, instance, entry.name)
+        to_judge.append(replace(record_claim, source="the record"))
+    verdicts = judge(to_judge, instance)
+    record_verdict = verdicts.pop() if before is not None else None
+    judged = [(finding, verdict) for (finding, _), verdict in zip(claims, verdicts, strict=True)]
+    for finding, verdict in judged:
+        refused += [f"{finding.where}: {complaint}" for complaint in verdict.complaints]
     after = before
-    if own is not None and own.complaints:
-        refused += [f"{entry.name}: the record itself: {complaint}" for complaint in own.complaints]
+    if record_verdict is not None and record_verdict.complaints:
+        refused += [
+            f"{entry.name}: the record itself: {complaint}"
+            for complaint in record_verdict.complaints
+        ]
     else:
-        good = [(f, v) for f, v in judged if not v.complaints]
+        good = [(finding, verdict) for finding, verdict in judged if not verdict.complaints]
         after = with_bound(with_decision(before, good), good, instance)
     return Change(entry, before, after, tuple(refused))
 
@@ -427,8 +457,13 @@ def change(entry: Entry, findings: Sequence[Finding]) -> Change:
 def with_decision(
     before: BestKnown | None, good: Sequence[tuple[Finding, Verdict]]
 ) -> BestKnown | None:
-    """The record with the best decision; as it was where none is better."""
-    priced = [(v.objective, f) for f, v in good if v.objective is not None]
+    """The record with the best decision of the findings, or as it was where none is better.
+
+    good: the findings without complaints.
+    """
+    priced = [
+        (verdict.objective, finding) for finding, verdict in good if verdict.objective is not None
+    ]
     objective, finding = min(priced, key=lambda pair: pair[0], default=(0.0, None))
     if finding is None or (before is not None and objective >= before.objective * (1 - NEWS)):
         return before
@@ -448,29 +483,29 @@ def with_decision(
 def with_bound(
     record: BestKnown | None, good: Sequence[tuple[Finding, Verdict]], instance: Instance
 ) -> BestKnown | None:
-    """The record with the highest bound that an exact method proved of this very instance, at most
-    the objective."""
+    """The record with the highest bound that an exact method proved for this very instance, but at
+    most the record's objective. good: the findings without complaints."""
     exact = {method.name for method in instance.family.methods if method.exact}
-    proved = [
-        (f.answer.bound, f.by)
-        for f, v in good
-        if f.answer.bound is not None
-        and f.answer.method in exact
-        and (f.about is not None or v.objective is not None)
-    ]
+    proved = []  # (bound, method and solver)
+    for finding, verdict in good:
+        # A valid decision with the stated objective shows that the run solved this instance.
+        about_this = finding.about is not None or verdict.objective is not None
+        bound = finding.answer.bound
+        if bound is not None and about_this and finding.answer.method in exact:
+            proved.append((bound, finding.by))
     if record is None or not proved:
         return record
-    bound, by = max(proved)
-    bound = min(bound, record.objective)
-    if record.bound is None or bound > record.bound * (1 + NEWS):
-        return record.model_copy(update={"bound": bound, "proved_by": by})
-    # rounding may leave a bound a hair above a better decision
+    highest, by = max(proved)
+    highest = min(highest, record.objective)
+    if record.bound is None or highest > record.bound * (1 + NEWS):
+        return record.model_copy(update={"bound": highest, "proved_by": by})
+    # Rounding may leave the old bound slightly above a better decision.
     return record.model_copy(update={"bound": min(record.bound, record.objective)})
 
 
 def write(change: Change) -> None:
-    """Put the new record in its place, whole; raises InputError where the library is no folder (a
-    zip archive, say)."""
+    """Write the new record's file, atomically. Raises InputError where the library is no folder but
+    a zip archive, for example."""
     file = change.entry.best_file
     if not isinstance(file, Path):
         raise InputError(

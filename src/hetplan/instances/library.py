@@ -1,9 +1,10 @@
-"""Instance files, and the library of those that come with hetplan.
+"""Reads and writes instance files, and lists the library of instances that come with hetplan.
 
-An instance file is one envelope for every problem, with the family's own schema inside it:
+The instance files of all problems share one envelope, whose `data` has the schema of the problem's
+family:
 
-    {"format": "hetplan-instance", "version": 1, "problem": "amp", "name": …, "origin": …, "data":
-    {…}}
+    {"format": "hetplan-instance", "version": 1, "problem": "amp",
+     "name": …, "origin": …, "data": {…}}
 
 All numbers are SI (seconds, bytes, bytes per second, FLOP, FLOP per second); layers, devices and
 stages count from 0; ranges are half open. `origin` says where the numbers come from: a paper's
@@ -11,11 +12,11 @@ table, a profile …
 
 A packaged instance is two files in `library/<problem>/`, both named after the instance:
 
-    <name>.json or <name>.json.gz      the instance file itself
-    <name>.best.json                   the best decision known, its objective, the proven bound, who
-    found it
+    <name>.json or <name>.json.gz   the instance file
+    <name>.best.json                the best-known record: a decision, its objective, a proven
+                                    bound, and the methods that found them
 
-Adding an instance is adding these two files; nothing else lists them. The tests check every pair:
+To add an instance, add these two files; nothing else lists them. The tests check every pair:
 the instance validates, and the independent evaluator prices the stored decision as the record says.
 """
 
@@ -38,9 +39,9 @@ from hetplan.solvers.registry import Family
 from hetplan.solvers.run import OPTIMAL_GAP, relative_gap
 
 FORMAT, VERSION = "hetplan-instance", 1
-BEST = ".best.json"
-INSTANCE = (".json.gz", ".json")
-# set -> (what it is, patterns of "problem/name").
+BEST = ".best.json"  # the ending of the name of a best-known record
+INSTANCE = (".json.gz", ".json")  # the endings of names of instance files
+# The name of a set -> (its description, patterns of "problem/name").
 SETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "smoke": (
         "a tiny instance or two per problem: a study in a minute",
@@ -70,34 +71,33 @@ SETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 class InstanceFile(StrictModel):
-    """The envelope; `data` is checked against the schema of `problem` afterwards."""
+    """The envelope of an instance file."""
 
     format: Literal["hetplan-instance"]
     version: Literal[1]
     problem: Name
     name: Name
-    origin: str = Field(max_length=10_000)
-    data: dict[str, Any]
+    origin: str = Field(max_length=10_000)  # where the numbers come from
+    data: dict[str, Any]  # `parse_instance` checks it by the schema of the problem's family
 
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """A checked instance. `data`: a model of the family's data schema. `where`: its source, for
-    messages."""
+    """A checked instance of a problem."""
 
     problem: str
     name: str
-    origin: str
-    data: Any
-    where: str = "instance"
+    origin: str  # where the numbers come from
+    data: Any  # a model of the family's data schema
+    where: str = "instance"  # the instance's source, for messages
 
     @property
     def family(self) -> Family:
-        """The problem's schemas, evaluator and methods."""
+        """The family of the problem: its schemas, evaluator and methods."""
         return family(self.problem)
 
     def document(self) -> dict[str, Any]:
-        """The instance as it stands in a file (JSON types only)."""
+        """The content of the instance's file, as JSON types."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -109,52 +109,53 @@ class Instance:
 
 
 def plain(model: BaseModel) -> dict[str, Any]:
-    """A model as JSON types; optional parts that are absent stay absent."""
+    """A pydantic model as JSON types, without the fields that are None."""
     return model.model_dump(mode="json", exclude_none=True)
 
 
 def load_instance(path: str | os.PathLike[str]) -> Instance:
-    """The instance in a JSON file (`.gz`: unpacked). Raises InputError naming file, place, got,
-    expected."""
+    """The instance in a JSON file, which may be packed (`.gz`). Raises InputError with file, place,
+    got and expected."""
     return parse_instance(read_json(path), where=os.fspath(path))
 
 
 def parse_instance(value: Any, *, where: str) -> Instance:
-    """An instance from parsed JSON; `where` names its source in errors. Raises InputError."""
+    """An instance from parsed JSON. where: the source's name in errors. Raises InputError."""
     check_header(value, FORMAT, VERSION, where=where)
     if isinstance(value.get("problem"), str):
-        family(value["problem"], where=f"{where}: problem")
+        family(value["problem"], where=f"{where}: problem")  # raises for an unknown problem
     envelope = parse(InstanceFile, value, where=where)
+    schema = family(envelope.problem).load_data()
     return Instance(
         problem=envelope.problem,
         name=envelope.name,
         origin=envelope.origin,
-        data=parse(
-            family(envelope.problem).load_data(), envelope.data, where=where, prefix=("data",)
-        ),
+        data=parse(schema, envelope.data, where=where, prefix=("data",)),
         where=where,
     )
 
 
 def save_instance(instance: Instance, path: str | os.PathLike[str]) -> None:
-    """Write `instance` atomically (`.gz`: packed); what stands there stays until the new file is
-    whole."""
+    """Write an instance file, packed where the name ends with `.gz`. The write is atomic: an
+    existing file stays until the new one is complete."""
     write_text(path, to_json(instance.document()))
 
 
 def instance_schema(problem: str | None = None) -> dict[str, Any]:
-    """JSON schema of instance files: of one problem, or of all, told apart by `problem`."""
+    """The JSON schema of a problem's instance files; None: of the instance files of all
+    problems."""
     names = [problem] if problem is not None else list(FAMILIES)
     envelopes, definitions = [], {}
     for name in names:
-        own = family(name)
+        problem_family = family(name)
         envelope = InstanceFile.model_json_schema()
-        envelope["title"] = f"{FORMAT} of problem {name}: {own.title}"
+        envelope["title"] = f"{FORMAT} of problem {name}: {problem_family.title}"
         envelope["properties"]["problem"] = {"const": name, "type": "string"}
         envelope["properties"]["data"] = {"$ref": f"#/$defs/{name}"}
         envelopes.append(envelope)
         reference = f"#/$defs/{name}/$defs/{{model}}"
-        definitions[name] = own.load_data().model_json_schema(ref_template=reference)
+        data_schema = problem_family.load_data()
+        definitions[name] = data_schema.model_json_schema(ref_template=reference)
     body = envelopes[0] if problem is not None else {"title": FORMAT, "oneOf": envelopes}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body, "$defs": definitions}
 
@@ -163,18 +164,18 @@ BEST_FORMAT = "hetplan-best-known"
 
 
 class BestKnown(Document):
-    """The best-known record of one instance."""
+    """The best-known record of one instance: the content of its `.best.json` file."""
 
     format: Literal["hetplan-best-known"] = "hetplan-best-known"
     version: Literal[1] = 1
     problem: Name
     instance: Name
-    objective: NonNegative  # of the best decision
+    objective: NonNegative  # the objective of `decision`
     bound: NonNegative | None = None  # the best proven lower bound
-    found_by: Name  # method and version that gave the decision
-    proved_by: Name | None = None  # and the bound
+    found_by: Name  # method and version that found the decision
+    proved_by: Name | None = None  # method and version that proved the bound
     note: str = ""
-    decision: dict[str, Any]
+    decision: dict[str, Any]  # the best decision, in the schema of the problem's family
 
     @property
     def gap(self) -> float | None:
@@ -189,19 +190,19 @@ class BestKnown(Document):
 
 @dataclass(frozen=True)
 class Entry:
-    """One packaged instance, not yet read. `file` and `best_file` are resources of the package."""
+    """An instance file, of the package or of a folder, and the best-known record beside it."""
 
     problem: str
     name: str
-    file: Traversable
-    best_file: Traversable
+    file: Traversable  # the instance file
+    best_file: Traversable  # the best-known record, which need not exist
 
     def load(self) -> Instance:
-        """The instance, checked; raises InputError."""
+        """The instance, read and checked. Raises InputError."""
         return parse_instance(_read(self.file), where=f"{self.problem}/{self.file.name}")
 
     def best_known(self) -> BestKnown | None:
-        """The record beside the instance, None where there is none; raises InputError."""
+        """The best-known record; None where there is none. Raises InputError."""
         if not self.best_file.is_file():
             return None
         return BestKnown.parsed(
@@ -210,9 +211,10 @@ class Entry:
 
 
 def library(problem: str | None = None, name: str | None = None) -> list[Entry]:
-    """The packaged instances, sorted by problem and name; nothing is read yet.
+    """The packaged instances, sorted by problem and name; their files are not read.
 
-    problem: only this one. name: only names that match this shell pattern.
+    problem: only instances of this problem. name: only instances whose names match this shell
+    pattern.
     """
     return [
         entry
@@ -222,41 +224,50 @@ def library(problem: str | None = None, name: str | None = None) -> list[Entry]:
 
 
 def _entries() -> Iterator[Entry]:
-    """Every packaged instance; the record beside it need not exist."""
+    """Every packaged instance, sorted by problem and file name."""
     top = files("hetplan.instances") / "library"
-    for folder in sorted((f for f in top.iterdir() if f.is_dir()), key=lambda f: f.name):
-        for file in sorted(folder.iterdir(), key=lambda f: f.name):
+    folders = [entry for entry in top.iterdir() if entry.is_dir()]
+    for folder in sorted(folders, key=lambda folder: folder.name):
+        for file in sorted(folder.iterdir(), key=lambda file: file.name):
             record = record_name(file.name)
             if record is not None:
                 yield Entry(folder.name, record.removesuffix(BEST), file, folder / record)
 
 
 def entries_in(folder: Path) -> list[Entry]:
-    """The instance files in a folder and below; other JSON may lie beside them."""
-    named = [path for path in sorted(folder.rglob("*.json*")) if record_name(path.name) is not None]
-    return [
-        entry_of(path)
-        for path, value in ((path, read_json(path)) for path in named)
-        if isinstance(value, dict) and value.get("format") == FORMAT
-    ]
+    """The instance files in a folder and its subfolders; other JSON files are skipped."""
+    entries = []
+    for path in sorted(folder.rglob("*.json*")):
+        if record_name(path.name) is None:
+            continue
+        value = read_json(path)
+        if isinstance(value, dict) and value.get("format") == FORMAT:
+            entries.append(entry_of(path))
+    return entries
 
 
 def entry_of(path: Path) -> Entry:
-    """The instance in a file, and the record beside it; raises InputError."""
+    """The entry of an instance file, with the record beside it. Raises InputError for a file that
+    is no valid instance."""
     instance = load_instance(path)
     record = path.with_name(record_name(path.name) or f"{path.name}{BEST}")
     return Entry(instance.problem, instance.name, path, record)
 
 
 def find(name: str) -> Entry | None:
-    """The packaged instance called `name` or `problem/name`; None where there is none of that
-    name."""
-    return next((e for e in library() if name in (e.name, f"{e.problem}/{e.name}")), None)
+    """The packaged instance called `name` or `problem/name`; None where the library has no such
+    instance."""
+    for entry in library():
+        if name in (entry.name, f"{entry.problem}/{entry.name}"):
+            return entry
+    return None
 
 
 def load_from_library(name: str, unknown: str = "no such instance in the library:") -> Instance:
-    """The packaged instance called `name` or `problem/name`; raises InputError, which begins with
-    `unknown`, where there is none."""
+    """The packaged instance called `name` or `problem/name`, read and checked.
+
+    Raises InputError where the library has no such instance. unknown: the beginning of its message.
+    """
     entry = find(name)
     if entry is None:
         raise unknown_name(
@@ -269,20 +280,28 @@ def load_from_library(name: str, unknown: str = "no such instance in the library
 
 
 def record_name(file: str) -> str | None:
-    """The name of the record beside an instance file; None for what is not named as one."""
-    ending = next((e for e in INSTANCE if file.endswith(e)), None)
-    return None if ending is None or file.endswith(BEST) else file.removesuffix(ending) + BEST
+    """The name of the best-known record beside an instance file; None for a file whose name is not
+    that of an instance file."""
+    if file.endswith(BEST):
+        return None
+    for ending in INSTANCE:
+        if file.endswith(ending):
+            return file.removesuffix(ending) + BEST
+    return None
 
 
 def in_set(problem: str, instance: str, word: str) -> bool:
     """Whether an instance belongs to the set, problem or pattern called `word`."""
-    full = f"{problem}/{instance}"
+    full_name = f"{problem}/{instance}"
     if word == problem or fnmatch.fnmatchcase(instance, word):
         return True
-    patterns = SETS[word][1] if word in SETS else (word,)
-    return any(fnmatch.fnmatchcase(full, pattern) for pattern in patterns)
+    patterns: tuple[str, ...] = (word,)
+    if word in SETS:
+        _, patterns = SETS[word]
+    return any(fnmatch.fnmatchcase(full_name, pattern) for pattern in patterns)
 
 
 def _read(resource: Traversable) -> Any:
+    """The parsed JSON of a file, of the package or of a folder."""
     with as_file(resource) as path:
         return read_json(path)

@@ -1,9 +1,11 @@
-"""One workload posed as several papers' problems, all solved; plans replayed, ranked, explained.
+"""The planner: it poses one workload as the problems of several papers, solves them, and replays,
+ranks and explains the plans.
 
-Here stand the names alone, so that completing a command loads nothing else.
+This module has only the names of the strategies, so that the completion of a command line loads
+nothing else.
 """
 
-# Strategy -> "module:class", imported when it is used. Adding one is a file and a line here.
+# Strategy -> "module:class", which is imported when the strategy is used.
 STRATEGIES: dict[str, str] = {
     "joint": "hetplan.planner.joint:Joint",
     "amp": "hetplan.planner.amp:Amp",
@@ -13,4 +15,4 @@ STRATEGIES: dict[str, str] = {
     "dp": "hetplan.planner.amp:DataParallel",
     "hap": "hetplan.planner.hap:Hap",
 }
-ALL = "all"  # of them
+ALL = "all"  # the name that stands for all strategies

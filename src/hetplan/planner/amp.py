@@ -1,16 +1,22 @@
-"""The strategy `amp`: the workload as an AMP problem, proven, beside AMP's own procedure and
-Megatron's rules; and `dp`, the floor: plain data parallelism, priced as AMP prices it.
+"""The strategies `amp` and `dp`.
 
-Within the replay's memory. AMP's problem divides all that a stage keeps by its tensor degree t, and
-knows no working memory of recomputation. The replay counts more. Let b be the samples of a
-micro-batch, `alive` the number of micro-batches that a stage keeps at a time, and per sample: split
-the bytes that tensor ranks divide, whole those that every rank keeps, working(t) those of the layer
-that is being computed again. On every device
+`amp` solves the workload as an instance of AMP's problem: exactly, by AMP's own procedure, and by
+Megatron's rules. `dp` is plain data parallelism with AMP's objective, the baseline of the ranking.
+
+Plans within the memory that the replay counts: AMP's problem divides all bytes of a stage by its
+tensor degree t, and counts no working memory of recomputation. The replay counts more. Let b be the
+samples of a micro-batch, and `alive` the number of micro-batches whose activations a stage keeps at
+a time. Let, in bytes per sample, `split` be the activations that tensor ranks divide, `whole` those
+that every rank keeps, and working(t) the memory of the layer that is being recomputed. The replay
+demands of every device
+
     states / t + alive b (split / t + whole) + b working(t) <= capacity.
-An instance with the tables of a single degree (and of a single micro-batch, where there is working
-memory) can say this: its layers keep split + t whole, its devices have capacity - b working(t).
-Every decision of the whole problem belongs to one of these instances. The best of their optima is
-therefore the optimum, and the least of their bounds is a bound of the whole problem.
+
+An instance of AMP's problem can express this inequality if it has the tables of a single t, and of
+a single b where working(t) > 0: its layers keep split + t whole, and its devices have a capacity of
+capacity - b working(t). Every decision of the original instance is one of exactly one of these
+instances. The best of their optima is therefore the optimum, and the least of their bounds is a
+lower bound of the original instance with the replay's memory.
 """
 
 import time
@@ -36,16 +42,17 @@ from hetplan.text import bytes_text
 
 AUTO = StrategyMethod("auto", exact=True)
 TRIALS = StrategyMethod("paper-trials", paper=True)
-# How many of its least estimates AMP runs (§4.5).
+# Number of AMP's least estimates that AMP runs (AMP, Section 4.5).
 BUDGET = 10
-# Seconds or bytes that differ by less than this share count as equal: sums of the same numbers in
-# another order differ in the last digits.
+# Seconds or bytes count as equal if they differ by less than this ratio: sums of the same numbers
+# in another order differ in the last digits.
 EQUAL_WITHIN = 1e-6
 
 
 @dataclass(frozen=True)
 class Amp(Strategy):
-    """Degrees, placement, micro-batch and stages."""
+    """AMP's problem: the degrees of parallelism, the placement, the micro-batch size and the
+    stages."""
 
     name = "amp"
     methods = (
@@ -58,41 +65,37 @@ class Amp(Strategy):
     slow = True
 
     def pose(self, workload: Workload, run: Run) -> "list[AmpProblem]":
-        """One problem."""
+        """The list of the one problem."""
         return [AmpProblem(workload, pose(workload))]
 
     def within_replay(self, workload: Workload, run: Run, bound: float | None) -> Candidate:
-        """The best over `problems_within_replay`, and its bound. An optimum that reaches the given
-        bound ends the search."""
+        """The best candidate of the `problems_within_replay`, with the bound of all of them. The
+        search ends early with an optimum that reaches the given bound, which is that of the
+        original problem."""
         problems, candidates = list(problems_within_replay(workload)), list[Candidate]()
-        for left, problem in zip(range(len(problems), 0, -1), problems, strict=True):
+        for number, problem in enumerate(problems):
             if run.should_stop:
                 break
-            result = solve(
-                family("amp"), problem.data, "auto", run.part(time_limit=run.remaining / left)
-            )
+            part = run.part(time_limit=run.remaining / (len(problems) - number))
+            result = solve(family("amp"), problem.data, "auto", part)
             candidates.append(problem.candidate(AUTO, result))
-            if (
-                bound
-                and result.objective is not None
-                and result.objective <= bound * (1 + EQUAL_WITHIN)
-            ):
+            if not bound or result.objective is None:
+                continue
+            if result.objective <= bound * (1 + EQUAL_WITHIN):
                 break
         bounds = [c.bound or 0.0 for c in candidates if c.status != "infeasible"]
         if len(candidates) < len(problems):
-            bounds.append(0.0)
+            bounds.append(0.0)  # of the problems that were not solved
         seconds = fsum(c.solve_seconds for c in candidates)
-        best = min(
-            (c for c in candidates if c.objective is not None),
-            key=lambda c: c.objective or 0.0,
-            default=None,
-        )
+        with_plans = [c for c in candidates if c.objective is not None]
+        best = min(with_plans, key=lambda c: c.objective or 0.0, default=None)
         if best is None or best.objective is None:
             status = "unknown" if bounds else "infeasible"
             return Candidate(strategy="amp", method=AUTO, status=status, solve_seconds=seconds)
-        lower = min(max(min(bounds), bound or 0.0), best.objective)
-        status = "optimal" if lower >= best.objective * (1 - EQUAL_WITHIN) else "feasible"
-        return replace(best, bound=lower, status=status, solve_seconds=seconds)
+        lower_bound = min(max(min(bounds), bound or 0.0), best.objective)
+        reached = lower_bound >= best.objective * (1 - EQUAL_WITHIN)
+        status = "optimal" if reached else "feasible"
+        return replace(best, bound=lower_bound, status=status, solve_seconds=seconds)
 
 
 @dataclass(frozen=True)
@@ -103,21 +106,22 @@ class AmpProblem(Problem):
     data: AmpData
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
-        """A method's result as a candidate."""
+        """The candidate of a method."""
         if method is TRIALS:
             return self.fastest_trial(run)
         return self.candidate(method, solve(family("amp"), self.data, method.name, run))
 
     def fastest_trial(self, run: Run) -> Candidate:
-        """Algorithm 1 with its last line: of the ten least estimates the one that runs fastest. A
-        trial is a replay; one without room for it fails, as the paper's did."""
+        """AMP's Algorithm 1 with its last line: of the ten strategies of least estimate the one
+        that runs fastest. A replay takes the place of the run. A strategy that does not fit in the
+        replay's memory fails, as those of the paper did."""
         begun, ranking = time.perf_counter(), rank(self.data, run)
-        trials = []
-        for place, one in enumerate(ranking.candidates[:BUDGET], start=1):
-            decision = one.strategy.decision()
+        trials = []  # (replayed seconds, place in the ranking, estimated seconds, decision)
+        for place, estimated in enumerate(ranking.candidates[:BUDGET], start=1):
+            decision = estimated.strategy.decision()
             replayed = replay(self.to_plan(decision), self.workload)
-            if one.fits and replayed.fits:
-                trials.append((replayed.seconds, place, one.seconds, decision))
+            if estimated.fits and replayed.fits:
+                trials.append((replayed.seconds, place, estimated.seconds, decision))
         if not trials:
             raise NoPlan("unknown", f"none of the {BUDGET} least estimates fits in memory")
         _, place, seconds, decision = min(trials)
@@ -135,7 +139,8 @@ class AmpProblem(Problem):
         )
 
     def candidate(self, method: StrategyMethod, result: Result[Any]) -> Candidate:
-        """A result as a candidate; the evaluator has checked that its decision fits in memory."""
+        """A solver's result as a candidate. The evaluator has checked that its decision fits in
+        memory."""
         candidate = Candidate.of_result("amp", method, result)
         if result.decision is None:
             return candidate
@@ -149,33 +154,24 @@ class AmpProblem(Problem):
         )
 
     def to_plan(self, decision: AmpDecision) -> Plan:
-        """Data rank i is replica i; 1F1B, no ZeRO, no recomputation.
-
-        Every tensor group takes all rows of a micro-batch and equal parts of every weight.
-        """
-        batches = [
-            MicroBatches(
-                count=self.data.global_batch // (decision.data * decision.micro_batch),
-                samples=decision.micro_batch,
-            )
-        ]
-        replicas = [
-            Replica(
-                stages=[
-                    tensor_stage([decision.stages[j]], decision.placement[j][i])
-                    for j in range(decision.pipeline)
-                ],
-                micro_batches=batches,
-            )
-            for i in range(decision.data)
-        ]
+        """The plan of a decision: data rank i is replica i; 1F1B, no ZeRO, no recomputation. Each
+        tensor group computes whole micro-batches with equal parts of every weight."""
+        count = self.data.global_batch // (decision.data * decision.micro_batch)
+        batches = MicroBatches(count=count, samples=decision.micro_batch)
+        replicas = []
+        for i in range(decision.data):
+            stages = [
+                tensor_stage([decision.stages[j]], decision.placement[j][i])
+                for j in range(decision.pipeline)
+            ]
+            replicas.append(Replica(stages=stages, micro_batches=[batches]))
         return new_plan(self.workload, replicas)
 
 
 class DataParallel(Strategy):
     """Plain data parallelism: the whole model on every device, equal shares of the batch.
 
-    It is AMP's problem with pipeline = tensor = 1, so that only the micro-batch is to be decided.
+    It is AMP's problem with pipeline = tensor = 1, in which only the micro-batch size is decided.
     """
 
     name = "dp"
@@ -183,26 +179,29 @@ class DataParallel(Strategy):
     recomputes = True
 
     def pose(self, workload: Workload, run: Run) -> "list[DataParallelProblem]":
-        """One problem."""
+        """The list of the one problem."""
         return [DataParallelProblem(workload, pose(workload))]
 
 
 class DataParallelProblem(AmpProblem):
-    """AMP's problem with the micro-batch size alone to decide, solved by pricing every size.
+    """AMP's problem with only the micro-batch size to decide. It is solved by evaluating every
+    size.
 
-    The answer is the fastest size that fits; where none fits, the fastest of all, marked so.
+    The answer is the fastest size that fits in memory. If none fits, it is the fastest of all,
+    marked as one that does not fit.
     """
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
-        """The best of all decisions; it is proven, because each one is priced."""
+        """The best of all decisions. It is optimal, because every decision is evaluated."""
         begun = time.perf_counter()
-        # Memory is judged apart, so that what does not fit has a price as well.
-        held, free = self.held(), self.data.model_copy(update={"memory": None})
-        priced = [
-            (evaluate(family("amp"), held, decision).objective is None, seconds, n, decision)
-            for n, decision in enumerate(self.decisions())
-            if (seconds := evaluate(family("amp"), free, decision).objective) is not None
-        ]
+        # Seconds are computed without memory limits, so that decisions that do not fit have them.
+        limited, unlimited = self.held(), self.data.model_copy(update={"memory": None})
+        priced = []  # (whether it exceeds the memory, seconds, number, decision)
+        for number, decision in enumerate(self.decisions()):
+            seconds = evaluate(family("amp"), unlimited, decision).objective
+            if seconds is not None:
+                exceeds = evaluate(family("amp"), limited, decision).objective is None
+                priced.append((exceeds, seconds, number, decision))
         if not priced:
             raise NoPlan(
                 "infeasible",
@@ -210,7 +209,7 @@ class DataParallelProblem(AmpProblem):
                 f"{len(self.data.devices)} devices",
             )
         exceeds, seconds, _, best = min(priced)
-        peak = peak_bytes(held, best) or ()
+        peak = peak_bytes(limited, best) or ()
         message = ""
         if exceeds:
             message = f"does not fit: one device has to hold {bytes_text(max(peak))}"
@@ -229,8 +228,8 @@ class DataParallelProblem(AmpProblem):
         )
 
     def held(self) -> AmpData:
-        """The data with the memory of plain data parallelism: tied weights once, a sample's
-        activations with what is computed again beside them."""
+        """The data with the memory of plain data parallelism: tied weights count once, and the
+        working memory of recomputation counts beside the activations of a sample."""
         assert self.data.memory is not None
         kept = list(self.data.memory.layer_bytes_per_sample)
         kept[0] += self.workload.working_bytes.get(1, 0.0)
@@ -242,8 +241,8 @@ class DataParallelProblem(AmpProblem):
         return self.data.model_copy(update={"layers": layers, "memory": memory})
 
     def decisions(self) -> list[AmpDecision]:
-        """Every micro-batch size that all device types have a table for and that divides the batch
-        evenly."""
+        """A decision for every micro-batch size that divides the global batch evenly and for which
+        the profile has a table of each device type."""
         data, count = self.data, len(self.data.devices)
         profile, types = self.workload.profile, self.workload.cluster.types
         sizes = set.intersection(*(set(profile.micro_batches(name, 1)) for name in types))
@@ -262,38 +261,42 @@ class DataParallelProblem(AmpProblem):
 
 
 def problems_within_replay(workload: Workload) -> Iterator[AmpProblem]:
-    """The problems that count memory as the replay does (see above): one for every tensor degree,
-    and for every micro-batch where there is working memory. Those that no device has room for are
-    left out."""
-    whole = pose(workload)
-    assert whole.memory is not None
-    apart = any(workload.working_bytes.values())
+    """The problems that count memory as the replay does (see the module): one for every tensor
+    degree, or, if recomputation takes working memory, for every tensor degree and micro-batch size.
+    Problems without tables of some device type, or without memory on any device, are left out."""
+    original = pose(workload)
+    assert original.memory is not None
+    by_size = any(workload.working_bytes.values())
+    # (tensor degree, micro-batch size or None for all sizes)
     keys = {
-        (entry.tensor, entry.micro_batch if apart else None): None for entry in whole.layer_seconds
+        (entry.tensor, entry.micro_batch if by_size else None) for entry in original.layer_seconds
     }
     for tensor, size in sorted(keys, key=lambda key: (key[0], key[1] or 0)):
         tables = [
             entry
-            for entry in whole.layer_seconds
+            for entry in original.layer_seconds
             if entry.tensor == tensor and size in (None, entry.micro_batch)
         ]
-        beside = (size or 0) * workload.working_bytes.get(tensor, 0.0)
-        rooms = {kind: room(size, beside) for kind, size in whole.memory.device_bytes.items()}
-        if {entry.type for entry in tables} != {device.type for device in whole.devices}:
+        if {entry.type for entry in tables} != {device.type for device in original.devices}:
             continue
+        working = (size or 0) * workload.working_bytes.get(tensor, 0.0)
+        capacities = {
+            name: room(capacity, working) for name, capacity in original.memory.device_bytes.items()
+        }
+        if not any(capacities.values()):
+            continue
+        # `saved_bytes` is split + whole, so that this is split + t whole
         kept = [
             layer.saved_bytes + (tensor - 1) * layer.replicated_saved_bytes
             for layer in workload.profile.layers
         ]
-        memory = whole.memory.model_copy(
-            update={"device_bytes": rooms, "layer_bytes_per_sample": kept}
+        memory = original.memory.model_copy(
+            update={"device_bytes": capacities, "layer_bytes_per_sample": kept}
         )
-        if any(rooms.values()):
-            yield AmpProblem(
-                workload, whole.model_copy(update={"layer_seconds": tables, "memory": memory})
-            )
+        data = original.model_copy(update={"layer_seconds": tables, "memory": memory})
+        yield AmpProblem(workload, data)
 
 
-def room(capacity: float, beside: float) -> float:
-    """Bytes that are left of a device's memory."""
-    return max(0.0, capacity * (1 - EQUAL_WITHIN) - beside)
+def room(capacity: float, working: float) -> float:
+    """Bytes of a device's capacity beside the working memory of recomputation."""
+    return max(0.0, capacity * (1 - EQUAL_WITHIN) - working)

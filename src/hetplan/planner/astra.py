@@ -1,22 +1,24 @@
-"""The strategy `astra`: the whole strategy search on the workload's cluster, proven over the space
+"""The strategy `astra`: Astra's search on the workload's cluster, with a proof over the space that
 it enumerates.
 
-Only what a plan file can say is searched: 1F1B with or without interleaving, the distributed
-optimizer (ZeRO 1), recomputation of nothing, the attention core or everything; no offloading or
-overlap. On several types the stages become segments (mode 2, every device used); beside it stands
-the best on one type alone.
+The space has the strategies that a plan file can express: 1F1B with or without interleaving, the
+distributed optimizer (ZeRO 1), and recomputation of nothing, of the attention core or of
+everything. Offloading and overlap are left out. On several device types the stages form segments,
+one for each type (Astra's mode 2, which uses every device). The candidate `only-TYPE` is the best
+on the devices of one type.
 
-`astra/degrees`: context, expert, expert-tensor and sequence parallelism and full shards, too; on
-several types where all blocks are alike. Of the best by the formula, which is proven, the one with
-the shortest replay is proposed.
+The candidate `astra/degrees` is of a space that also has context, expert, expert-tensor and
+sequence parallelism, and fully sharded weights. On several device types it is searched only if all
+blocks of the model are alike. The search proves its best strategies by Astra's formula; the
+candidate is the one of them with the shortest replay.
 """
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, chain, pairwise, product
 
 import numpy as np
 
@@ -56,67 +58,69 @@ from hetplan.solvers.run import Options, Run
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the search over context, expert and further degrees; higher ones take more seconds.
-    devices, tokens: from so many on, of a model with experts from one on. samples, context: of a
-    micro-batch, and context ranks, at most; the bound by computing alone holds up to these.
-    replayed: of the best by the formula."""
+    """Limits of the search over further degrees. With higher limits it takes more seconds."""
 
+    # The search is done from this number of devices on, from this number of tokens per sample on,
+    # and for every model with experts.
     devices: int = 32
     tokens: int = 16384
+    # Largest micro-batch and most context ranks. The bound by computing alone holds up to these.
     samples: int = 8
     context: int = 8
-    replayed: int = 8
+    replayed: int = 8  # number of strategies, best by the formula, that are replayed
 
 
 LIMITS = Limits()
 
 
 class Astra(Strategy):
-    """One search over the whole cluster, and on a mixed cluster one over each type alone."""
+    """Astra's search over the whole cluster and, on several device types, over each type alone."""
 
     name = "astra"
     methods = (StrategyMethod("search", exact=True),)
     slow = True
 
     def pose(self, workload: Workload, run: Run) -> "list[PoolProblem]":
-        """A search per pool of devices."""
-        offers = offers_of_cluster(workload.cluster)
-        devices, one = sum(offer.most for offer in offers), len(offers) == 1
-        whole = homogeneous(offers[0]) if one else heterogeneous(devices, offers)
-        return [
-            PoolProblem(workload, whole.mode, whole),
-            *(PoolProblem(workload, f"only-{o.name}", homogeneous(o)) for o in offers if not one),
-            *([PoolProblem(workload, "degrees", whole)] if with_degrees(workload) else []),
-        ]
+        """One problem for each pool of devices, and one for the space with further degrees."""
+        offers = offers_of_cluster(workload.cluster)  # one for each device type
+        devices = sum(offer.most for offer in offers)
+        several = len(offers) > 1
+        whole = heterogeneous(devices, offers) if several else homogeneous(offers[0])
+        problems = [PoolProblem(workload, whole.mode, whole)]
+        if several:
+            for offer in offers:
+                problems.append(PoolProblem(workload, f"only-{offer.name}", homogeneous(offer)))
+        if with_degrees(workload):
+            problems.append(PoolProblem(workload, "degrees", whole))
+        return problems
 
 
 def with_degrees(workload: Workload) -> bool:
-    """Whether further degrees are searched, too."""
+    """Whether the space with further degrees is searched, too."""
     shape, cluster = workload.model.spec.shape, workload.cluster
-    many = shape is not None and (
-        shape.experts
-        or len(cluster.devices) >= LIMITS.devices
-        or workload.model.tokens_per_sample >= LIMITS.tokens
-    )
-    return bool(
-        many and (len(cluster.types) == 1 or len(model_facts(workload.model).different_blocks) == 1)
-    )
+    if shape is None:
+        return False
+    many_devices = len(cluster.devices) >= LIMITS.devices
+    many_tokens = workload.model.tokens_per_sample >= LIMITS.tokens
+    if not (shape.experts or many_devices or many_tokens):
+        return False
+    return len(cluster.types) == 1 or len(model_facts(workload.model).different_blocks) == 1
 
 
 @dataclass(frozen=True)
 class PoolProblem(Problem):
-    """Astra's search over one pool of devices. name: of the pool; its candidates bear it."""
+    """Astra's search over one pool of devices."""
 
     workload: Workload
-    name: str
+    name: str  # of the pool and its candidates; `degrees` for the space with further degrees
     pool: Pool
 
     def as_listed(self, method: StrategyMethod) -> StrategyMethod:
-        """Candidates bear the pool's name."""
+        """The method under the pool's name."""
         return replace(method, name=self.name)
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
-        """The best of the pool."""
+        """The best strategy of the pool as a candidate. Raises NoPlan where there is none."""
         begun = time.perf_counter()
         job, space = Job(self.workload.model, self.workload.global_batch), self.plannable()
         assumptions = Assumptions(
@@ -136,18 +140,19 @@ class PoolProblem(Problem):
                 result.reason,
                 time.perf_counter() - begun,
             )
-        bound, alone = best.seconds if result.proven else None, None
+        bound = best.seconds if result.proven else None
+        least_by_computing = None
         if top > 1:
-            alone = least_seconds(job, space, self.pool, assumptions)
+            least_by_computing = least_seconds(job, space, self.pool, assumptions)
             best = self.fastest(result.top, run)
             message = joined(
                 message, f"of the {len(result.top)} best by the formula, the shortest replay"
             )
-        # the planner takes the reserve off
-        reserve, peaks = assumptions.reserved, [0.0] * len(self.workload.cluster.devices)
+        peaks = [0.0] * len(self.workload.cluster.devices)
         for stage, size in zip(self.placed(best), best.stage_bytes, strict=True):
-            for device in (device for group in stage for device in group):
-                peaks[device] = size - reserve
+            for device in chain.from_iterable(stage):
+                # the planner's limits do not include the reserved bytes
+                peaks[device] = size - assumptions.reserved
         return Candidate(
             strategy="astra",
             method=method,
@@ -155,7 +160,7 @@ class PoolProblem(Problem):
             closed_form_seconds=best.seconds,
             objective=best.seconds,
             bound=bound,
-            computing_alone=alone,
+            computing_alone=least_by_computing,
             fits_memory=True,
             peak_bytes=tuple(peaks),
             solve_seconds=time.perf_counter() - begun,
@@ -164,12 +169,13 @@ class PoolProblem(Problem):
         )
 
     def fastest(self, top: Sequence[AstraCandidate], run: Run) -> AstraCandidate:
-        """The strategy with the shortest replay that fits, as far as time allows; the first where
-        none does."""
-        said = [candidate for candidate in top if not unsaid(candidate)]
-        require(said, f"a plan file cannot say {unsaid(top[0])}", kind=UnsupportedError)
-        shortest, best = math.inf, said[0]
-        for candidate in said:
+        """The strategy with the shortest replay that fits, among those that are replayed before the
+        time is over; the first strategy if none fits. Strategies that a plan file cannot express
+        are left out. Raises UnsupportedError where it can express none."""
+        expressible = [candidate for candidate in top if not unsaid(candidate)]
+        require(expressible, f"a plan file cannot say {unsaid(top[0])}", kind=UnsupportedError)
+        shortest, best = math.inf, expressible[0]
+        for candidate in expressible:
             replayed = replay(self.to_plan(candidate), self.workload)
             if replayed.fits and replayed.seconds < shortest:
                 shortest, best = replayed.seconds, candidate
@@ -178,8 +184,8 @@ class PoolProblem(Problem):
         return best
 
     def plannable(self) -> Space:
-        """The space of strategies that a plan can say, with the tensor degrees and micro-batches
-        that the profile has of every type."""
+        """The space of the strategies that a plan file can express, with the tensor degrees and
+        micro-batches for which the profile has tables of every device type."""
         space = Space(
             **measured_sizes(self.workload.profile, [offer.name for offer in self.pool.offers]),
             expert=(1,),
@@ -193,17 +199,16 @@ class PoolProblem(Problem):
         )
         if self.name != "degrees":
             return space
-        model, most = self.workload.model, sum(offer.most for offer in self.pool.offers)
+        model, devices = self.workload.model, sum(offer.most for offer in self.pool.offers)
         mixture = model.spec.shape.experts if model.spec.shape else None
-        powers = [2**e for e in range(most.bit_length())]
+        powers = [2**e for e in range(devices.bit_length())]
+        contexts = [c for c in powers if c <= LIMITS.context and model.tokens_per_sample % c == 0]
         return replace(
             space,
-            pipeline=divisors(most),
+            pipeline=divisors(devices),
             micro_batch=tuple(b for b in space.micro_batch if b <= LIMITS.samples),
             virtual=(1, 2, 4),
-            context=tuple(
-                c for c in powers if c <= LIMITS.context and model.tokens_per_sample % c == 0
-            ),
+            context=tuple(contexts),
             exchange=EXCHANGES,
             expert=divisors(mixture.count if mixture else 1),
             whole_experts=(False, True),
@@ -214,21 +219,24 @@ class PoolProblem(Problem):
         )
 
     def placed(self, best: AstraCandidate) -> list[list[list[int]]]:
-        """Devices [stage][data and context rank][tensor rank]: Megatron's order among the devices
-        of each stage's type."""
+        """Devices [stage][data and context rank][tensor rank]. The devices of each type are in
+        Megatron's order, and the stages take their groups one after the other."""
         tp, cp = degree(best, "tensor_model_parallel_size"), degree(best, "context_parallel_size")
         dp = cp * degree(best, "data_parallel_size")
-        devices, of_type = self.workload.cluster.devices, {}
+        devices = self.workload.cluster.devices
+        stages_of_type: dict[str, Iterator[list[list[int]]]] = {}
         for name in best.devices:
             numbers = [d for d, device in enumerate(devices) if device.type == name]
-            whole = len(numbers) // (tp * dp)
-            nodes = [devices[d].node for d in numbers[: whole * tp * dp]]
-            order = megatron_placement(nodes, Configuration(whole, dp, tp, 1, 1))
-            of_type[name] = iter([[[numbers[int(i)] for i in g] for g in s] for s in order])
-        return [next(of_type[name]) for name, _ in best.stages]
+            stages = len(numbers) // (tp * dp)
+            nodes = [devices[d].node for d in numbers[: stages * tp * dp]]
+            order = megatron_placement(nodes, Configuration(stages, dp, tp, 1, 1))
+            # `order` has indices into `numbers`
+            placed = [[[numbers[int(i)] for i in group] for group in stage] for stage in order]
+            stages_of_type[name] = iter(placed)
+        return [next(stages_of_type[name]) for name, _ in best.stages]
 
     def to_plan(self, best: AstraCandidate) -> Plan:
-        """The best strategy as a plan: data rank i is replica i, context ranks are row groups."""
+        """The plan of a strategy: data rank i is replica i, and context ranks are row groups."""
         context = degree(best, "context_parallel_size")
         devices, ranges = self.placed(best), chunks(best, len(self.workload.profile.layers))
         batches = MicroBatches(
@@ -246,28 +254,39 @@ class PoolProblem(Problem):
                 )
                 stages.append(stage)
             replicas.append(Replica(stages=stages, micro_batches=[batches]))
-        repeated, sharded = best.strategy["recompute_granularity"], best.strategy["use_fsdp"]
+        zero = int(bool(best.strategy["use_distributed_optimizer"]))
+        if best.strategy["use_fsdp"]:
+            zero = 3
+        recomputed = best.strategy["recompute_granularity"]
         return new_plan(
             self.workload,
             replicas,
             schedule="interleaved-1f1b" if len(ranges[0]) > 1 else "1f1b",
-            zero=3 if sharded else int(bool(best.strategy["use_distributed_optimizer"])),
-            recomputation="none" if repeated is None else repeated,
+            zero=zero,
+            recomputation="none" if recomputed is None else recomputed,
             degrees=degrees_of(best),
         )
 
 
 def least_seconds(job: Job, space: Space, pool: Pool, assumed: Assumptions) -> float:
-    """Seconds that no strategy of the space takes less than, by computing alone: of embedding,
-    blocks and head the best device-seconds of a sample on each type over all degrees and
-    micro-batches, where it suits best."""
+    """A lower bound on the seconds per iteration of every strategy of the space, by computing
+    alone.
+
+    Embedding, blocks and head take on each device type at least their least device-seconds per
+    sample over all degrees and micro-batches. The bound divides the samples of this work over the
+    devices as is best (`computing_alone`). grid: [name of a degree][combination of degrees].
+    """
     facts = model_facts(job.model)
     names = ("tensor", "micro_batch", "sequence_parallel", "context", "expert", "whole_experts")
-    grid = np.array(list(product(*[getattr(space, name) for name in names])), dtype=np.int64).T
-    work, counts = [], [offer.most for offer in pool.offers]
-    possible = (grid[0] > grid[2]) & (grid[0] > grid[5]) & (grid[4] <= sum(counts))
+    combinations = list(product(*[getattr(space, name) for name in names]))
+    grid = np.array(combinations, dtype=np.int64).T
+    tensor, _, sequence_parallel, context, expert, whole_experts = grid
+    counts = [offer.most for offer in pool.offers]
+    # sequence parallelism and whole experts on each tensor rank need several tensor ranks
+    possible = (tensor > sequence_parallel) & (tensor > whole_experts) & (expert <= sum(counts))
+    work = []  # [type][part of the model] device-seconds per sample
     for offer in pool.offers:
-        t, b, sp, c, e, whole = grid[:, possible & (grid[0] * grid[3] <= offer.most)]
+        t, b, sp, c, e, whole = grid[:, possible & (tensor * context <= offer.most)]
         block = block_seconds(facts, offer, (t, b, sp, c, e, np.where(whole, t, 1)), assumed)
         passes = facts.layers * (block[FORWARD] + block[BACKWARD])
         work.append((np.stack([passes, block[EMBEDDING], block[HEAD]]) * t * c / b).min(axis=1))
@@ -280,8 +299,9 @@ def divisors(count: int) -> tuple[int, ...]:
 
 
 def plan_of(best: AstraCandidate, workload: Workload, pool: Pool) -> Plan:
-    """The strategy as a plan file with its price, and that of its replay where there is one; raises
-    UnsupportedError for what the file cannot say."""
+    """The plan file of a strategy that `hetplan plan search` found, with its seconds by the formula
+    and, where it can be replayed, by its replay. Raises UnsupportedError for a strategy that a plan
+    file cannot express."""
     require(
         not unsaid(best),
         f"a plan file cannot say {unsaid(best)}",
@@ -291,33 +311,34 @@ def plan_of(best: AstraCandidate, workload: Workload, pool: Pool) -> Plan:
         kind=UnsupportedError,
     )
     plan = PoolProblem(workload, pool.mode, pool).to_plan(best)
-    price = Prediction(
+    prediction = Prediction(
         strategy="astra",
         method="search",
         predicted_seconds=replayed_seconds(plan, workload),
         closed_form_seconds=best.seconds,
     )
-    more = {"prediction": price, "origin": f"hetplan plan search: {summary(best)}"}
-    plan = plan.model_copy(update=more)
+    origin = f"hetplan plan search: {summary(best)}"
+    plan = plan.model_copy(update={"prediction": prediction, "origin": origin})
     return plan.model_copy(update={"refused": refusal(plan, workload.model)})
 
 
 def unsaid(best: AstraCandidate) -> str:
-    """The feature of the strategy that a plan file has no words for; empty: there is none."""
+    """The feature of a strategy that a plan file cannot express; empty if it can express all."""
     if best.strategy["recompute_granularity"] == "hybrid":
         return "hybrid recomputation"
-    parts = len(best.stages) * degree(best, "virtual_pipeline_model_parallel_size")
-    return "virtual stages without layers" if parts > sum(n for _, n in best.stages) else ""
+    virtual_stages = len(best.stages) * degree(best, "virtual_pipeline_model_parallel_size")
+    blocks = sum(count for _, count in best.stages)
+    return "virtual stages without layers" if virtual_stages > blocks else ""
 
 
 def replayed_seconds(plan: Plan, workload: Workload) -> float | None:
-    """Replayed seconds of an iteration; None for what the replay does not have."""
+    """Replayed seconds of an iteration; None for a plan that the replay does not support."""
     with suppress(UnsupportedError):
         return replay(plan, workload).seconds
     return None
 
 
-# Megatron's flags of communication beside computation, as `Degrees.overlap` has them.
+# Entry of `Degrees.overlap` -> Megatron's flag for that communication beside computation.
 OVERLAP = {
     "tensor": "tp_comm_overlap",
     "gradients": "overlap_grad_reduce",
@@ -327,14 +348,15 @@ OVERLAP = {
 
 
 def degrees_of(best: AstraCandidate) -> Degrees | None:
-    """The strategy's degrees beside stages, tensor ranks and replicas; None for none. Pipelines
-    of full shards always have degrees, without which their plan would be replayed as ZeRO 1."""
+    """The further degrees of a strategy; None if all of them are defaults. A pipeline with fully
+    sharded weights always has degrees: without them its plan would be replayed as ZeRO 1."""
     s, tp = best.strategy, degree(best, "tensor_model_parallel_size")
-    useful = {"tensor": tp > 1, "gradients": True, "weights": True, "messages": True}
-    overlap = [name for name, flag in OVERLAP.items() if s[flag] and useful[name]]
+    overlap = [name for name, flag in OVERLAP.items() if s[flag]]
+    if tp == 1 and "tensor" in overlap:
+        overlap.remove("tensor")
     if best.offloaded and not s["no_overlap_offload_optimizer"]:
         overlap.append("offload")
-    some = s["recompute_num_layers"] not in (None, 1) or s["recompute_method"] == "block"
+    some_layers = s["recompute_num_layers"] not in (None, 1) or s["recompute_method"] == "block"
     degrees = Degrees.model_validate(
         {
             "context": s["context_parallel_size"],
@@ -343,27 +365,33 @@ def degrees_of(best: AstraCandidate) -> Degrees | None:
             "expert_tensor": s["expert_tensor_parallel_size"],
             "sequence_parallel": bool(s["sequence_parallel"]) and tp > 1,
             "overlap": overlap,
-            "recompute_method": s["recompute_method"] if some else None,
-            "recompute_layers": s["recompute_num_layers"] if some else None,
+            "recompute_method": s["recompute_method"] if some_layers else None,
+            "recompute_layers": s["recompute_num_layers"] if some_layers else None,
             "offloaded": best.offloaded,
             "shard_groups": s["num_distributed_optimizer_instances"],
         }
     )
-    fully_sharded = s["use_fsdp"] and degree(best, "pipeline_model_parallel_size") > 1
-    return None if degrees == Degrees(expert_tensor=tp) and not fully_sharded else degrees
+    sharded_pipeline = s["use_fsdp"] and degree(best, "pipeline_model_parallel_size") > 1
+    only_defaults = degrees == Degrees(expert_tensor=tp)
+    return None if only_defaults and not sharded_pipeline else degrees
 
 
 def degree(best: AstraCandidate, name: str) -> int:
-    """A number of the strategy, 1 where it is left out."""
+    """The number `name` of a strategy; 1 where it is None."""
     return int(best.strategy[name] or 1)
 
 
 def chunks(best: AstraCandidate, layers: int) -> list[list[tuple[int, int]]]:
-    """Ranges [first, last) of the chain for every stage, one per virtual stage; embedding and head
-    at the ends. Virtual stages that cannot be equal differ by one block, the larger ones first."""
+    """[stage][virtual stage] the layers [first, last). The first layer is the embedding, and the
+    last one the head. The blocks of each stage are divided evenly over its virtual stages. Where
+    that is impossible, all blocks are divided over all virtual stages, whose sizes then differ by
+    at most one, the larger ones first."""
     virtual, count = degree(best, "virtual_pipeline_model_parallel_size"), len(best.stages)
+    all_blocks = layers - 2
     sizes = [blocks // virtual for _ in range(virtual) for _, blocks in best.stages]
-    if sum(sizes) < layers - 2:
-        sizes = [last - first for first, last in split(layers - 2, [1.0] * (virtual * count))]
-    ranges = list(pairwise([0, *[end + 1 for end in accumulate(sizes)][:-1], layers]))
+    if sum(sizes) < all_blocks:
+        sizes = [last - first for first, last in split(all_blocks, [1.0] * (virtual * count))]
+    inner_ends = [1 + end for end in accumulate(sizes[:-1])]  # 1: the embedding
+    ranges = list(pairwise([0, *inner_ends, layers]))
+    # virtual stages are numbered chunk by chunk, and stage by stage within a chunk
     return [ranges[stage::count] for stage in range(count)]

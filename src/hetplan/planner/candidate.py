@@ -1,5 +1,5 @@
-"""Candidates: what a strategy's method answers with. One is a row of the ranking: a plan with its
-figures, or the reason why there is none."""
+"""Candidates: the answers of a strategy's methods. A candidate is one row of the ranking. It has a
+plan with its figures, or the reason why there is no plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,18 +17,18 @@ from hetplan.text import percent_text, seconds_text
 
 @dataclass(frozen=True)
 class StrategyMethod:
-    """One way to solve the problems that a strategy poses. (A family's methods are those of
-    `solvers.registry`.)"""
+    """One way to solve the problems that a strategy poses. Its `name` is mostly that of a method of
+    the problem's family (`solvers.registry`)."""
 
     name: str
-    exact: bool = False  # proves its answers, given time
-    quick: bool = False  # answers at once, so that a complete ranking stands early
-    paper: bool = False  # the paper's own procedure
+    exact: bool = False  # whether it proves its answers, given time
+    quick: bool = False  # whether it answers at once, so that a complete ranking exists early
+    paper: bool = False  # whether it is the paper's own procedure
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One row of the ranking; what is not known is None.
+    """One row of the ranking. A figure that is not known is None.
 
     A strategy says how long an iteration of its plan takes by the objective of its problem
     (`closed_form_seconds`); `search.replay_candidate` adds the replayed seconds
@@ -38,23 +38,24 @@ class Candidate:
 
     strategy: str
     method: StrategyMethod
-    status: str  # as in results (`optimal`, `feasible` …), of the strategy's own problem
+    status: str  # of a solver's result for the strategy's problem: `optimal`, `feasible` …
     variant: Variant = PLAIN
-    closed_form_seconds: float | None = None  # of an iteration of the plan, by the objective
+    closed_form_seconds: float | None = None  # seconds of an iteration, by the objective
     predicted_seconds: float | None = None  # replayed seconds of an iteration
     measured: bool = False  # whether predicted_seconds are measured instead of replayed
-    objective: float | None = None  # of the strategy's own problem, in its unit
-    bound: float | None = None  # of the same problem; it bounds no other strategy's
+    objective: float | None = None  # of the strategy's problem, in its unit
+    bound: float | None = None  # lower bound of that objective; it bounds no other strategy's
     fits_memory: bool | None = None
-    peak_bytes: tuple[float, ...] | None = None  # [D] held by each device of the cluster
-    # Seconds that no plan with further degrees is below, by computing alone; None: none was sought.
+    peak_bytes: tuple[float, ...] | None = None  # [D] largest use of each device of the cluster
+    # Lower bound on the seconds of all plans with further degrees, by computing alone; None: no
+    # such bound was computed.
     computing_alone: float | None = None
     solve_seconds: float = 0.0
     details: Mapping[str, object] = field(default_factory=dict)  # of the evaluator, for people
     plan: Plan | None = None
-    message: str = ""  # the reason where there is no plan, or anything worth telling
-    failed: bool = False  # whether a fault of hetplan cost the plan; the message has its facts
-    replay: Replay | None = field(default=None, repr=False, compare=False)
+    message: str = ""  # the reason where there is no plan; else notes for the user
+    failed: bool = False  # whether a fault of hetplan is why there is no plan
+    replay: Replay | None = field(default=None, repr=False, compare=False)  # of the plan
 
     @classmethod
     def of_result(cls, strategy: str, method: StrategyMethod, result: Result[Any]) -> "Candidate":
@@ -72,8 +73,8 @@ class Candidate:
         )
 
     def __str__(self) -> str:
-        """`amp/auto 347 ms, 0 % from its own problem's bound`, and whether it does not fit; or why
-        there is no plan."""
+        """The candidate on one line: `amp/auto 347 ms, 0 % from its own problem's bound`, with
+        `does not fit` where that is so; or the reason why there is no plan."""
         if self.plan is None:
             return f"{self.name}: {self.message or self.status}"
         text = f"{self.name} {seconds_text(self.predicted_seconds)}"
@@ -88,12 +89,12 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """`amp/auto+full@T4`."""
+        """The strategy, the method and the variant: `amp/auto+full@T4`."""
         return f"{self.strategy}/{self.label}"
 
     @property
     def optimism(self) -> float | None:
-        """Replayed seconds over the objective's; None where one of them is missing."""
+        """Replayed seconds divided by those of the objective; None where one is missing."""
         if self.predicted_seconds is None or not self.closed_form_seconds:
             return None
         return self.predicted_seconds / self.closed_form_seconds
@@ -104,12 +105,12 @@ class Candidate:
         return relative_gap(self.objective, self.bound)
 
     def tokens_per_second(self, workload: Workload) -> float | None:
-        """Tokens (images) per second of training."""
+        """Tokens, or for images samples, per second of training; None where seconds are missing."""
         seconds = self.predicted_seconds
         return workload.tokens_per_iteration / seconds if seconds else None
 
     def flops_per_device(self, workload: Workload) -> float | None:
-        """FLOP/s of matrix products on each device in use; repeated ones do not count."""
+        """FLOP/s of matrix products on each device in use, without those of recomputation."""
         if self.plan is None or not self.predicted_seconds:
             return None
         return workload.flops_per_iteration / self.predicted_seconds / len(self.plan.ranks)
@@ -118,16 +119,18 @@ class Candidate:
         """Model FLOPs utilisation of the devices in use; None where a peak is unknown."""
         if self.plan is None or not self.predicted_seconds:
             return None
-        types = [self.plan.devices[one].type for one in self.plan.ranks]
+        types = [self.plan.devices[device].type for device in self.plan.ranks]
         return workload.utilisation(self.predicted_seconds, types)
 
     def interval_seconds(self, workload: Workload) -> list[float] | None:
-        """[low, high] seconds of an iteration, by the interval of the predicted operators; None
-        where the profile or the seconds are measured."""
+        """[low, high] seconds of an iteration, by the error interval of the predicted operators;
+        None where the profile or the seconds are measured."""
         if self.plan is None or self.predicted_seconds is None or self.measured:
             return None
-        ends = workload.interval(self.plan.devices[device].type for device in self.plan.ranks)
-        return None if ends is None else [end * self.predicted_seconds for end in ends]
+        factors = workload.interval(self.plan.devices[device].type for device in self.plan.ranks)
+        if factors is None:
+            return None
+        return [factor * self.predicted_seconds for factor in factors]
 
     def money_per_million_tokens(self, workload: Workload) -> float | None:
         """US dollars per million tokens for the devices that the plan uses; None where a price is
@@ -144,8 +147,8 @@ class Candidate:
         return dollars_per_second * seconds_per_token * 1e6
 
     def document(self, workload: Workload, *, with_inputs: bool = False) -> Mapping[str, Any]:
-        """The candidate as JSON types. with_inputs: whether the plan has its inputs, which are most
-        of a plan file and are equal for all plans of a workload."""
+        """The candidate as JSON types. with_inputs: whether the plan includes its inputs, which are
+        most of a plan file and are equal for all plans of a workload."""
         left_out = set[str]() if with_inputs else {"inputs"}
         plan = None if self.plan is None else self.plan.model_dump(mode="json", exclude=left_out)
         return {
@@ -175,12 +178,12 @@ class Candidate:
 
 
 def joined(*texts: str) -> str:
-    """The messages, separated by semicolons; empty ones are left out."""
+    """The texts, separated by semicolons; empty ones are left out."""
     return "; ".join(filter(None, texts))
 
 
 def carrying(candidate: Candidate, inputs: Inputs | None) -> Candidate:
-    """The candidate with a plan that carries the inputs that it was made for."""
+    """The candidate with `inputs`, the workload that its plan was made for, in the plan."""
     if candidate.plan is None:
         return candidate
     return replace(candidate, plan=plan_with_inputs(candidate.plan, inputs))

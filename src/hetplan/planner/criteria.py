@@ -1,4 +1,4 @@
-"""The winner among candidates: criteria beside time, the order of the ranking, and the front of
+"""The order of the ranking and its winner, by time or by criteria of money; the Pareto front of
 time and money."""
 
 import math
@@ -13,21 +13,22 @@ from hetplan.text import number_text
 
 @dataclass(frozen=True)
 class Criteria:
-    """Criteria of the winner beside time: the fastest plan that fits wins unless these say
-    otherwise."""
+    """Criteria of the winner. By default the fastest plan that fits wins."""
 
-    money_limit: float | None = None  # dollars per million tokens that no winner exceeds
-    # Percent: not the fastest wins but the cheapest that is at most so much slower.
+    money_limit: float | None = None  # dollars per million tokens that the winner may cost at most
+    # Percent by which the winner may be slower than the fastest plan; the cheapest such plan wins.
     cheapest_within: float | None = None
-    on_parts: bool = False  # plan on every part of the cluster, too; the other two imply it
+    # Whether plans on parts of the cluster are searched, too. Each of the other two implies it.
+    on_parts: bool = False
 
     @property
     def wants_parts(self) -> bool:
-        """Whether plans that leave devices idle are looked for, on parts of the cluster."""
+        """Whether plans on parts of the cluster, which leave devices idle, are searched, too."""
         return self.on_parts or self.money_limit is not None or self.cheapest_within is not None
 
     def check(self, workload: Workload) -> None:
-        """Raise InputError for what is no amount or no share, and where a price is unknown."""
+        """Raise InputError for a limit or a percentage out of range, and for criteria of money
+        where the price of a device is unknown."""
         limit, percent = self.money_limit, self.cheapest_within
         require(
             limit is None or 0 < limit < math.inf,
@@ -41,18 +42,21 @@ class Criteria:
             got=percent,
             expected="a number from 0 on",
         )
-        cluster, what = workload.cluster, "money limit" if limit is not None else "cheapest plan"
-        unpriced = [k for k in cluster.types if cluster.specs[k].price_per_hour is None]
-        if unpriced and (limit is not None or percent is not None):
+        if limit is None and percent is None:
+            return
+        cluster = workload.cluster
+        unpriced = [name for name in cluster.types if cluster.specs[name].price_per_hour is None]
+        if unpriced:
+            wanted = "money limit" if limit is not None else "cheapest plan"
             raise InputError(
-                f"{what}, but device {unpriced[0]!r} has no price",
+                f"{wanted}, but device {unpriced[0]!r} has no price",
                 where=f"cluster {cluster.name}",
                 expected="price_per_hour of every device",
             )
 
     def judged(self, candidate: Candidate, workload: Workload) -> tuple[Candidate, bool]:
-        """The candidate, and whether it may win: it fits and does not exceed the limit, else its
-        message says so."""
+        """The candidate, and whether it may win: it has a plan that fits and that does not exceed
+        the money limit. The message of a candidate says that it exceeds the limit."""
         fits = candidate.plan is not None and candidate.fits_memory is True
         money = candidate.money_per_million_tokens(workload)
         if self.money_limit is None or money is None or money <= self.money_limit:
@@ -63,39 +67,50 @@ class Criteria:
 
 
 def pareto(candidates: Sequence[Candidate], workload: Workload) -> list[int]:
-    """Indices of the candidates that fit and than which none is both faster and cheaper, fastest
-    first."""
-    priced = [
-        (c.predicted_seconds, money, i)
-        for i, c in enumerate(candidates)
-        if c.fits_memory
-        and c.predicted_seconds is not None
-        and (money := c.money_per_million_tokens(workload)) is not None
-    ]
+    """Indices of the candidates on the Pareto front of time and money, fastest first: those that
+    fit, and that are cheaper than every faster one."""
+    priced = []  # (seconds, money, index)
+    for i, candidate in enumerate(candidates):
+        seconds, money = candidate.predicted_seconds, candidate.money_per_million_tokens(workload)
+        if candidate.fits_memory and seconds is not None and money is not None:
+            priced.append((seconds, money, i))
     priced.sort()
-    return [
-        i
-        for place, (_, money, i) in enumerate(priced)
-        if all(money < other for _, other, _ in priced[:place])
-    ]
+    front: list[int] = []
+    least_money: float | None = None
+    for _, money, i in priced:
+        if least_money is None or money < least_money:
+            least_money = money
+            front.append(i)
+    return front
 
 
 def winner_of(
     allowed: Sequence[Candidate], workload: Workload, percent: float | None
 ) -> int | None:
-    """Index of the fastest, or of the cheapest that is at most `percent` slower; the allowed stand
-    first in the ranking, in this order."""
+    """Index of the winner in the ranking; None without a candidate that may win.
+
+    allowed: the candidates that may win, fastest first; the ranking begins with them. percent: None
+    if the fastest wins; else the cheapest wins that is at most `percent` slower.
+    """
     if not allowed:
         return None
-    most = (allowed[0].predicted_seconds or 0.0) * (1 + (percent or 0.0) / 100)
-    near = [i for i in pareto(allowed, workload) if (allowed[i].predicted_seconds or 0.0) <= most]
-    return near[-1] if near and percent is not None else 0
+    if percent is None:
+        return 0
+    most_seconds = (allowed[0].predicted_seconds or 0.0) * (1 + percent / 100)
+    near = []
+    for i in pareto(allowed, workload):
+        if (allowed[i].predicted_seconds or 0.0) <= most_seconds:
+            near.append(i)
+    return near[-1] if near else 0  # the front is sorted by time, so that its last is cheapest
 
 
 def rank(candidate: Candidate, workload: Workload) -> tuple[float, ...]:
-    """Sort key: seconds per iteration, then nodes in use in part, then money; what is unknown comes
-    last."""
+    """The key by which candidates are sorted: seconds per iteration, then the number of nodes with
+    devices both in use and idle, then money. Unknown seconds and money come last."""
     seconds, money = candidate.predicted_seconds, candidate.money_per_million_tokens(workload)
-    plan, late = candidate.plan, math.inf if seconds is None else seconds
-    order = (late, 0) if plan is None else plan.order(late)
-    return *order, math.inf if money is None else money
+    if seconds is None:
+        seconds = math.inf
+    if money is None:
+        money = math.inf
+    order = (seconds, 0) if candidate.plan is None else candidate.plan.order(seconds)
+    return *order, money

@@ -1,20 +1,25 @@
-"""The strategy `ditto`: one pipeline over the cluster whose stages may differ in width, beside the
-papers' algorithms.
+"""The strategy `ditto`: one pipeline over the cluster whose stages may differ in width, solved
+exactly and by the papers' algorithms.
+
+A template is a solution of Ditto's problem: consecutive layers for each stage, with a device type
+and a number of devices. The number of devices is the stage's width.
 
 Ditto takes the number of micro-batches as given. Its problem is therefore posed and solved for each
-size that micro-batches can have. Of the templates found, the one is proposed whose price and
-transfers between stages together are least: Ditto's price leaves the transfers out. Objective,
-bound and status are those of the instance with this template's size.
+micro-batch size. Ditto's objective leaves out the transfers between stages. The proposed template
+is the one with the least sum of objective and transfers. Objective, bound and status of the
+candidate are those of the instance with this template's micro-batch size.
 
-Within the replay's memory. Stages of one template differ in width, so that the problem cannot say
-what the replay counts (see `planner.amp`). With stages of at most M devices, layers keep
-split + M whole and devices have capacity - b working(1): never looser than the replay, exact for
-M = 1. The best over M = 1, 2, 4, … is taken; its bound is that of its micro-batch's problem as
-first posed.
+Plans within the memory that the replay counts: stages of one template differ in width, so that the
+problem cannot express what the replay counts (`split`, `whole` and `working` in `planner.amp`). If
+stages have at most M devices, layers that keep split + M whole and devices of capacity
+capacity - b working(1) are never looser than the replay, and exact for M = 1. The candidate is the
+best over M = 1, 2, 4, …; its bound is that of the problem as first posed, for the candidate's
+micro-batch size.
 
 With `--set ditto.failures=F` the strategy proposes what Oobleck runs instead: F + 1 pipelines or
-more, made of templates that are proven for parts of the cluster, with micro-batches shared by
-speed. The plan file carries the templates, of which a plan after a loss is made without solving.
+more, which instantiate templates that are proven for parts of the cluster, and which take
+micro-batches in proportion to their speed. The plan file has these templates, so that the plan
+after a loss is made without solving.
 """
 
 import time
@@ -57,20 +62,21 @@ from hetplan.solvers.run import Result, Run
 from hetplan.text import counted
 
 AUTO = StrategyMethod("auto", exact=True)
-Groups = list[list[int]]
-Rooms = dict[str, dict[int, list[int]]]  # type -> node -> devices
+Groups = list[list[int]]  # [stage] the devices of the stage
+Rooms = dict[str, dict[int, list[int]]]  # device type of the problem -> node -> its free devices
 
 
 class DittoSettings(StrictModel):
-    """`--set ditto.NAME=VALUE`."""
+    """The settings `--set ditto.NAME=VALUE`."""
 
-    # Pipelines that may be lost: makes pipelines of templates, one more than that at least.
+    # Number of pipelines that may be lost. The plan then has at least one pipeline more, each made
+    # of a template. None: the plan is one pipeline.
     failures: Annotated[int, Field(ge=0, le=MAX_RANKS)] | None = None
 
 
 @dataclass(frozen=True)
 class Ditto(Strategy):
-    """One pipeline, stages of unequal width. ready: templates made before, to make pipelines of."""
+    """The strategy: one pipeline with stages of unequal width, or pipelines of templates."""
 
     name = "ditto"
     methods = (
@@ -83,10 +89,12 @@ class Ditto(Strategy):
     recomputes = True
 
     settings: DittoSettings = field(default_factory=DittoSettings)
+    # Templates of an earlier plan, of which pipelines are made without solving; None: solve.
     ready: ReadyTemplates | None = None
 
     def pose(self, workload: Workload, run: Run) -> "list[DittoProblem | TemplatesProblem]":
-        """One problem, with an instance for each micro-batch size."""
+        """The list of one problem, which has an instance for each micro-batch size. Raises NoPlan
+        where there is no size."""
         sizes, failures = micro_batch_sizes(workload), self.settings.failures
         if self.ready is not None:
             sizes = [size for size in sizes if size == self.ready.samples]
@@ -98,88 +106,72 @@ class Ditto(Strategy):
             )
         if failures is not None:
             width = group_size(workload)
-            return [
-                TemplatesProblem(
-                    workload,
-                    [instance_within_replay(workload, size, width) for size in sizes],
-                    failures,
-                    self.ready,
-                )
-            ]
+            instances = [instance_within_replay(workload, size, width) for size in sizes]
+            return [TemplatesProblem(workload, instances, failures, self.ready)]
         return [DittoProblem(workload, [pose(workload, size) for size in sizes])]
 
     def within_replay(self, workload: Workload, run: Run, bound: float | None) -> Candidate | None:
-        """The best over all largest widths, in half of the time; the rest is for its bound.
-        Templates for parts of the cluster are posed within the replay's memory."""
+        """The best candidate over all widths M (see the module), found in half of the time. The
+        rest of the time is for its bound. None for pipelines of templates, which are posed within
+        the replay's memory from the start."""
         if self.settings.failures is not None:
             return None
         widths = [1 << k for k in range(group_size(workload).bit_length())]
         sizes = micro_batch_sizes(workload)
         instances = [instance_within_replay(workload, b, width) for width in widths for b in sizes]
+        half = run.part(time_limit=run.remaining / 2, quiet=False)
         try:
-            best = DittoProblem(workload, instances).solve(
-                AUTO, run.part(time_limit=run.remaining / 2, quiet=False)
-            )
+            best = DittoProblem(workload, instances).solve(AUTO, half)
         except NoPlan:
             return None
         assert best.plan is not None and best.objective is not None
-        loose = solve(
-            family("ditto"),
-            pose(workload, best.plan.replicas[0].micro_batches[0].samples),
-            "auto",
-            run.part(),
-        )
-        reached = loose.bound is not None and best.objective <= loose.bound * (1 + EQUAL_WITHIN)
-        return replace(best, bound=loose.bound, status="optimal" if reached else "feasible")
+        micro_batch = best.plan.replicas[0].micro_batches[0].samples
+        posed_first = solve(family("ditto"), pose(workload, micro_batch), "auto", run.part())
+        lower = posed_first.bound
+        reached = lower is not None and best.objective <= lower * (1 + EQUAL_WITHIN)
+        return replace(best, bound=lower, status="optimal" if reached else "feasible")
 
 
 @dataclass(frozen=True)
 class DittoProblem(Problem):
-    """Several instances, one for each number of micro-batches; the best of their templates is
-    proposed.
-
-    baseline_seconds: the time of methods that prove nothing. Oobleck's table of states takes hours
-    on large clusters and gives nothing before its end.
-    """
+    """The workload as instances of Ditto's problem, one for each number of micro-batches. The best
+    of their templates is proposed."""
 
     workload: Workload
     instances: Sequence[DittoData]
+    # Time limit of methods that prove nothing. Oobleck's table of states takes hours on large
+    # clusters and gives nothing before its end.
     baseline_seconds: float = 20.0
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
-        """The instances one after the other, each with its part of the time that is left; of their
-        templates the best."""
+        """The candidate of the best template. The instances are solved one after the other, each in
+        an equal share of the time that is left. Raises NoPlan where no instance has a template."""
         if not method.exact:
             limit = min(self.baseline_seconds, run.options.time_limit or self.baseline_seconds)
             run.options = replace(run.options, time_limit=limit)
         results: list[Result[Any]] = []
+        # (objective plus transfers, result, template)
         templates: list[tuple[float, Result[Any], PlacedTemplate]] = []
-        for left, data in zip(range(len(self.instances), 0, -1), self.instances, strict=True):
+        for number, data in enumerate(self.instances):
             if run.should_stop and results:
                 break
             run.report(note=f"{data.micro_batches} micro-batches")
-            result = solve(
-                family("ditto"), data, method.name, run.part(time_limit=run.remaining / left)
-            )
+            part = run.part(time_limit=run.remaining / (len(self.instances) - number))
+            result = solve(family("ditto"), data, method.name, part)
             results.append(result)
-            if result.decision is not None:
-                stages = result.decision.stages
-                placed = PlacedTemplate(
-                    self.workload,
-                    data,
-                    stages,
-                    place(stages, free_devices(self.workload)),
-                    data.micro_batches,
-                )
-                templates.append(
-                    ((result.objective or 0.0) + placed.send_seconds(), result, placed)
-                )
+            if result.decision is None:
+                continue
+            stages = result.decision.stages
+            groups = place(stages, free_devices(self.workload))
+            placed = PlacedTemplate(self.workload, data, stages, groups, data.micro_batches)
+            seconds = (result.objective or 0.0) + placed.send_seconds()
+            templates.append((seconds, result, placed))
         solving = fsum(result.seconds for result in results)
         if not templates:
-            proven = all(result.status == "infeasible" for result in results)
-            status = "infeasible" if proven and len(results) == len(self.instances) else "unknown"
+            all_solved = len(results) == len(self.instances)
+            proven = all_solved and all(result.status == "infeasible" for result in results)
             texts = dict.fromkeys(result.message or "out of time" for result in results)
-            raise NoPlan(status, "; ".join(texts), solving)
+            raise NoPlan("infeasible" if proven else "unknown", "; ".join(texts), solving)
         _, best, placed = min(templates, key=itemgetter(0))
         return replace(
             Candidate.of_result("ditto", method, best),
@@ -195,29 +187,30 @@ class DittoProblem(Problem):
 
 @dataclass(frozen=True)
 class TemplatesProblem(Problem):
-    """Pipelines made of templates for parts of the cluster, at the micro-batch size where their
-    slowest takes least. ready: the templates, where they were made before."""
+    """The workload as pipelines that instantiate templates for parts of the cluster, at the
+    micro-batch size at which the slowest pipeline takes least."""
 
     workload: Workload
-    instances: Sequence[DittoData]
-    failures: int
-    ready: ReadyTemplates | None
+    instances: Sequence[DittoData]  # one for each micro-batch size
+    failures: int  # number of pipelines that may be lost
+    ready: ReadyTemplates | None  # templates of an earlier plan; None: they are solved for
 
     def as_listed(self, method: StrategyMethod) -> StrategyMethod:
-        """Candidates are `ditto/templates`."""
+        """The method `templates`."""
         return replace(method, name="templates")
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate | None:
-        """The list of each size, each with its part of the time that is left, and the fastest
-        pipelines of it."""
+        """The candidate of the fastest pipelines over all micro-batch sizes; None for all methods
+        but `auto`. The templates of each size are solved for in an equal share of the time that is
+        left. Raises NoPlan where no size has pipelines."""
         if method is not AUTO:
             return None
         begun, made = time.perf_counter(), []
         reason = "out of time"
-        for left, data in zip(range(len(self.instances), 0, -1), self.instances, strict=True):
+        for number, data in enumerate(self.instances):
             run.report(note=f"{data.micro_batches} micro-batches")
             if self.ready is None:
-                part = run.part(time_limit=run.remaining / left)
+                part = run.part(time_limit=run.remaining / (len(self.instances) - number))
                 templates = list(template_list(data, part).templates)
             else:
                 templates = ready_templates(data, decisions_of(self.ready))
@@ -241,6 +234,9 @@ class TemplatesProblem(Problem):
             samples=self.workload.global_batch // data.micro_batches,
             pipelines=[in_plan_file(template.decision) for template in templates],
         )
+        # [pipeline][device]; a pipeline has 0 bytes on the devices of the others
+        peaks = [template.peak_bytes() for template in placed]
+        replicas = [template.replica() for template in placed]
         return Candidate(
             strategy="ditto",
             method=method,
@@ -248,9 +244,9 @@ class TemplatesProblem(Problem):
             closed_form_seconds=seconds,
             objective=seconds,
             fits_memory=True,
-            peak_bytes=tuple(map(fsum, zip(*(one.peak_bytes() for one in placed), strict=True))),
+            peak_bytes=tuple(map(fsum, zip(*peaks, strict=True))),
             solve_seconds=solving,
-            plan=new_plan(self.workload, [one.replica() for one in placed], templates=ready),
+            plan=new_plan(self.workload, replicas, templates=ready),
             message=joined(
                 f"{counted(len(placed), 'pipeline')} from {counted(len(templates), 'template')}",
                 narrowness(self.workload),
@@ -258,34 +254,36 @@ class TemplatesProblem(Problem):
         )
 
     def placed(self, data: DittoData, pipelines: Sequence[Pipeline]) -> "list[PlacedTemplate]":
-        """Each pipeline on nodes of its own, the next ones of each kind; larger nodes are posed as
-        several."""
-        units = {
-            kind.name: [
-                (node, devices[at : at + kind.devices_per_node])
-                for node, devices in free_devices(self.workload)[kind.name].items()
-                for at in range(0, len(devices), kind.devices_per_node)
+        """The template of each pipeline, placed on nodes that no other pipeline uses, the next free
+        ones of each device type. A node of the cluster that is larger than a node of the problem
+        counts as several nodes."""
+        free = free_devices(self.workload)
+        # device type -> (node of the cluster, devices) of each node of the problem that is free
+        free_nodes: dict[str, list[tuple[int, list[int]]]] = {}
+        for kind in data.device_types:
+            size = kind.devices_per_node
+            free_nodes[kind.name] = [
+                (node, devices[first : first + size])
+                for node, devices in free[kind.name].items()
+                for first in range(0, len(devices), size)
             ]
-            for kind in data.device_types
-        }
         placed = []
         for pipeline in pipelines:
-            own: Rooms = {name: defaultdict(list) for name in units}
-            for name, count in zip(units, pipeline.template.nodes, strict=True):
+            rooms: Rooms = {name: defaultdict(list) for name in free_nodes}
+            for name, count in zip(free_nodes, pipeline.template.nodes, strict=True):
                 for _ in range(count):
-                    node, devices = units[name].pop(0)
-                    own[name][node] += devices
+                    node, devices = free_nodes[name].pop(0)
+                    rooms[name][node] += devices
             stages = pipeline.template.decision.stages
+            groups = place(stages, rooms)
             placed.append(
-                PlacedTemplate(
-                    self.workload, data, stages, place(stages, own), pipeline.micro_batches
-                )
+                PlacedTemplate(self.workload, data, stages, groups, pipeline.micro_batches)
             )
         return placed
 
 
 def narrowness(workload: Workload) -> str:
-    """A note where stages cannot have all devices of a node; else empty."""
+    """A note for workloads whose stages cannot have all devices of a node; else empty."""
     size = group_size(workload)
     if size >= max(node.devices for node in workload.cluster.nodes):
         return ""
@@ -293,7 +291,7 @@ def narrowness(workload: Workload) -> str:
 
 
 def in_plan_file(decision: DittoDecision) -> list[TemplateStage]:
-    """A template as a plan file holds it."""
+    """A template as the stages in a plan file."""
     return [TemplateStage.model_validate(stage.model_dump()) for stage in decision.stages]
 
 
@@ -307,101 +305,98 @@ def decisions_of(ready: ReadyTemplates) -> list[list[DittoStage]]:
 
 @dataclass(frozen=True)
 class PlacedTemplate:
-    """A template found for an instance, placed on devices of the cluster, as one pipeline."""
+    """A template placed on devices of the cluster, as one pipeline."""
 
     workload: Workload
-    data: DittoData
+    data: DittoData  # the instance that the template solves
     stages: list[DittoStage]
-    groups: Groups  # devices of each
+    groups: Groups
     micro_batches: int  # of the pipeline
 
     def send_seconds(self) -> float:
-        """Seconds of one micro-batch from stage to stage over the slowest links in use."""
+        """Seconds in which one micro-batch goes from stage to stage, each time over the slowest
+        link between the two groups of devices."""
         layers, bandwidth = self.workload.profile.layers, self.workload.cluster.bandwidth()
         samples = self.workload.global_batch // self.data.micro_batches
-        return fsum(
-            layers[stage.last - 1].activation_bytes * samples / bandwidth[np.ix_(here, after)].min()
-            for stage, (here, after) in zip(self.stages, pairwise(self.groups), strict=False)
-        )
+        seconds = []
+        for stage, (here, after) in zip(self.stages, pairwise(self.groups), strict=False):
+            size = layers[stage.last - 1].activation_bytes * samples
+            seconds.append(size / bandwidth[np.ix_(here, after)].min())
+        return fsum(seconds)
 
     def peak_bytes(self) -> tuple[float, ...]:
-        """[D] memory of each device: states and the micro-batches that 1F1B keeps alive; unused
-        ones hold nothing."""
+        """[D] bytes on each device of the cluster: the states of its layers, and the activations of
+        the micro-batches that 1F1B keeps at a time; 0 for devices that the pipeline does not use.
+        """
         memory, stages = self.data.memory, self.stages
         assert memory is not None
         peaks = [0.0] * len(self.workload.cluster.devices)
         for k, (stage, group) in enumerate(zip(stages, self.groups, strict=True)):
             layers = slice(stage.first, stage.last)
-            kept = min(self.micro_batches, len(stages) - k) * fsum(
-                memory.layer_activation_bytes[layers]
-            )
+            alive = min(self.micro_batches, len(stages) - k)
+            kept = alive * fsum(memory.layer_activation_bytes[layers])
             for device in group:
                 peaks[device] = (fsum(memory.layer_state_bytes[layers]) + kept) / len(group)
         return tuple(peaks)
 
     def replica(self) -> Replica:
-        """Every stage tensor parallel over its own group; 1F1B, no ZeRO."""
+        """The pipeline as a replica of a plan: 1F1B, no ZeRO, and each stage tensor parallel over
+        its group of devices."""
         stages = [
             tensor_stage([(stage.first, stage.last)], group)
             for stage, group in zip(self.stages, self.groups, strict=True)
         ]
-        return Replica(
-            stages=stages,
-            micro_batches=[
-                MicroBatches(
-                    count=self.micro_batches,
-                    samples=self.workload.global_batch // self.data.micro_batches,
-                )
-            ],
-        )
+        samples = self.workload.global_batch // self.data.micro_batches
+        batches = MicroBatches(count=self.micro_batches, samples=samples)
+        return Replica(stages=stages, micro_batches=[batches])
 
 
 def instance_within_replay(workload: Workload, micro_batch: int, width: int) -> DittoData:
-    """The instance of one micro-batch size whose stages take at most `width` devices, within the
-    replay's memory."""
+    """The instance of one micro-batch size whose stages have at most `width` devices, with memory
+    that is never looser than the replay's (see the module)."""
     data = pose(workload, micro_batch, width=width)
     assert data.memory is not None
-    beside = micro_batch * workload.working_bytes.get(1, 0.0)
+    working = micro_batch * workload.working_bytes.get(1, 0.0)
+    capacities = {
+        name: room(capacity, working) for name, capacity in data.memory.device_bytes.items()
+    }
     kept = [
         (layer.saved_bytes + (width - 1) * layer.replicated_saved_bytes) * micro_batch
         for layer in workload.profile.layers
     ]
     memory = data.memory.model_copy(
-        update={
-            "device_bytes": {
-                name: room(capacity, beside) for name, capacity in data.memory.device_bytes.items()
-            },
-            "layer_activation_bytes": kept,
-        }
+        update={"device_bytes": capacities, "layer_activation_bytes": kept}
     )
     return data.model_copy(update={"memory": memory})
 
 
 def place(stages: Sequence[DittoStage], free: Rooms) -> Groups:
-    """Devices of each stage [S][x], each group in one node, taken from those that are free.
+    """[stage] the devices of each stage, all in one node. They are removed from `free`.
 
-    Wide stages choose first, so that powers of two leave no remainder; a stage prefers the node of
-    a neighbour in the pipeline, then the node with least room.
+    Wide stages choose first, so that widths of powers of two leave no remainder. A stage prefers
+    the node of a neighbour in the pipeline, then the node with the fewest free devices.
     """
-    node_of = [-1] * len(stages)
+    node_of = [-1] * len(stages)  # [stage] its node, -1: not placed yet
     groups: Groups = [[] for _ in stages]
     for k in sorted(range(len(stages)), key=lambda k: -stages[k].devices):
         stage = stages[k]
-        rooms = [n for n, devices in free[stage.type].items() if len(devices) >= stage.devices]
+        free_of_type = free[stage.type]
+        large_enough = [n for n, devices in free_of_type.items() if len(devices) >= stage.devices]
         near = {node_of[j] for j in (k - 1, k + 1) if 0 <= j < len(node_of)}
-        chosen = min(rooms, key=lambda n: (n not in near, len(free[stage.type][n]), n))
+        chosen = min(large_enough, key=lambda n: (n not in near, len(free_of_type[n]), n))
         node_of[k] = chosen
-        devices = free[stage.type][chosen]
-        groups[k], free[stage.type][chosen] = devices[: stage.devices], devices[stage.devices :]
+        devices = free_of_type[chosen]
+        groups[k], free_of_type[chosen] = devices[: stage.devices], devices[stage.devices :]
     return groups
 
 
 def free_devices(workload: Workload) -> Rooms:
-    """Devices by the posed problem's type and by node."""
+    """All devices of the cluster, by device type of the posed problem and by node."""
     nodes = workload.cluster.nodes
     kinds = list(dict.fromkeys(kind_of(node) for node in nodes))
-    name = dict(zip(kinds, kind_names(kinds), strict=True))
-    free: Rooms = {text: {} for text in name.values()}
-    for device, place_of in enumerate(workload.cluster.devices):
-        free[name[kind_of(nodes[place_of.node])]].setdefault(place_of.node, []).append(device)
+    name_of = dict(zip(kinds, kind_names(kinds), strict=True))
+    free: Rooms = {name: {} for name in name_of.values()}
+    for number, device in enumerate(workload.cluster.devices):
+        name = name_of[kind_of(nodes[device.node])]
+        free[name].setdefault(device.node, []).append(number)
     return free

@@ -1,12 +1,12 @@
-"""Why the winner takes as long as it does, and what else there was: read off its replay and the
-ranking.
+"""Explains why a plan takes as long as it does, from its replay, and how it compares with the other
+candidates of the ranking.
 
-An iteration lasts as long as one chain of tasks that follow each other without waiting
-(`path_to_end`). The seconds of this chain are divided by what its tasks are. Speeding up anything
-that is not on it gains nothing.
+An iteration lasts as long as its critical path: a chain of tasks that follow each other without
+waiting (`path_to_end`). The explanation divides the seconds of this path by kind of task. Speeding
+up a task that is not on the path gains nothing.
 
-A plan that was saved is explained from its replay alone (`why`). What a faster device or network
-would bring is asked by replaying the plan with it.
+`explain` is for the winner of a ranking. `why` is for a saved plan, from its replay alone; it also
+replays the plan with faster devices and links, to say how much these would help.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,14 +37,15 @@ from hetplan.text import (
     share_text,
 )
 
-PARTS_SHOWN = 5  # of the chain
-TIGHT = 0.9  # of a device's memory in use
-SAME = 1e-6  # relative: seconds that differ by more come from other costs
+PARTS_SHOWN = 5  # kinds of tasks of the critical path that are listed
+TIGHT = 0.9  # share of a device's memory in use from which on memory is said to bind
+# Relative difference of seconds from which on a plan was made with other costs than these.
+SAME = 1e-6
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """The resource with the least to spare: a stage, a network card, a device's memory."""
+    """A resource that is used most: a stage, a network card, or a device's memory."""
 
     text: str  # for people
     facts: Mapping[str, Any]  # as JSON types
@@ -52,27 +53,27 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class Explanation:
-    """An explanation of the winner, by its replay and the ranking. The first four fields come from
-    the replay: without one they are empty or None."""
+    """The explanation of a winner. The first four fields come from its replay; without a replay
+    they are empty or None."""
 
-    critical: Mapping[str, float]  # what is on the deciding chain -> seconds, largest first
-    # Who computes longest: replica, stage, busy_share of the iteration; device of a program that
-    # all devices run together, else None.
+    critical: Mapping[str, float]  # kind of task on the critical path -> seconds, largest first
+    # The stage that computes longest, or the device of an SPMD program. Facts: replica, stage,
+    # busy_share of the iteration, device (None for a stage).
     busiest: Bottleneck | None
-    # The link in use longest, a card or a device's port: link, held_share of the iteration.
+    # The link that is in use longest. Facts: link, held_share of the iteration.
     fullest_link: Bottleneck | None
-    # The device with the largest share of its memory in use: device, bytes, limit_bytes,
+    # The device with the largest share of its memory in use. Facts: device, bytes, limit_bytes,
     # components of the bytes.
     tightest: Bottleneck | None
     winner: Candidate
-    runner_up: Candidate | None  # the next best candidate of another plan
+    runner_up: Candidate | None  # the next best candidate with another plan
     paper_candidates: tuple[Candidate, ...]  # the best of each paper's own procedure
-    # By strategy, how much longer its best plan takes than the best of all, as a ratio from 0 on.
+    # Strategy -> how much longer its best plan takes than the best plan of all, as a ratio >= 0.
     prices: Mapping[str, float]
-    why_chosen: str = ""  # where the winner is not the fastest plan
+    why_chosen: str = ""  # the reason for the winner if it is not the fastest plan
 
     def document(self) -> Mapping[str, Any]:
-        """The explanation as JSON types; candidates stand by name."""
+        """The explanation as JSON types. Candidates are given by name."""
         return {
             "critical_path": [{"what": what, "seconds": s} for what, s in self.critical.items()],
             "bottleneck": self.busiest and self.busiest.facts,
@@ -110,12 +111,14 @@ class Explanation:
 def explain(
     candidates: Sequence[Candidate], winner: int, workload: Workload, percent: float | None = None
 ) -> Explanation:
-    """The explanation of the winner among ranked candidates. percent: by how much it may be slower
-    than the fastest, where the cheapest was asked for."""
+    """The explanation of a winner. candidates: in the order of the ranking. winner: its index.
+    percent: by how much it may be slower than the fastest plan; None if the fastest wins."""
     best, fastest = candidates[winner], candidates[0]
     others = [c for c in candidates if c is not best and c.plan is not None and c.fits_memory]
     by_papers = [c for c in candidates if c.method.paper and c.plan is not None]
-    best_of_paper = {c.strategy: c for c in reversed(by_papers)}
+    best_of_paper: dict[str, Candidate] = {}  # strategy -> its first, which is its best
+    for candidate in by_papers:
+        best_of_paper.setdefault(candidate.strategy, candidate)
     why_chosen = ""
     if winner > 0 and percent is not None:
         took = seconds_text(fastest.predicted_seconds)
@@ -129,15 +132,15 @@ def explain(
         tightest=None if run is None else tightest(run, workload),
         winner=best,
         runner_up=next((c for c in others if not same_plan(c, best)), None),
-        paper_candidates=tuple(c for c in by_papers if c is best_of_paper[c.strategy]),
+        paper_candidates=tuple(best_of_paper.values()),
         prices=prices_of(candidates),
         why_chosen=why_chosen,
     )
 
 
 def prices_of(candidates: Sequence[Candidate]) -> dict[str, float]:
-    """By strategy, how much longer its fastest plan that fits takes than the fastest of all, as a
-    ratio from 0 on; the fastest strategy first."""
+    """Strategy -> how much longer its fastest plan that fits takes than the fastest plan of all, as
+    a ratio >= 0; the fastest strategy first."""
     timed = [c for c in candidates if c.fits_memory and c.predicted_seconds]
     timed.sort(key=lambda c: c.predicted_seconds or 0.0)
     prices: dict[str, float] = {}
@@ -147,13 +150,15 @@ def prices_of(candidates: Sequence[Candidate]) -> dict[str, float]:
 
 
 def reasons(plan: Plan, run: Replay, workload: Workload) -> dict[str, str]:
-    """The parts that the iteration's time goes to, and the devices and links with the least to
-    spare, for people."""
+    """Heading -> text for people: the kinds of tasks that the iteration's time goes to, and the
+    devices and links that are used most."""
     shares = [(what, spent / run.seconds) for what, spent in critical_parts(plan, run).items()]
-    rest = sum(share for _, share in shares[PARTS_SHOWN:])
-    shown = [*shares[:PARTS_SHOWN], *([("other", rest)] if rest > 0 else [])]
+    shown, rest = shares[:PARTS_SHOWN], sum(share for _, share in shares[PARTS_SHOWN:])
+    if rest > 0:
+        shown.append(("other", rest))
     link, busy = fullest_link(run, workload), float(run.timeline.busy.mean()) / run.seconds
-    first, between, last = np.mean([waits(run.timeline, u) for u in range(len(run.owners))], axis=0)
+    waits_of_units = [waits(run.timeline, unit) for unit in range(len(run.owners))]
+    first, between, last = np.mean(waits_of_units, axis=0)
     return {
         "time goes to": ", ".join(f"{what} {percent_text(share)}" for what, share in shown),
         "busiest": busiest(plan, run).text,
@@ -168,25 +173,28 @@ def reasons(plan: Plan, run: Replay, workload: Workload) -> dict[str, str]:
 
 
 def why(plan: Plan, run: Replay, workload: Workload, bound: float | None) -> dict[str, str]:
-    """Why a plan takes that long, for people, without the ranking that it comes from.
+    """Heading -> text for people: why a saved plan takes as long as it does. run: its replay.
 
-    bound: seconds that no plan of stages replays below; None where it is not known.
+    bound: lower bound on the replayed seconds of every plan of stages; None where it is not known.
     """
-    said, gap = plan.prediction, relative_gap(run.seconds, bound)
-    seconds, formula = (said.predicted_seconds, said.closed_form_seconds) if said else (None, None)
-    other = seconds is not None and abs(seconds - run.seconds) > SAME * run.seconds
-    helps = sorted(effects(plan, run, workload).items(), key=lambda pair: pair[1])
-    waiting = percent_text(1 - float(run.timeline.busy.max()) / run.seconds)
+    gap = relative_gap(run.seconds, bound)
     lines: dict[str, str] = {}
-    if other:
-        lines["plan file"] = (
-            f"says {seconds_text(seconds)}: planned with other costs than these (a profile, links, "
-            "or another cluster)"
-        )
-    if formula:
-        lines["objective"] = f"{seconds_text(formula)}, which leaves out what the replay counts"
+    if plan.prediction is not None:
+        predicted = plan.prediction.predicted_seconds
+        by_objective = plan.prediction.closed_form_seconds
+        if predicted is not None and abs(predicted - run.seconds) > SAME * run.seconds:
+            lines["plan file"] = (
+                f"says {seconds_text(predicted)}: planned with other costs than these (a profile, "
+                "links, or another cluster)"
+            )
+        if by_objective:
+            text = f"{seconds_text(by_objective)}, which leaves out what the replay counts"
+            lines["objective"] = text
     lines |= reasons(plan, run, workload)
-    lines["would help"] = ", ".join(f"{what}: {more_text(change)}" for what, change in helps)
+    most_helpful_first = sorted(effects(plan, run, workload).items(), key=lambda pair: pair[1])
+    helps = [f"{change}: {more_text(effect)}" for change, effect in most_helpful_first]
+    lines["would help"] = ", ".join(helps)
+    waiting = percent_text(1 - float(run.timeline.busy.max()) / run.seconds)
     if gap is None:
         lines["left open"] = (
             "how much faster another plan could be; this file has no bound of all plans"
@@ -201,38 +209,40 @@ def why(plan: Plan, run: Replay, workload: Workload, bound: float | None) -> dic
 
 
 def effects(plan: Plan, run: Replay, workload: Workload) -> dict[str, float]:
-    """By what ratio the plan's iteration changes when a device type in use computes a tenth faster,
-    and when links are twice as fast; replayed. Links that were measured stay as they are."""
+    """Change -> relative change of the plan's seconds, by replay. The changes: a device type in use
+    computes a tenth faster; links are twice as fast, unless they were measured. run: the replay of
+    the plan as it is."""
     cluster, layers = workload.cluster, np.ones(len(workload.profile.layers))
-    changed = {
-        f"{kind} 10 % faster": replace(
-            workload, profile=perturbed(workload.profile, {kind: layers / 1.1})
-        )
-        for kind in dict.fromkeys(plan.devices[device].type for device in plan.ranks)
-    }
+    changed: dict[str, Workload] = {}
+    for name in dict.fromkeys(plan.devices[device].type for device in plan.ranks):
+        faster = perturbed(workload.profile, {name: layers / 1.1})
+        changed[f"{name} 10 % faster"] = replace(workload, profile=faster)
     if workload.links is None:
         network = [replace(n, network_bandwidth=2 * n.network_bandwidth) for n in cluster.nodes]
         inside = [replace(n, intra_bandwidth=2 * n.intra_bandwidth) for n in cluster.nodes]
-        changed |= {
-            f"{links} twice as fast": replace(
-                workload, cluster=replace(cluster, nodes=tuple(nodes))
-            )
-            for links, nodes in (("network", network), ("links inside nodes", inside))
-        }
-    return {what: replay(plan, one).seconds / run.seconds - 1.0 for what, one in changed.items()}
+        for links, nodes in {"network": network, "links inside nodes": inside}.items():
+            faster_links = replace(cluster, nodes=tuple(nodes))
+            changed[f"{links} twice as fast"] = replace(workload, cluster=faster_links)
+    return {
+        change: replay(plan, with_change).seconds / run.seconds - 1.0
+        for change, with_change in changed.items()
+    }
 
 
 def waits(timeline: Timeline, unit: int) -> tuple[float, float, float]:
-    """Seconds in which a unit waits for its first pass, between passes, and after its last one."""
+    """Seconds in which a unit (a stage, or a device of an SPMD program) waits for its first pass,
+    between passes, and after its last pass."""
     tasks = timeline.tasks
     passes = (tasks.unit == unit) & np.isin(tasks.kind, (Kind.FORWARD, Kind.BACKWARD))
     first, last = float(timeline.start[passes].min()), float(timeline.end[passes].max())
     between = max(last - first - float(tasks.seconds[passes].sum()), 0.0)
-    return first, between, max(float(timeline.idle[unit]) - first - between, 0.0)
+    after_last = max(float(timeline.idle[unit]) - first - between, 0.0)
+    return first, between, after_last
 
 
 def same_plan(one: Candidate, other: Candidate) -> bool:
-    """Whether both propose the same, under different names."""
+    """Whether two candidates propose plans that differ in their names, origins and predictions at
+    most."""
     if one.plan is None or other.plan is None:
         return False
     nameless = {"name": "", "origin": "", "prediction": None}
@@ -240,14 +250,16 @@ def same_plan(one: Candidate, other: Candidate) -> bool:
 
 
 def longer(candidate: Candidate, best: Candidate) -> float | None:
-    """The excess of an iteration over the best one's, as a ratio above 0."""
+    """How much longer an iteration of a candidate takes than one of the best, as a ratio; None
+    where the seconds of one are not known."""
     if candidate.predicted_seconds is None or not best.predicted_seconds:
         return None
     return candidate.predicted_seconds / best.predicted_seconds - 1.0
 
 
 def critical_parts(plan: Plan, run: Replay) -> dict[str, float]:
-    """The deciding chain by what its tasks are, largest first; latencies go to their messages."""
+    """Kind of task on the critical path, for people -> its seconds, largest first. The latency of a
+    message counts as its seconds."""
     tasks = run.timeline.tasks
     names = unit_names(plan, run)
     spent: dict[str, float] = {}
@@ -259,7 +271,7 @@ def critical_parts(plan: Plan, run: Replay) -> dict[str, float]:
 
 
 def label_of(run: Replay, kind: Kind, unit: str) -> str:
-    """A kind of task in words, for people."""
+    """A task of a unit in words, for people. unit: its name."""
     if run.by_device and kind not in COMPUTES:
         return "collectives of the program"
     others = {
@@ -271,8 +283,8 @@ def label_of(run: Replay, kind: Kind, unit: str) -> str:
 
 
 def folded(plan: Plan, run: Replay) -> list[list[int]]:
-    """Units that do the same: a stage of like pipelines, or the devices of a program that compute
-    equally long."""
+    """The units of the replay in groups that do the same: one stage of all like pipelines, or the
+    devices of one type that compute equally long in an SPMD program."""
     if not run.by_device:
         return units_of_like_stages(plan, run)
     busy, types = run.timeline.busy, [device.type for device in plan.devices]
@@ -283,23 +295,25 @@ def folded(plan: Plan, run: Replay) -> list[list[int]]:
 
 
 def name_of(plan: Plan, run: Replay, units: Sequence[int]) -> str:
-    """`stage 3` of all pipelines; `stage 3 of pipelines 0,2` of some; of a program the first
-    device, `device 0`."""
+    """The name of units that do the same: `stage 3` for all pipelines, `stage 3 of pipelines 0,2`
+    for some. For an SPMD program the first device, `device 0`."""
+    first = units[0]
     if run.by_device:
-        return f"device {run.devices[units[0]][0]}"
+        return f"device {run.devices[first][0]}"
+    name = f"stage {run.owners[first][1]}"
+    if len(units) == len(plan.replicas):
+        return name
     pipelines = ranges_text(run.owners[unit][0] for unit in units)
-    several = "s" if len(units) > 1 else ""
-    of = "" if len(units) == len(plan.replicas) else f" of pipeline{several} {pipelines}"
-    return f"stage {run.owners[units[0]][1]}{of}"
+    return f"{name} of pipeline{'s' if len(units) > 1 else ''} {pipelines}"
 
 
 def unit_names(plan: Plan, run: Replay) -> dict[int, str]:
-    """The name of every unit; units that do the same share it."""
-    return {u: name_of(plan, run, units) for units in folded(plan, run) for u in units}
+    """Unit -> its name. Units that do the same have the same name."""
+    return {unit: name_of(plan, run, units) for units in folded(plan, run) for unit in units}
 
 
 def busiest(plan: Plan, run: Replay) -> Bottleneck:
-    """The stage, or the device of a program, that computes longest, and when it waits."""
+    """The stage, or the device of an SPMD program, that computes longest, with its waits."""
     unit = int(np.argmax(run.timeline.busy))
     (replica, stage), busy = run.owners[unit], float(run.timeline.busy[unit])
     device, share = run.devices[unit][0] if run.by_device else None, busy / run.seconds
@@ -314,38 +328,47 @@ def busiest(plan: Plan, run: Replay) -> Bottleneck:
 
 
 def fullest_link(run: Replay, workload: Workload) -> Bottleneck | None:
-    """The side of a node's network card, of a device's port in its node, or of a switch's links to
-    the others, that is held longest."""
-    held, nodes = run.timeline.port_seconds, workload.cluster.nodes
-    if not len(held) or held.max() <= 0:
+    """The direction of a link that is in use longest; None if no link is used.
+
+    The replay numbers link ends: first the network cards of nodes, then the ports of devices within
+    their nodes, then the links of switches to other switches, then the cards of single devices.
+    Each end has two ports: 2 * end sends, and 2 * end + 1 receives.
+    """
+    used_seconds = run.timeline.port_seconds
+    if not len(used_seconds) or used_seconds.max() <= 0:
         return None
-    end, receives = divmod(int(np.argmax(held)), 2)
-    who, bandwidth = f"node {end}", nodes[min(end, len(nodes) - 1)].network_bandwidth
-    costs = costs_of(workload)
-    switch = end - len(nodes) - len(workload.cluster.devices)
-    if switch >= len(costs.data.uplinks):
-        device = switch - len(costs.data.uplinks)
-        who, bandwidth = f"the card of device {device}", costs.card(device)[1]
-    elif switch >= 0:
-        who, bandwidth = f"switch {switch}", costs.data.uplinks[switch]
-    elif end >= len(nodes):
-        device = end - len(nodes)
-        who = f"device {device} within its node"
-        bandwidth = nodes[workload.cluster.devices[device].node].intra_bandwidth
-    link = f"{who} {'receives' if receives else 'sends'} at {bandwidth * 8 / 1e9:.4g} Gbit/s"
-    used = float(held.max()) / run.seconds
+    end, receives = divmod(int(np.argmax(used_seconds)), 2)
+    owner, bandwidth = end_of_link(end, workload)
+    link = f"{owner} {'receives' if receives else 'sends'} at {bandwidth * 8 / 1e9:.4g} Gbit/s"
+    share = float(used_seconds.max()) / run.seconds
     return Bottleneck(
-        f"{link}: in use {percent_text(used)} of the time", {"link": link, "held_share": used}
+        f"{link}: in use {percent_text(share)} of the time", {"link": link, "held_share": share}
     )
 
 
+def end_of_link(end: int, workload: Workload) -> tuple[str, float]:
+    """(owner of a link end, its bytes per second). end: its number, as in `fullest_link`."""
+    cluster, costs = workload.cluster, costs_of(workload)
+    nodes, devices, uplinks = cluster.nodes, cluster.devices, costs.data.uplinks
+    if end < len(nodes):
+        return f"node {end}", nodes[end].network_bandwidth
+    device = end - len(nodes)
+    if device < len(devices):
+        return f"device {device} within its node", nodes[devices[device].node].intra_bandwidth
+    switch = device - len(devices)
+    if switch < len(uplinks):
+        return f"switch {switch}", uplinks[switch]
+    device = switch - len(uplinks)
+    return f"the card of device {device}", costs.card(device)[1]
+
+
 def tightest(run: Replay, workload: Workload) -> Bottleneck:
-    """The device with the largest share of its memory in use, and what it holds."""
+    """The device with the largest share of its memory in use, with the components of its bytes."""
     sizes = list(zip(run.peak_bytes, run.limit_bytes, strict=True))
     device = max(range(len(sizes)), key=lambda d: sizes[d][0] / max(sizes[d][1], 1.0))
     held, limit = sizes[device]
     verdict = "binds" if held > TIGHT * limit else f"{bytes_text(limit - held)} left"
-    parts = run.held[device] if run.held else None  # of programs no components are known
+    parts = run.held[device] if run.held else None  # SPMD programs have no known components
     facts = {
         "device": device,
         "bytes": held,
@@ -358,12 +381,13 @@ def tightest(run: Replay, workload: Workload) -> Bottleneck:
 
 
 def cost_text(candidate: Candidate, best: Candidate, workload: Workload) -> str:
-    """`amp/auto 347 ms (+11 %), $0.06 per million tokens`."""
-    more, money = longer(candidate, best), candidate.money_per_million_tokens(workload)
-    longer_by = "" if more is None else f" ({more_text(more)})"
-    known = {
-        f"{candidate.name} {seconds_text(candidate.predicted_seconds)}{longer_by}": True,
-        f"${number_text(money, 3)} per million tokens": money is not None,
-        "does not fit": not candidate.fits_memory,
-    }
-    return ", ".join(text for text, holds in known.items() if holds)
+    """A candidate's time and money, in comparison with the best: `amp/auto 347 ms (+11 %), $0.06
+    per million tokens`."""
+    text = f"{candidate.name} {seconds_text(candidate.predicted_seconds)}"
+    more = longer(candidate, best)
+    if more is not None:
+        text += f" ({more_text(more)})"
+    money = candidate.money_per_million_tokens(workload)
+    if money is not None:
+        text += f", ${number_text(money, 3)} per million tokens"
+    return text if candidate.fits_memory else f"{text}, does not fit"

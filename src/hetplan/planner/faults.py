@@ -1,4 +1,4 @@
-"""The facts that a report of a fault in hetplan needs, on one line."""
+"""The text about a fault in hetplan, with the facts that a bug report needs, on one line."""
 
 import platform
 import traceback
@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def fault_text(error: Exception) -> str:
-    """The error, the innermost line of hetplan that it passed, and the versions."""
+    """The error, the innermost line of hetplan in its traceback, and the versions."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if PACKAGE in Path(frame.filename).parents]
     place = ""

@@ -1,20 +1,23 @@
-"""Whether a model can be trained on a cluster: memory alone, over regular layouts.
+"""Whether a model can be trained on a cluster: a search of regular layouts for one that fits in
+memory. Time is not considered.
 
-A layout has D replicas of P stages on T tensor ranks of one node each, a ZeRO level, recomputation
-and a micro-batch. All replicas are alike: every stage runs on one device type, those with the most
-memory first, since early stages keep the most micro-batches (1F1B: min(P - s, M) on stage s).
-Without stages, replicas may be of several types, and the one with the least memory decides. Layers
-are cut to memory: each stage takes as many as fit, and of all shares of the limits the least at
-which they do is taken, so that devices are equally full.
+A layout has D equal replicas of P stages, each stage on T tensor ranks of one node; a ZeRO level; a
+mode of recomputation; and a micro-batch size. Every stage runs on one device type. The types with
+the most memory come first, since early stages keep the activations of the most micro-batches at a
+time (1F1B: min(P - s, M) of M micro-batches on stage s). Replicas of one stage may run on several
+types, of which the one with the least memory decides.
 
-What a device holds is `replays.memory`'s, as the replay counts it.
+Layers are cut by memory: each stage in turn takes as many layers as fit into a share of its limit.
+The layout uses the least share at which all layers find room, so that devices are equally full.
+
+The bytes on a device are counted by `replays.memory`, as in the replay.
 """
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
-from itertools import combinations, islice, pairwise
+from itertools import combinations, pairwise
 from math import inf
 from typing import Any
 
@@ -38,16 +41,17 @@ from hetplan.replays.memory import Held, Passes, held_on
 from hetplan.replays.pose import costs_of
 from hetplan.text import bytes_text, counted
 
-# PyTorch's allocator keeps blocks that nothing fits in: 15 % on average over eight language models
-# on A100 (Guo et al. 2024, GMLake), few percent with expandable segments.
+# Share of each device's memory that stays free: PyTorch's allocator keeps blocks that no tensor
+# fits into. They are 15 % on average over eight language models on A100 (Guo et al. 2024, GMLake),
+# and a few percent with expandable segments.
 MEMORY_MARGIN = 0.05
-SHORTER = 3  # how often a sequence is halved in search of one that fits
-FINE = 1000  # parts of the limits: shares of them are searched in so small steps
+SHORTER = 3  # how often a sequence is halved in the search for one that fits
+FINE = 1000  # shares of the limits are multiples of 1 / FINE
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Figures that a configuration must have; None: whatever fits."""
+    """Figures that a layout must have; None: any."""
 
     zero: int | None = None
     recomputation: Recomputation | None = None
@@ -56,11 +60,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Shape:
-    """tensor ranks, and replicas of stages on these device types."""
+    """The degrees of parallelism of a layout, and the device types of its stages."""
 
-    tensor: int
-    data: int
-    kinds: tuple[tuple[str, ...], ...]  # [P]
+    tensor: int  # tensor ranks of each stage
+    data: int  # replicas
+    kinds: tuple[tuple[str, ...], ...]  # [P] device types of each stage
 
     @property
     def pipeline(self) -> int:
@@ -73,33 +77,33 @@ class Shape:
         return self.tensor * self.pipeline * self.data
 
 
-Choice = tuple[Shape, int, Recomputation]  # with the ZeRO level
+Choice = tuple[Shape, int, Recomputation]  # shape, ZeRO level, mode of recomputation
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A plan of equal replicas: its degrees, and what it leaves free on the devices."""
+    """A layout with its cut of the layers, and the memory that it uses and leaves free."""
 
     shape: Shape
     zero: int
     recomputation: Recomputation
     micro_batch: int
-    ends: tuple[int, ...]  # [P] first layer behind each stage
+    ends: tuple[int, ...]  # [P] number of the first layer after each stage
     held: tuple[Held[float], ...]  # [P] bytes on each device of a stage
-    free: dict[str, float]  # bytes by device type, below 0 where they lack
+    free: dict[str, float]  # device type -> bytes left, below 0 for bytes that are lacking
 
     @property
     def text(self) -> str:
         """The layout in words."""
-        again = "no" if self.recomputation == "none" else self.recomputation
+        recomputation = "no" if self.recomputation == "none" else self.recomputation
         shape, zero = self.shape, f"ZeRO {self.zero}, " if self.zero else ""
         return (
             f"tensor {shape.tensor}, pipeline {shape.pipeline}, data {shape.data}, "
-            f"{zero}{again} recomputation, micro-batch {self.micro_batch}"
+            f"{zero}{recomputation} recomputation, micro-batch {self.micro_batch}"
         )
 
     def document(self) -> dict[str, Any]:
-        """As JSON types."""
+        """The layout as JSON types."""
         return {
             "tensor": self.shape.tensor,
             "pipeline": self.shape.pipeline,
@@ -117,37 +121,37 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Fit:
-    """layouts: that fit, of each ZeRO level the simplest, simplest first. nearest: where none does,
-    the one that lacks least. advice: what would make it fit, the smallest change first.
-    limit_bytes: by device type."""
+    """The answer of `fits`: the layouts that fit; or what is lacking, and what would help."""
 
     workload: Workload = field(repr=False)
+    # The simplest layout that fits of each ZeRO level, the simplest first.
     layouts: tuple[Configuration, ...]
-    nearest: Configuration | None
-    advice: tuple[str, ...]
-    limit_bytes: dict[str, float]
+    nearest: Configuration | None  # the layout that lacks least, where none fits
+    advice: tuple[str, ...]  # changes with which some layout would fit, the smallest first
+    limit_bytes: dict[str, float]  # device type -> usable bytes
 
     def __str__(self) -> str:
+        """The simplest layout that fits, or the changes with which one would fit."""
         if self.layouts:
             return f"fits: {self.layouts[0].text}"
         return "; ".join(["does not fit", *(f"would fit: {line}" for line in self.advice)])
 
     @property
     def fits(self) -> bool:
-        """Whether some layout does."""
+        """Whether some layout fits."""
         return bool(self.layouts)
 
     @property
     def without_peak(self) -> tuple[str, ...]:
         """Device types whose speed in the precision is not known, so that no plan can be timed."""
         return tuple(
-            k
-            for k, spec in self.workload.cluster.specs.items()
+            name
+            for name, spec in self.workload.cluster.specs.items()
             if self.workload.precision not in spec.peak_tflops
         )
 
     def document(self) -> dict[str, Any]:
-        """As JSON types."""
+        """The answer as JSON types."""
         return {
             "fits": self.fits,
             "model": self.workload.model.name,
@@ -177,27 +181,23 @@ def fits(
 ) -> Fit:
     """Whether the model can be trained with Adam on the cluster, as `hetplan fits` says.
 
-    global_batch: samples per iteration, None: enough for every device. memory_margin: share of each
-    device's memory that stays free. zero, recomputation, micro_batch: where only one will do.
-    Raises InputError.
+    global_batch: samples per iteration; None: enough for every device. memory_margin: share of each
+    device's memory that stays free. zero, recomputation, micro_batch: figures that the layout must
+    have; None: any. Raises InputError.
     """
+    at_most = f", at most the batch of {global_batch}" if global_batch else ""
     require(
         micro_batch is None or 1 <= micro_batch <= (global_batch or micro_batch),
         "micro-batch is not usable",
         got=micro_batch,
-        expected="at least 1" + (f", at most the batch of {global_batch}" if global_batch else ""),
+        expected=f"at least 1{at_most}",
     )
-    on = cluster if isinstance(cluster, Cluster) else open_cluster(cluster)
+    opened = cluster if isinstance(cluster, Cluster) else open_cluster(cluster)
 
     def posed(margin: float = memory_margin, **changes: Any) -> Workload:
         """The workload, with another margin, sequence or precision."""
-        bare = memory_workload(
-            model,
-            on,
-            global_batch or 1,
-            framework,
-            **{"sequence": sequence, "precision": precision, **changes},
-        )
+        choices = {"sequence": sequence, "precision": precision, **changes}
+        bare = memory_workload(model, opened, global_batch or 1, framework, **choices)
         return replace(bare, memory_margin=margin)
 
     workload = posed()
@@ -217,29 +217,31 @@ def fits(
     if fit.fits:
         return fit
 
-    def other(name: str, batch: int | None = global_batch, **held: Any) -> str | None:
-        """The text of the configuration that would fit under the change of this name; None where
-        none does, and where nothing is changed."""
-        return next(
-            (f"{name}: {layout.text}" for layout in Question(posed(**held), batch).fitting(wanted)),
-            None,
-        )
+    def change(name: str, batch: int | None = global_batch, **changes: Any) -> str | None:
+        """The first layout that fits under the changes, with their name; None where none fits."""
+        changed = Question(posed(**changes), batch)
+        layout = next(changed.fitting(wanted), None)
+        return None if layout is None else f"{name}: {layout.text}"
 
     lines = [
         *question.wishes(wanted),
-        other("without a memory margin", margin=0.0),
-        other("with a larger global batch", batch=None),
+        change("without a memory margin", margin=0.0),
+        change("with a larger global batch", batch=None),
     ]
     if not isinstance(model, Model):
-        lengths = ((workload.sequence or 0) >> halved for halved in range(1, SHORTER + 1))
-        shorter = (other(f"with {n} tokens per sample", sequence=n) for n in lengths if n)
-        lines += other("in fp16", precision="fp16"), next(filter(None, shorter), None)
+        lines.append(change("in fp16", precision="fp16"))
+        lengths = [(workload.sequence or 0) >> halvings for halvings in range(1, SHORTER + 1)]
+        for tokens in filter(None, lengths):
+            shorter = change(f"with {tokens} tokens per sample", sequence=tokens)
+            if shorter is not None:
+                lines.append(shorter)
+                break
     return replace(fit, advice=(*filter(None, lines), *question.devices(wanted)))
 
 
 def advice(workload: Workload) -> tuple[str, ...]:
-    """Changes with which a workload would fit of which no plan at hand fits, the smallest one
-    first; or the simplest configuration, where one fits as it is."""
+    """Changes with which a workload would fit, the smallest first; or, if some layout fits as it
+    is, the simplest one. The planner asks for a workload none of whose plans fits."""
     wanted = Wanted()
     question = Question(workload, workload.global_batch)
     fit = question.answer(wanted)
@@ -253,10 +255,9 @@ def advice(workload: Workload) -> tuple[str, ...]:
             if free < 0
         )
         lines.append(f"{more}: {fit.nearest.text}")
-    lines += (
-        f"with a larger global batch: {layout.text}"
-        for layout in islice(Question(workload, None).fitting(wanted), 1)
-    )
+    with_any_batch = next(Question(workload, None).fitting(wanted), None)
+    if with_any_batch is not None:
+        lines.append(f"with a larger global batch: {with_any_batch.text}")
     return (*lines, *question.devices(wanted))
 
 
@@ -265,11 +266,12 @@ def memory_workload(
     cluster: Cluster,
     batch: int,
     framework: str | Framework,
-    **held: Any,
+    **choices: Any,
 ) -> Workload:
-    """A workload whose bytes count and not its seconds; see `with_peaks`."""
+    """A workload of which only the bytes are used, not the seconds (see `with_peaks`). choices:
+    further arguments of `load_model`."""
     if not isinstance(model, Model):
-        model = load_model(model, attention=DEFAULT_STACK.attention, **held)
+        model = load_model(model, attention=DEFAULT_STACK.attention, **choices)
     return make_workload(
         model,
         cluster,
@@ -280,71 +282,79 @@ def memory_workload(
 
 
 def with_peaks(cluster: Cluster, precision: Precision) -> Cluster:
-    """The cluster where a device type without a peak in the precision borrows the largest that it
-    has."""
-    specs = {
-        kind: spec.model_copy(
-            update={"peak_tflops": {precision: max(spec.peak_tflops.values()), **spec.peak_tflops}}
-        )
-        for kind, spec in cluster.specs.items()
-    }
+    """The cluster with a peak in the precision for every device type, without which no profile is
+    predicted. A type that has none gets the largest of its peaks in other precisions."""
+    specs = {}
+    for name, spec in cluster.specs.items():
+        peaks = {precision: max(spec.peak_tflops.values()), **spec.peak_tflops}
+        specs[name] = spec.model_copy(update={"peak_tflops": peaks})
     return replace(cluster, specs=specs)
 
 
 class Question:
-    """One model on one cluster; what layers hold is asked once per tensor degree."""
+    """The search for layouts of one model on one cluster."""
 
     def __init__(self, workload: Workload, batch: int | None) -> None:
-        self.workload, self.batch = workload, batch
-        self.limits = workload.device_bytes()
-        # costs are priced by pairs
-        alone = replace(
-            workload, cluster=with_peaks(workload.cluster.part([0]), workload.precision)
-        )
-        self.modes = workload.framework.recomputation
-        self.costs = {mode: costs_of(alone, mode) for mode in self.modes}
+        self.workload = workload
+        self.batch = batch  # samples per iteration; None: enough for every device
+        self.limits = workload.device_bytes()  # device type -> usable bytes
+        # costs of memory do not depend on the cluster, and those of one node are quick to make:
+        # links are priced for each pair of devices
+        one_node = with_peaks(workload.cluster.part([0]), workload.precision)
+        on_one_node = replace(workload, cluster=one_node)
+        self.modes = workload.framework.recomputation  # the first keeps most, the last keeps least
+        self.costs = {mode: costs_of(on_one_node, mode) for mode in self.modes}
         self.layers = workload.profile.layers
+        # [L + 1] bytes of weights of the first l layers
         self.weights = np.cumsum([0.0, *(layer.param_bytes for layer in self.layers)])
         self.saved = cache(self._saved)
         self.degrees = default_tensor_degrees(workload.model, workload.cluster)
 
     def answer(self, wanted: Wanted) -> Fit:
-        """The simplest layouts that fit, or what is lacking and what would help."""
+        """The simplest layouts that fit, or the layout that lacks least. Advice is left empty."""
         layouts = tuple(self.fitting(wanted))
         if layouts:
             return Fit(self.workload, layouts, None, (), self.limits)
         batch, nodes = wanted.micro_batch or 1, self.workload.cluster.nodes
-        shares = [
-            (self.least_share(*one, batch), one) for one in self.choices(nodes, wanted, frugal=True)
-        ]
-        share, choice = min(shares, key=lambda pair: pair[0], default=(inf, None))
-        nearest = self.layout(*choice, batch) if choice is not None and share < inf else None
+        least = inf
+        nearest_choice: Choice | None = None
+        for choice in self.choices(nodes, wanted, frugal=True):
+            share = self.least_share(*choice, batch)
+            if share < least:
+                least, nearest_choice = share, choice
+        nearest = None if nearest_choice is None else self.layout(*nearest_choice, batch)
         return Fit(self.workload, (), nearest, (), self.limits)
 
     def fitting(self, wanted: Wanted) -> Iterator[Configuration]:
-        """Layouts that fit, simplest first, of each ZeRO level one."""
+        """The simplest layout that fits of each ZeRO level, the simplest first."""
         seen: set[int] = set()
         for shape, level, mode in self.choices(self.workload.cluster.nodes, wanted):
-            if level not in seen and (batch := self.largest(shape, level, mode, wanted)):
+            if level in seen:
+                continue
+            batch = self.largest(shape, level, mode, wanted)
+            if batch:
                 seen.add(level)
                 yield self.layout(shape, level, mode, batch)
 
     def wishes(self, wanted: Wanted) -> list[str]:
-        """Configurations that would fit if as few as possible of the wishes were others."""
-        made = [name for name, value in vars(wanted).items() if value is not None]
-        for count in range(1, len(made) + 1):
-            lines = [
-                f"another {' and '.join(names).replace('_', '-')}: {layout.text}"
-                for names in combinations(made, count)
-                for layout in islice(self.fitting(replace(wanted, **dict.fromkeys(names))), 1)
-            ]
+        """Texts of layouts that would fit if some of the wanted figures were others, as few of them
+        as possible."""
+        given = [name for name, value in vars(wanted).items() if value is not None]
+        for count in range(1, len(given) + 1):
+            lines = []
+            for names in combinations(given, count):
+                without = replace(wanted, **dict.fromkeys(names))
+                layout = next(self.fitting(without), None)
+                if layout is not None:
+                    figures = " and ".join(names).replace("_", "-")
+                    lines.append(f"another {figures}: {layout.text}")
             if lines:
                 return lines
         return []
 
     def devices(self, wanted: Wanted) -> Iterator[str]:
-        """Texts of how many more devices of a type would do, for the types of which some number
-        does."""
+        """For each device type, the number of further devices with which some layout would fit, as
+        text. Types of which no number is enough are left out."""
         for kind in self.limits:
             alike = [node for node in self.workload.cluster.nodes if node.device == kind]
             largest = max(alike, key=lambda node: node.devices)
@@ -357,47 +367,48 @@ class Question:
                 )
 
     def enough(self, count: int, like: Node, wanted: Wanted) -> bool:
-        """Whether so many further nodes of a kind make it fit."""
-        return any(
-            self.cut(*choice, wanted.micro_batch or 1)
-            for choice in self.choices(
-                [*self.workload.cluster.nodes, *[like] * count], wanted, frugal=True
-            )
-        )
+        """Whether some layout fits on the cluster with `count` more nodes like `like`."""
+        nodes = [*self.workload.cluster.nodes, *[like] * count]
+        choices = self.choices(nodes, wanted, frugal=True)
+        return any(self.cut(*choice, wanted.micro_batch or 1) for choice in choices)
 
     def choices(
         self, nodes: Sequence[Node], wanted: Wanted, *, frugal: bool = False
     ) -> Iterator[Choice]:
-        """All, simplest first: little recomputation, few ranks per replica, low levels. frugal: of
-        every shape what holds least."""
+        """All choices of shape, ZeRO level and recomputation, the simplest first: little
+        recomputation, then few ranks per replica, then low levels. frugal: of every shape only the
+        choice that takes least memory."""
         modes = self.modes if wanted.recomputation is None else (wanted.recomputation,)
         shapes = sorted(
             self.shapes(nodes, wanted),
-            key=lambda one: (one.tensor * one.pipeline, one.pipeline, -one.data),
+            key=lambda shape: (shape.tensor * shape.pipeline, shape.pipeline, -shape.data),
         )
-        for mode in modes[-1:] if frugal else modes:
+        if frugal:
+            modes = modes[-1:]
+        for mode in modes:
             for shape in shapes:
-                yield from (
-                    (shape, level, mode)
-                    for level in self.levels(shape, wanted)[-1 if frugal else 0 :]
-                )
+                levels = self.levels(shape, wanted)
+                if frugal:
+                    levels = levels[-1:]
+                for level in levels:
+                    yield shape, level, mode
 
     def levels(self, shape: Shape, wanted: Wanted) -> tuple[int, ...]:
-        """The framework's ZeRO levels; of a single replica the lowest, which has nothing to
-        divide."""
+        """The ZeRO levels of the framework that a shape can have. For a single replica only the
+        lowest one is listed, since ZeRO divides nothing there."""
         framework = self.workload.framework
-        levels = (
-            framework.levels if shape.tensor * shape.pipeline == 1 else framework.pipeline_levels
-        )
+        one_rank = shape.tensor * shape.pipeline == 1
+        levels = framework.levels if one_rank else framework.pipeline_levels
         if shape.data == 1:
             levels = levels[:1]
         return levels if wanted.zero is None else tuple(n for n in levels if n == wanted.zero)
 
     def shapes(self, nodes: Sequence[Node], wanted: Wanted) -> Iterator[Shape]:
-        """Replicas without stages on the types with the most memory, and as many stages as a power
-        of two, or as there are groups of devices."""
+        """The shapes on a cluster of `nodes`: replicas of one stage on the 1, 2, … types with the
+        most memory; and replicas of several stages, a power of two or as many as possible."""
+        most_memory_first = sorted(self.limits, key=self.limits.__getitem__)[::-1]
         for tensor in self.degrees:
-            groups = dict.fromkeys(sorted(self.limits, key=self.limits.__getitem__)[::-1], 0)
+            groups = dict.fromkeys(most_memory_first, 0)  # type -> groups of `tensor` devices
             for node in nodes:
                 groups[node.device] += node.devices // tensor
             kinds = tuple(kind for kind in groups if groups[kind])
@@ -406,10 +417,10 @@ class Question:
                 replicas = self.divided(sum(groups[kind] for kind in kinds[:few]), wanted)
                 yield Shape(tensor, replicas, (kinds[:few],))
             longest = min(total, len(self.layers))
-            for stages in sorted(
-                {*(2**i for i in range(1, longest.bit_length())), longest} - {1, 0}
-            ):
+            powers = (2**i for i in range(1, longest.bit_length()))
+            for stages in sorted({*powers, longest} - {1, 0}):
                 replicas = total // stages
+                # every stage needs `replicas` groups of one type
                 while sum(count // replicas for count in groups.values()) < stages:
                     replicas -= 1
                 replicas = self.divided(replicas, wanted)
@@ -417,52 +428,56 @@ class Question:
                 yield Shape(tensor, replicas, tuple(places[:stages]))
 
     def divided(self, replicas: int, wanted: Wanted) -> int:
-        """The most replicas that share the batch evenly, a micro-batch each at least."""
+        """The most replicas, at most `replicas`, that divide the global batch evenly and have at
+        least one micro-batch each."""
         if self.batch is None:
             return replicas
-        return next(
-            n
-            for n in range(min(replicas, self.batch // (wanted.micro_batch or 1)), 0, -1)
-            if self.batch % n == 0
-        )
+        most = min(replicas, self.batch // (wanted.micro_batch or 1))
+        return next(n for n in range(most, 0, -1) if self.batch % n == 0)
 
     def largest(self, shape: Shape, level: int, mode: Recomputation, wanted: Wanted) -> int | None:
-        """The largest micro-batch that fits; None where none does."""
-        own = LARGEST_MICRO_BATCH if self.batch is None else self.batch // shape.data
+        """The largest micro-batch with which the choice fits; None where none fits."""
+        samples = LARGEST_MICRO_BATCH if self.batch is None else self.batch // shape.data
+        sizes: Sequence[int] = default_micro_batches(samples)
+        if wanted.micro_batch:
+            sizes = [wanted.micro_batch]
         best = None
-        for size in (wanted.micro_batch,) if wanted.micro_batch else default_micro_batches(own):
+        for size in sizes:
             if self.cut(shape, level, mode, size) is None:
                 break
             best = size
         return best
 
     def _saved(self, mode: Recomputation, tensor: int) -> tuple[Floats, Passes[float]]:
-        """[L + 1] bytes per sample that the layers up to each keep; and those of the whole
-        model."""
+        """([L + 1] bytes per sample that the first l layers keep for the backward pass, bytes of
+        the passes of the whole model). Computed once per mode and tensor degree (`saved`)."""
         costs, count = self.costs[mode], len(self.layers)
         each = [costs.saved_bytes((l, l + 1), tensor) for l in range(count)]
         return np.cumsum([0.0, *each]), costs.passes_bytes([(0, count)], tensor)
 
     def alive(self, shape: Shape, stage: int, batch: int) -> float:
-        """Micro-batches that a stage keeps at once."""
+        """The number of micro-batches of `batch` samples whose activations a stage keeps at a
+        time."""
         steps = inf if self.batch is None else max(1, self.batch // shape.data // batch)
         return min(shape.pipeline - stage, steps)
 
     def cut(
         self, shape: Shape, level: int, mode: Recomputation, batch: int, share: float = 1.0
     ) -> tuple[int, ...] | None:
-        """[P] first layer behind each stage, each as full as a share of the limits allows; None
-        where layers are left over."""
+        """[P] number of the first layer after each stage, where each stage takes as many layers as
+        fit into a share of its limit; None where some layers find no room."""
         kept, passes = self.saved(mode, shape.tensor)
         stages, last = shape.pipeline, len(self.layers)
         per_byte, fixed, head = self.linear(shape, level, passes, batch)
         ends, first = [], 0
         for stage, kinds in enumerate(shape.kinds):
+            # [L + 1] bytes of the first l layers on this stage
             bytes_to = per_byte * self.weights + batch * self.alive(shape, stage, batch) * kept
-            room = share * min(self.limits[kind] for kind in kinds) - fixed + bytes_to[first]
-            if stage < stages - 1:  # at least one layer for each stage behind it
+            limit = share * min(self.limits[kind] for kind in kinds)
+            room = limit - fixed + bytes_to[first]
+            if stage < stages - 1:
                 fitting = int(np.searchsorted(bytes_to, room, side="right")) - 1
-                end = min(fitting, last - (stages - 1 - stage))
+                end = min(fitting, last - (stages - 1 - stage))  # a layer for each later stage
             else:
                 end = last if bytes_to[last] + head <= room else first
             if end <= first:
@@ -474,8 +489,9 @@ class Question:
     def linear(
         self, shape: Shape, level: int, passes: Passes[float], batch: int
     ) -> tuple[float, float, float]:
-        """The most that a device holds, as bytes per byte of its layers' weights, bytes beside its
-        layers, and bytes beside them on the last stage."""
+        """The bytes on a device as a linear function of its layers: (bytes per byte of the layers'
+        weights, bytes that do not depend on the layers, further bytes on the last stage). The bytes
+        of kept activations are not included."""
         framework, tensor = self.workload.framework, shape.tensor
         part, width = 1 / shape.data if level else 1.0, ELEMENT_BYTES[self.workload.precision]
         staged = shape.pipeline > 1
@@ -485,28 +501,30 @@ class Question:
         states = framework.held_bytes(sum(sizes), max(sizes), width, level, part, staged=staged)
         logits, tied, reserved = batch * passes.logits, 0.0, self.workload.reserved_bytes
         if staged:
-            sent = max(layer.activation_bytes for layer in self.layers) / (
-                tensor if framework.sequence_parallel else 1
-            )
+            sent = max(layer.activation_bytes for layer in self.layers)
+            if framework.sequence_parallel:
+                sent /= tensor
             passes, tied = replace(passes, boundary=sent), self.layers[-1].tied_param_bytes
-        fixed, last = (
-            held_on(framework, states, one, logits, batch, reserved).allocated
-            - logits
-            - per_byte * tensor * sum(sizes)
-            for one in (replace(passes, logits=0.0, loss=0.0), passes)
-        )
+
+        def beside_layers(of_stage: Passes[float]) -> float:
+            """Bytes on a device with these passes, without those of the layers' weights."""
+            held = held_on(framework, states, of_stage, logits, batch, reserved).allocated
+            return held - logits - per_byte * tensor * sum(sizes)
+
+        fixed = beside_layers(replace(passes, logits=0.0, loss=0.0))
+        last = beside_layers(passes)
         return per_byte, fixed, last - fixed + per_byte * tied
 
     def least_share(self, shape: Shape, level: int, mode: Recomputation, batch: int) -> float:
-        """The least share of the limits, above 1 where they lack, at which all layers fit; inf
-        where no thousandfold memory would do."""
+        """The least share of the limits at which all layers find room, above 1 where memory is
+        lacking; inf where a thousandfold memory would not be enough."""
         least = smallest(
             lambda n: self.cut(shape, level, mode, batch, n / FINE) is not None, 1000 * FINE
         )
         return inf if least is None else least / FINE
 
     def layout(self, shape: Shape, level: int, mode: Recomputation, batch: int) -> Configuration:
-        """With its layers cut so that devices are equally full."""
+        """The layout of a choice, with its layers cut so that devices are equally full."""
         ends: tuple[int, ...] | None = (len(self.layers),)
         if shape.pipeline > 1:
             ends = self.cut(shape, level, mode, batch, self.least_share(shape, level, mode, batch))
@@ -538,14 +556,17 @@ class Question:
 
 
 def smallest(enough: Callable[[int], bool], limit: int) -> int | None:
-    """The smallest number from 1 to `limit` that is enough, as all after it are; None where none
-    is."""
-    low, high = 0, 1
+    """The smallest number from 1 to `limit` that is enough; None where none is. If a number is
+    enough, every larger number must be enough, too."""
+    low, high = 0, 1  # `low` is not enough
     while high > limit or not enough(high):
         if high >= limit:
             return None
         low, high = high, min(2 * high, limit)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
+        if enough(middle):
+            high = middle
+        else:
+            low = middle
     return high

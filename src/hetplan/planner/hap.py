@@ -1,10 +1,10 @@
 """The strategy `hap`: one SPMD program over all devices with sharding ratios, beside HAP's
 procedure and its baselines.
 
-A candidate's objective, bound and status are those of the instance, whose ratios may divide
-samples, heads and experts. They are stated in seconds per iteration: the instance's seconds times
-the program's runs per iteration. `closed_form_seconds` is the objective of the same program in
-whole samples, heads and experts.
+A candidate's objective, bound and status are those of the instance of HAP's problem, whose ratios
+may give a device fractions of samples, heads and experts. They are in seconds per iteration: the
+instance's seconds times the number of the program's runs per iteration. `closed_form_seconds` is
+the objective of the same program with whole samples, heads and experts.
 """
 
 import time
@@ -43,11 +43,11 @@ LEAST_TIME_LIMIT = 1e-3
 class HapSettings(StrictModel):
     """The settings `--set hap.NAME=VALUE`."""
 
-    # Time limit of the joint search (method `auto`), which returns its best program and bound by
-    # then. The other methods have a sixtieth of it.
+    # Time limit of the joint search (method `auto`), at which it returns its best program and
+    # bound. The limit of every other method is a sixtieth of it.
     seconds: Annotated[float, Field(gt=0, le=86_400)] = 30.0
-    # Runs of the program per iteration, a divisor of the global batch; None: the fewest in which
-    # data parallelism fits in memory.
+    # Number of runs of the program per iteration, a divisor of the global batch; None: the fewest
+    # runs with which data parallelism fits in memory.
     steps: PositiveCount | None = None
     # Path of a file of `hetplan profile collectives`, measured with one rank per device of the
     # cluster.
@@ -78,9 +78,9 @@ class Hap(Strategy):
     settings: HapSettings = field(default_factory=HapSettings)
 
     def pose(self, workload: Workload, run: Run) -> "list[SpmdProblem]":
-        """The workload as a list of one problem. The time limit includes the time in which its
-        theory is written down. Raises NoPlan where the model states exceed the memory of all
-        devices together, or where the time limit ends first."""
+        """The list of the one problem. The time in which its theory is written down counts for the
+        time limit. Raises NoPlan where the model states exceed the memory of all devices together,
+        or where the time limit is reached before the theory is complete."""
         begun = time.perf_counter()
         usable = workload.device_bytes()
         total_bytes = sum(usable[device.type] for device in workload.cluster.devices)
@@ -126,9 +126,9 @@ class Hap(Strategy):
 
 
 def reported_per_iteration(run: Run, runs: int, time_limit: float) -> Run:
-    """A run for solving the instance, whose program runs `runs` times per iteration. Incumbents and
-    bounds that it reports reach `run` as seconds per iteration. time_limit: of the new run,
-    seconds."""
+    """A run for solving the instance, whose program runs `runs` times per iteration. It multiplies
+    the incumbents and bounds that it reports to `run` by this number, so that they are seconds per
+    iteration. time_limit: seconds of the new run."""
 
     def watch(progress: Progress) -> None:
         run.report(
@@ -148,7 +148,7 @@ def times(runs: int, seconds: float | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Notes:
-    """The notes on a candidate, which a reader needs beside its numbers."""
+    """The facts about a candidate that its message tells the user."""
 
     of_method: str  # the method's message; empty: none
     collectives_are_measured: bool  # whether collectives take measured times
@@ -180,8 +180,8 @@ class Notes:
 class SpmdProblem(Problem):
     """The workload as an instance of HAP's problem: a theory whose programs all devices run."""
 
-    posed: Posed
-    searched: Posed  # the instance to solve: `posed` itself, or the same with machines as devices
+    posed: Posed  # the instance with GPUs as devices, by which programs are judged
+    searched: Posed  # the instance to solve: `posed` itself, or the one with machines as devices
     search_seconds: float  # time limit of the joint search
     posing_seconds: float  # spent on writing the theory down
     measured: bool = False  # whether collectives take measured times
@@ -281,9 +281,9 @@ class SpmdProblem(Problem):
         return decision.model_copy(update={"ratios": ratios})
 
     def in_whole_units(self, decision: HapDecision) -> HapDecision:
-        """The decision with ratios rounded to whole samples, or the decision itself: the one whose
-        program in whole units fits in memory, and of two that do (or do not) the faster one. Of
-        equally fast ones it is the rounded one."""
+        """The decision with its ratios rounded to whole samples, or the decision itself. The one
+        whose program in whole units fits in memory is taken; if both or none fit, the faster one;
+        if both are equally fast, the rounded one."""
         posed = self.posed
         samples = posed.samples
         ratios = [

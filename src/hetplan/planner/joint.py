@@ -1,20 +1,20 @@
-"""The sixth problem as a strategy: of all plans that a plan file can express, the one whose replay
-is shortest.
+"""The strategy `joint`, hetplan's own problem: of all plans of stages that a plan file can express,
+find the one whose replay is shortest.
 
-It is asked last and begins with the plans of the others, so that it is no slower than any of
-them that is a chain of stages. Its bound holds for all chains of stages; programs that all devices
-run together (HAP's) are no chains. Of a plan with further degrees (context, expert ranks) it begins
-with the pipeline, whose row groups then share samples: neither its plans nor its bound have any.
+A plan of stages is one without an SPMD program (those of HAP). The strategy is asked last and
+begins with the plans of all other strategies, so that its plan is no slower than any of them that
+is a plan of stages. Its bound holds for all plans of stages without further degrees (context ranks,
+expert ranks, …). If another strategy's plan has further degrees, it begins with the same pipeline
+without them: the row groups then share samples instead of tokens.
 
-`joint/degrees` begins with the same plans and changes further degrees, stages, cuts, devices,
-micro-batches, schedule, ZeRO and recomputation together; all replicas stay alike. Its
-tensor and context degrees and its micro-batches are those of `astra/degrees`, whose bound by
-computing alone holds for its plans, too.
+The candidate `joint/degrees` is from a local search that begins with the same plans and changes
+further degrees, stages, cuts, devices, micro-batches, schedule, ZeRO level and recomputation
+together. All replicas stay alike. Its tensor and context degrees and its micro-batches are those of
+`astra/degrees`, whose bound by computing alone therefore holds for its plans, too.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations import family
@@ -39,13 +39,14 @@ from hetplan.solvers.run import Run
 
 
 class JointSettings(StrictModel):
-    """seconds: of search and proof together, at most; no more than the time that is left."""
+    """The settings `--set joint.NAME=VALUE`."""
 
+    # Time limit of search and proof together, where more time than that is left.
     seconds: Positive = 20.0
 
 
 class Joint(Strategy):
-    """The plan whose replay is shortest. starts: plans of the same workload to begin with."""
+    """The strategy: the plan whose replay is shortest."""
 
     name = "joint"
     methods = (StrategyMethod("auto", exact=True),)
@@ -53,14 +54,16 @@ class Joint(Strategy):
     slow = True
 
     def __init__(self, settings: JointSettings | None = None, starts: Sequence[Plan] = ()) -> None:
-        self.settings, self.starts = settings or JointSettings(), starts
+        self.settings = settings or JointSettings()
+        self.starts = starts  # plans of the same workload with which the search begins
 
     def beginning_with(self, plans: Iterable[Plan]) -> "Joint":
-        """The strategy with more plans to begin with."""
+        """The strategy with further plans with which the search begins."""
         return Joint(self.settings, [*self.starts, *plans])
 
     def pose(self, workload: Workload, run: Run) -> "list[Problem]":
-        """Two problems: plans without further degrees, and with them where these are searched."""
+        """The problem of plans without further degrees, and the problem of plans with them if these
+        are searched (`astra.with_degrees`)."""
         require(
             workload.links is None,
             "learned links are no part of the problem",
@@ -68,8 +71,7 @@ class Joint(Strategy):
             kind=UnsupportedError,
         )
         data = pose(workload, ("none", *useful_modes(workload)))
-        further = with_degrees(workload)
-        if not further:
+        if not with_degrees(workload):
             return [JointProblem(data, self.starts, self.settings.seconds)]
         half = self.settings.seconds / 2
         return [
@@ -83,11 +85,11 @@ class JointProblem(Problem):
     """The workload as an instance of problem `joint`."""
 
     data: JointData
-    starts: Sequence[Plan]  # plans to begin with
-    seconds: float  # at most
+    starts: Sequence[Plan]  # plans with which the search begins
+    seconds: float  # time limit
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
-        """The best plan of search and proof, with the bound."""
+        """The best plan of search and proof, with its bound. Raises NoPlan where none is found."""
         part = run.part(time_limit=self.seconds, quiet=False)
         starts = []
         for plan in self.starts:
@@ -107,8 +109,8 @@ class JointProblem(Problem):
         )
 
 
-# The search of designs with further degrees. Their replays are slow: on 32 devices some forty in a
-# second. Chosen on the cases of tests/joint/test_further.py.
+# Parameters of the search for designs with further degrees, chosen on the cases of
+# tests/joint/test_further.py. Their replays are slow: about forty per second on 32 devices.
 FURTHER = Parameters(
     shares={
         "cut": 4, "order": 2, "swap": 1, "unite": 2, "divide": 2, "pair": 1,
@@ -119,29 +121,30 @@ FURTHER = Parameters(
 
 
 class FurtherSpace(Space):
-    """The designs of plans with further degrees: the row groups of a stage are context ranks, and
-    all replicas are alike.
+    """The designs of plans with further degrees, in which the row groups of a stage are context
+    ranks, and all replicas are alike.
 
-    The moves of the search know nothing of this: they change the groups of one replica, or a
-    number of row groups. `repaired` sets the degrees that follow from the groups and gives up every
-    design that no degrees suit. Many are given up, which costs little beside a replay.
+    The moves of the local search do not keep these rules: they change the groups of one replica, or
+    a number of row groups. `repaired` sets the degrees that follow from the groups, and rejects
+    every design for which no degrees are possible. Most designs may be rejected, since that takes
+    little time in comparison with a replay.
     """
 
     def __init__(self, data: JointData, workload: Workload) -> None:
         super().__init__(data)
         self.workload, self.replayer = workload, StageReplayer(workload)
-        measured = {table.micro_batch for table in data.tables}
-        self.micro_batches = measured & {*range(LIMITS.samples + 1)}
-        self.contexts = {2**e for e in range(LIMITS.context.bit_length())}
+        with_tables = {table.micro_batch for table in data.tables}
+        self.micro_batches = with_tables & {*range(LIMITS.samples + 1)}  # allowed sizes
+        self.contexts = {2**e for e in range(LIMITS.context.bit_length())}  # allowed degrees
 
     def lower_bound(self, design: Design) -> float:
-        """0, which says nothing: the bound by computing alone counts the samples of each row group,
-        and context ranks share theirs. Every design is replayed."""
+        """0, so that every design is replayed: the bound by computing alone of `Space` is wrong
+        here, because it gives each row group samples of its own, which context ranks share."""
         return 0.0
 
     def repaired(self, design: Design) -> Design | None:
-        """The nearest design that keeps the rules of a plan file, with the degrees that its groups
-        ask for; None where there is none that the replay has costs for."""
+        """The nearest design that obeys the rules of a plan file, with the degrees that follow from
+        its groups; None where there is none, or none that can be replayed."""
         repaired = super().repaired(design)
         if repaired is None or repaired.degrees is None:
             return None
@@ -155,9 +158,8 @@ class FurtherSpace(Space):
             return None
         if not whole_micro_batches:
             return None
-        with_degrees = replace(repaired, degrees=fitting(repaired.degrees, context, tensor))
-        priced = can_be_replayed(self.sketch(with_degrees), self.workload)
-        return with_degrees if priced else None
+        complete = replace(repaired, degrees=fitting(repaired.degrees, context, tensor))
+        return complete if can_be_replayed(self.sketch(complete), self.workload) else None
 
 
 def common_stage_shape(design: Design) -> tuple[int, int] | None:
@@ -174,8 +176,9 @@ def replicas_are_alike(design: Design) -> bool:
 
 
 def fitting(degrees: Degrees, context: int, tensor: int) -> Degrees:
-    """The degrees, changed where so many context and tensor ranks ask for it: a plan file allows
-    all-to-all exchanges, tensor ranks of experts and sequence parallelism only with several."""
+    """The degrees, made to suit the numbers of context and of tensor ranks of a stage. All-to-all
+    exchanges need several context ranks; tensor ranks of experts and sequence parallelism need
+    several tensor ranks."""
     return degrees.model_copy(
         update={
             "context": context,
@@ -187,11 +190,11 @@ def fitting(degrees: Degrees, context: int, tensor: int) -> Degrees:
 
 
 def can_be_replayed(plan: Plan, workload: Workload) -> bool:
-    """Whether the replay has costs for the plan's further degrees."""
+    """Whether the plan's further degrees obey the rules of a plan file, and can be replayed."""
     try:
         check_degrees(plan)
         zero_costs(plan, workload)
-    except ValueError:  # an InputError is one, and so is what a rule of plan files refuses
+    except ValueError:  # both raise InputError, which is a ValueError
         return False
     return True
 
@@ -199,8 +202,8 @@ def can_be_replayed(plan: Plan, workload: Workload) -> bool:
 def with_all_degrees(plan: Plan) -> Plan | None:
     """The plan with further degrees: its own, or those that change nothing.
 
-    None for programs, and for plans without degrees whose row groups share the samples: a plan with
-    degrees has context ranks in their place.
+    None for SPMD plans, and for plans without further degrees that have several row groups in a
+    stage: such row groups share samples, but those of a plan with degrees share tokens.
     """
     if plan.degrees is not None:
         return plan
@@ -217,22 +220,29 @@ class FurtherProblem(Problem):
 
     workload: Workload
     data: JointData
-    starts: Sequence[Plan]  # plans to begin with, the fastest first
-    seconds: float  # at most
-    parameters: Parameters = FURTHER
+    starts: Sequence[Plan]  # plans with which the search begins, the fastest first
+    seconds: float  # time limit
+    parameters: Parameters = FURTHER  # of the local search
 
     def as_listed(self, method: StrategyMethod) -> StrategyMethod:
         """The method `degrees`, which proves nothing: the search gives no bound."""
         return StrategyMethod("degrees")
 
     def usable_starts(self) -> list[Plan]:
-        """The first plans to begin with that can be replayed with further degrees."""
-        written = (with_all_degrees(plan) for plan in self.starts)
-        usable = (p for p in written if p is not None and can_be_replayed(p, self.workload))
-        return list(islice(usable, self.parameters.replayed))
+        """The first `parameters.replayed` of the starts that can be replayed with further
+        degrees."""
+        usable: list[Plan] = []
+        for plan in self.starts:
+            if len(usable) == self.parameters.replayed:
+                break
+            complete = with_all_degrees(plan)
+            if complete is not None and can_be_replayed(complete, self.workload):
+                usable.append(complete)
+        return usable
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
-        """The plan of the shortest replay that fits."""
+        """The plan that fits and whose replay is shortest, of those that the local search replays.
+        Raises NoPlan where none fits."""
         part = run.part(time_limit=self.seconds, quiet=False)
         search = LocalSearch(FurtherSpace(self.data, self.workload), part, self.parameters)
         search.begin(self.usable_starts())
@@ -242,7 +252,7 @@ class FurtherProblem(Problem):
             raise NoPlan("unknown", "no plan with further degrees fits", part.elapsed)
         (seconds, _), sketch = search.incumbent
         plan = Plan.model_validate(dict(sketch))
-        needless = zero_costs(plan, self.workload) is None
+        change_nothing = zero_costs(plan, self.workload) is None
         return Candidate(
             strategy="joint",
             method=method,
@@ -250,6 +260,6 @@ class FurtherProblem(Problem):
             objective=seconds,
             fits_memory=True,
             solve_seconds=part.elapsed,
-            plan=plan.model_copy(update={"degrees": None if needless else plan.degrees}),
+            plan=plan.model_copy(update={"degrees": None if change_nothing else plan.degrees}),
             message=f"{search.replays} plans replayed",
         )

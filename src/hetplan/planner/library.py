@@ -1,4 +1,4 @@
-"""`hetplan.plan`: the planner as one function, with typed objects in and out."""
+"""`hetplan.plan`: the planner as one Python function, which takes and returns typed objects."""
 
 import os
 from collections.abc import Sequence
@@ -18,17 +18,15 @@ from hetplan.profiling.models.operators import Stack
 from hetplan.profiling.profiles.profile import Profile
 from hetplan.solvers.run import Options, Run
 
-TIME_LIMIT = 60.0
+TIME_LIMIT = 60.0  # seconds
 
 
 class Training(TypedDict, total=False):
-    """framework: what trains, whose memory counts (hetplan itself). stack: the software that
-    computes. memory_margin: share of each device's memory that stays free for its allocator (0.05).
-    """
+    """The arguments of `plan` that say how the model is trained."""
 
-    framework: str | Framework
-    stack: str | Stack
-    memory_margin: float
+    framework: str | Framework  # that trains, and whose memory is counted; default: hetplan
+    stack: str | Stack  # the software that computes the operators
+    memory_margin: float  # share of each device's memory left to its allocator; default: 0.05
 
 
 def plan(
@@ -49,20 +47,26 @@ def plan(
     on_candidate: OnCandidate | None = None,
     **training: Unpack[Training],
 ) -> Planning:
-    """Plan the training of a model on a cluster, as `hetplan plan` does.
+    """Plan the training of a model on a cluster, as `hetplan plan` does. Raises InputError.
 
-    model: a built-in name, a config.json, a Model (which brings its own sequence and precision), or
-    a torch module with a method `batch(step, first, last)` -> (inputs, targets), which is traced.
-    cluster: a file, the name of an example, or a Cluster. global_batch: samples per iteration.
-    precision: one, several, or "auto" for all that every device has. profile: measured; None:
-    predicted. strategies: names, or one text with commas between them; None: all.
-    settings: strategy -> name -> value, what a strategy has to set of its own.
-    time_limit: seconds for all of it. money_limit, cheapest_within, parts: see `Criteria`.
-    on_candidate: called with every candidate as it is found. framework, stack, memory_margin:
-    see `Training`.
-    Returns the candidates, best first: `planning.best` is the winner or None; a candidate's
-    `predicted_seconds` are replayed, `bound` is proven for its `objective`, `plan` is what a plan
-    file holds. Raises InputError.
+    model: a built-in name, a config.json, a Model (which has its own sequence and precision), or a
+        torch module with a method `batch(step, first, last)` -> (inputs, targets), which is traced.
+    cluster: a file, the name of an example, or a Cluster.
+    global_batch: samples per iteration.
+    sequence: tokens per sample; None: the model's default.
+    precision: one name, several, or "auto" for all that every device supports.
+    profile: a measured profile; None: a predicted one.
+    strategies: names, or one text with commas between them; None: all.
+    settings: strategy -> name -> value, for the settings that single strategies have.
+    money_limit, cheapest_within, parts: see `Criteria` (`parts` is `on_parts`).
+    time_limit: seconds for the whole planning; None: no limit.
+    threads: of the solvers.
+    on_candidate: a function that is called with every candidate as it is found.
+    framework, stack, memory_margin: see `Training`.
+
+    Returns the candidates, best first; `planning.best` is the winner, or None if nothing fits. A
+    candidate's `predicted_seconds` are replayed, its `bound` is proven for its `objective`, and its
+    `plan` is the content of a plan file.
     """
     if not isinstance(model, (str, os.PathLike, Model)):
         model = traced(model, precision)
@@ -76,7 +80,8 @@ def plan(
         **training,
     )
     options = Options(time_limit=time_limit)
-    options = options if threads is None else replace(options, threads=threads)
+    if threads is not None:
+        options = replace(options, threads=threads)
     return make_plans(
         workloads,
         make_strategies(strategies, settings),

@@ -1,15 +1,16 @@
-"""The order in which the strategies are searched, and the time that each phase of it gets.
+"""The phases in which all strategies are searched, and the time that each phase gets.
 
-Phases, each over all searches:
-(1) methods that answer at once, so that a complete ranking stands early;
-(2) exact methods, those of strategies that end soon first;
-(3) exact methods with recomputation, for strategies none of whose plans fits without;
+Every phase goes over all searches (a search is a strategy, a workload and a variant):
+(1) methods that answer at once, so that a complete ranking exists early;
+(2) exact methods, first those of strategies that are not slow;
+(3) exact methods with recomputation, for strategies none of whose plans fits without it;
 (4) the other heuristics, which are for comparison;
-(5) `joint`, which begins with the plans of all others.
+(5) the strategy `joint`, which begins with the plans of all others.
 
-A search of a phase may take a share of the time that is left: a tenth in (1) and (3), an eighth in
-(4). In (2) it is a fifth, for exact methods mostly need little of it, and up to a half for the last
-ones. At least a quarter of the time is for `joint`, where it can use that much.
+In each phase, a search may take a share of the time that is left: a tenth in (1) and (3), an eighth
+in (4). In (2) the share is a fifth, because exact methods mostly need little of their time; it
+grows up to a half for the last searches. `joint` has at least a quarter of the whole time, unless
+its time limit is below that.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,8 +31,7 @@ Phase = Callable[[StrategySearch, Run], list[Candidate]]
 
 
 def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
-    """All candidates, strategy by strategy, within the time of `run`; the phases are in the
-    module."""
+    """The candidates of all searches, search by search, within the time of `run`."""
     candidates: list[list[Candidate]] = [[] for _ in searches]
     last = [i for i, search in enumerate(searches) if isinstance(search.strategy, Joint)]
     first = [i for i in range(len(searches)) if i not in last]
@@ -39,7 +39,8 @@ def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
     before_joint = run.share(1 / share_before([searches[i] for i in last], run))
 
     def add(i: int, phase: Phase, within: Run, share: float) -> None:
-        """Search once more by search i, for a share of the time of `within`."""
+        """Add the candidates of a phase of search i, which may take 1 / share of the time that is
+        left of `within`."""
         known = tuple(chain.from_iterable(candidates))
         search = replace(searches[i], run=within, known=known)
         try:
@@ -60,37 +61,42 @@ def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
     for place, i in enumerate(last):
         add(i, StrategySearch.exact_candidates, run, len(last) - place)
 
-    for own, search in zip(candidates, searches, strict=True):
-        if not own and not search.variant.part and not before_joint.remaining:
+    for of_search, search in zip(candidates, searches, strict=True):
+        if not of_search and not search.variant.part and not before_joint.remaining:
             reason = NoPlan("unknown", "not begun: the time limit was reached")
-            own.append(refused(search.strategy, search.strategy.methods[0], reason))
+            of_search.append(refused(search.strategy, search.strategy.methods[0], reason))
     return list(chain.from_iterable(candidates))
 
 
 def share_before(joint: Sequence[StrategySearch], run: Run) -> float:
-    """The share of the time that is for the searches before those of `joint`: three quarters, or
-    more where `joint` cannot use a quarter."""
-    usable = 0.0
+    """The share of the time for the searches before those of `joint`: three quarters, or more if
+    the time limits of `joint` are below a quarter. joint: its searches."""
+    seconds = 0.0
     for search in joint:
         assert isinstance(search.strategy, Joint)
-        usable += search.strategy.settings.seconds
-    return max(0.75, 1 - usable / max(run.remaining, 1e-3))
+        seconds += search.strategy.settings.seconds
+    return max(0.75, 1 - seconds / max(run.remaining, 1e-3))
 
 
 def with_parts(
     whole: list[Candidate], searches: Sequence[StrategySearch], run: Run
 ) -> tuple[list[Candidate], list[str]]:
-    """All of `whole`, and those candidates on parts of the cluster that nothing beats in both time
-    and money; notes on the others and on parts that were not tried."""
-    more, workload = search_all(searches, run.share(1)), searches[0].workload
-    together = [*whole, *more]
+    """(candidates, notes) after searching parts of the cluster: all candidates of `whole`, and
+    those on parts that are on the Pareto front of time and money. The notes are about candidates
+    that were left out and parts that were not searched.
+
+    whole: the candidates on the whole cluster. searches: those on its parts.
+    """
+    on_parts, workload = search_all(searches, run.share(1)), searches[0].workload
+    together = [*whole, *on_parts]
     front = {id(together[i]) for i in pareto(together, workload)}
-    kept = [c for c in more if id(c) in front]
+    kept = [c for c in on_parts if id(c) in front]
     notes = []
-    if len(kept) < len(more):
-        beaten = counted(len(more) - len(kept), "plan")
+    if len(kept) < len(on_parts):
+        beaten = counted(len(on_parts) - len(kept), "plan")
         notes.append(f"on parts of the cluster, {beaten} left out: beaten in time and money")
-    if (types := len(workload.cluster.types)) > MOST_TYPES:
+    types = len(workload.cluster.types)
+    if types > MOST_TYPES:
         which = "of one, of two, and of all but one (not every combination)"
         notes.append(f"parts of {types} device types: {which}")
     return [*whole, *kept], notes

@@ -1,4 +1,5 @@
-"""The answer to a planned workload: candidates in their order, the winner, and what is proven."""
+"""The answer of the planner: the candidates in the order of the ranking, the winner, and the proven
+bound."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,52 +13,51 @@ from hetplan.profiling.workload import Workload
 
 @dataclass(frozen=True)
 class Planning:
-    """The answer to a planned workload."""
+    """The answer of the planner for a workload. `ranking.make_plans` makes it."""
 
     workload: Workload = field(repr=False)  # in the winner's precision
-    candidates: tuple[Candidate, ...]  # best first
-    winner: int | None  # index of the best one that fits and meets the criteria
-    notes: tuple[str, ...] = ()  # what was tried in vain
-    advice: tuple[str, ...] = ()  # what would make one fit, where nothing fits
+    candidates: tuple[Candidate, ...]  # in the order of the ranking, best first
+    winner: int | None  # index of the best candidate that fits and meets the criteria
+    notes: tuple[str, ...] = ()  # precisions, plans and parts that were left out, and why
+    advice: tuple[str, ...] = ()  # where no candidate fits: changes with which one would
     precisions: tuple[str, ...] = ()  # all that were planned
     criteria: Criteria = field(default_factory=Criteria)
 
     def __str__(self) -> str:
-        """A line for each candidate, best first, then notes and what would fit."""
+        """A line for each candidate, best first, then the notes and the advice."""
         return "\n".join([*map(str, self.candidates), *self.notes, *self.advice])
 
     @property
     def best(self) -> Candidate | None:
-        """The winner itself."""
+        """The winning candidate."""
         return None if self.winner is None else self.candidates[self.winner]
 
     @property
     def bound(self) -> float | None:
-        """Seconds that no chain of stages replays below, in any of the precisions, nor one with
-        further degrees where these were searched (`computing_alone`); None where the sixth problem
-        was not posed of each."""
-        bounds = [
-            c.bound for c in self.candidates if c.strategy == Joint.name and not c.variant.part
-        ]
-        known = [bound for bound in bounds if bound is not None]
-        every = len(known) == max(len(self.precisions), 1)
-        return min([*known, *self.computing_alone]) if every else None
+        """Lower bound on the replayed seconds of every plan of stages in all planned precisions;
+        None unless the strategy `joint` has a bound for each precision. Plans with further degrees
+        are included if these were searched."""
+        on_whole = [c for c in self.candidates if c.strategy == Joint.name and not c.variant.part]
+        bounds = [c.bound for c in on_whole if c.bound is not None]
+        if len(bounds) != max(len(self.precisions), 1):
+            return None
+        return min([*bounds, *self.computing_alone])
 
     @property
     def computing_alone(self) -> list[float]:
-        """The bound of each search over further degrees: seconds that none of its plans replays
-        below."""
+        """Lower bounds on the seconds of plans with further degrees, one for each search of such
+        plans."""
         return [c.computing_alone for c in self.candidates if c.computing_alone is not None]
 
     @property
     def explanation(self) -> Explanation | None:
-        """Why the winner takes as long as it does; None without one."""
+        """Why the winner takes as long as it does; None without a winner."""
         if self.winner is None:
             return None
         return explain(self.candidates, self.winner, self.workload, self.criteria.cheapest_within)
 
     def document(self) -> dict[str, Any]:
-        """As JSON types."""
+        """The answer as JSON types."""
         explained = self.explanation
         return {
             "workload": {**workload_document(self.workload), "precisions": list(self.precisions)},

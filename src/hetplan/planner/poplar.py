@@ -1,9 +1,9 @@
-"""The strategy `poplar`: data parallelism under each ZeRO stage with unequal shares, beside the
-paper's algorithm.
+"""The strategy `poplar`: data parallelism with unequal shares of the batch under each ZeRO stage,
+solved exactly and by the paper's algorithm.
 
-Under ZeRO 2 the weights are gathered once per iteration whatever the plan. The instance has no
-place for that, so objective and bound of a candidate are those of its instance plus this constant:
-both are seconds per iteration.
+Under ZeRO 2 the weights are gathered once per iteration, which takes the same seconds in every
+plan. Poplar's problem leaves them out. Objective and bound of a candidate are those of its instance
+plus these seconds, so that both are seconds per iteration.
 """
 
 from dataclasses import dataclass, field, replace
@@ -37,20 +37,22 @@ ON_CURVES = "the iteration is that of the measured curves, not replayed"
 
 
 class PoplarSettings(StrictModel):
-    """`--set poplar.NAME=VALUE`."""
+    """The settings `--set poplar.NAME=VALUE`."""
 
-    # All stages, the lowest at which every device holds a sample (Algorithm 1), or one of them.
+    # ZeRO stages: all; the lowest at which every device can hold a sample (Algorithm 1); or one.
     zero: Literal["all", "lowest", 0, 1, 2, 3] = "all"
-    shards: Literal["equal", "memory"] = "equal"  # by the memory of each device
-    # Files of `hetplan profile batch-curve`, separated by commas, one per device type.
+    # Whether ZeRO's shards are equal or in proportion to the memory of each device.
+    shards: Literal["equal", "memory"] = "equal"
+    # Paths of files of `hetplan profile batch-curve`, separated by commas, one per device type.
     curves: str | None = None
-    # A file of `hetplan profile collectives`, in place of the cluster's links.
+    # Path of a file of `hetplan profile collectives`, in place of the cluster's links.
     collectives: str | None = None
 
     def assumptions(self) -> Assumptions:
-        """With the files read; raises InputError."""
+        """The assumptions of the problem, with the content of the files. Raises InputError."""
         curves: dict[str, BatchCurve] = {}
-        for path in filter(None, (part.strip() for part in (self.curves or "").split(","))):
+        paths = [path.strip() for path in (self.curves or "").split(",")]
+        for path in filter(None, paths):
             curve = BatchCurve.load(path)
             require(
                 curves.setdefault(curve.device, curve) is curve,
@@ -58,16 +60,15 @@ class PoplarSettings(StrictModel):
                 where=path,
                 got=curve.device,
             )
-        return Assumptions(
-            self.shards,
-            curves,
-            None if self.collectives is None else Collectives.load(self.collectives.strip()),
-        )
+        measured = None
+        if self.collectives is not None:
+            measured = Collectives.load(self.collectives.strip())
+        return Assumptions(self.shards, curves, measured)
 
 
 @dataclass(frozen=True)
 class Poplar(Strategy):
-    """Unequal batches under each ZeRO stage."""
+    """The strategy: data parallelism with unequal shares of the batch."""
 
     name = "poplar"
     methods = (StrategyMethod("auto", exact=True), StrategyMethod("paper", paper=True))
@@ -77,16 +78,17 @@ class Poplar(Strategy):
     settings: PoplarSettings = field(default_factory=PoplarSettings)
 
     def pose(self, workload: Workload, run: Run) -> "list[ZeroStageProblem]":
-        """One problem per ZeRO stage."""
+        """One problem for each ZeRO stage. Raises NoPlan where the lowest stage is wanted and none
+        fits."""
         zero, assumed = self.settings.zero, self.settings.assumptions()
         if zero == "lowest":
             try:
                 return [ZeroStageProblem(workload, pose_lowest_stage(workload, assumed), assumed)]
             except NoStageFits as error:
                 raise NoPlan("infeasible", str(error)) from None
+        stages = STAGES if zero == "all" else (zero,)
         return [
-            ZeroStageProblem(workload, pose(workload, stage, assumed), assumed)
-            for stage in (STAGES if zero == "all" else (zero,))
+            ZeroStageProblem(workload, pose(workload, stage, assumed), assumed) for stage in stages
         ]
 
 
@@ -99,12 +101,15 @@ class ZeroStageProblem(Problem):
     assumed: Assumptions
 
     def as_listed(self, method: StrategyMethod) -> StrategyMethod:
-        """Candidates say their ZeRO stage: `auto-zero2`."""
+        """The method with the ZeRO stage in its name: `auto-zero2`."""
         return replace(method, name=f"{method.name}-zero{self.posed.data.zero_stage}")
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate | None:
-        """A method's result as a candidate; curves end where memory does, so that every decision
-        fits."""
+        """The candidate of a method. Where no plan is possible under this ZeRO stage, the exact
+        method raises NoPlan and every other method returns None.
+
+        The batch curves of the instance end where memory does, so that every decision fits.
+        """
         posed, usable = self.posed, self.workload.device_bytes()
         if posed.unfit is not None:
             if method.exact:
@@ -112,76 +117,77 @@ class ZeroStageProblem(Problem):
             return None
         result = solve(family("poplar"), posed.data, method.name, run)
         once = posed.once_seconds
+        measured = bool(self.assumed.curves)
+        notes = [result.message]
+        if measured:
+            notes.append(ON_CURVES)
+        if once:
+            gathered = f"{seconds_text(once)} of all-gather once per iteration"
+            notes.append(f"iteration and bound include {gathered}")
         candidate = replace(
             Candidate.of_result("poplar", method, result),
             bound=None if result.bound is None else result.bound + once,
             details=result.details,
-            message=joined(
-                result.message,
-                ON_CURVES if self.assumed.curves else "",
-                f"iteration and bound include {seconds_text(once)} of all-gather once per iteration"
-                if once
-                else "",
-                *posed.notes,
-            ),
+            message=joined(*notes, *posed.notes),
         )
         if result.decision is None or result.objective is None:
             return candidate
-        peak = self.peak_bytes(result.decision)
-        seconds, measured = result.objective + once, bool(self.assumed.curves)
+        seconds = result.objective + once
+        peaks = self.peak_bytes(result.decision)
+        # a device with a measured curve has computed its batches, whatever bytes are predicted
+        fit = [
+            peak <= usable[device.type] or device.type in self.assumed.curves
+            for peak, device in zip(peaks, self.workload.cluster.devices, strict=True)
+        ]
         return replace(
             candidate,
             closed_form_seconds=None if measured else seconds,
             predicted_seconds=seconds if measured else None,
             measured=measured,
             objective=seconds,
-            fits_memory=all(
-                p <= usable[d.type] or d.type in self.assumed.curves  # tried there, not predicted
-                for p, d in zip(peak, self.workload.cluster.devices, strict=True)
-            ),
-            peak_bytes=peak,
+            fits_memory=all(fit),
+            peak_bytes=peaks,
             plan=self.to_plan(result.decision),
         )
 
     def peak_bytes(self, decision: PoplarDecision) -> tuple[float, ...]:
         """[n] predicted bytes of each device.
 
-        From stage 1 on every device holds its shards, with samples or without; under stage 0 a
-        device without samples is left out and holds nothing.
+        From ZeRO 1 on every device holds its shards, with samples or without. Under ZeRO 0 a device
+        without samples is not in use and holds nothing.
         """
-        largest = [
-            max((batch for _, batch in row), default=0)
-            for row in pieces_of(self.posed.data, decision)
-        ]
-        return tuple(
-            self.posed.device_bytes(i, batch) if batch or self.posed.data.zero_stage else 0.0
-            for i, batch in enumerate(largest)
-        )
+        peaks = []
+        for i, pieces in enumerate(pieces_of(self.posed.data, decision)):
+            largest = max((batch for _, batch in pieces), default=0)
+            in_use = largest > 0 or self.posed.data.zero_stage > 0
+            peaks.append(self.posed.device_bytes(i, largest) if in_use else 0.0)
+        return tuple(peaks)
 
     def to_plan(self, decision: PoplarDecision) -> Plan:
-        """Every device that takes part is a replica of one stage.
+        """The plan of a decision, in which every device in use is a replica of one stage.
 
-        From stage 1 on all devices take part, some without samples. Shards that are not equal stand
-        in the plan, and so does what it took for granted that a replay does not know of.
+        From ZeRO 1 on all devices are in use, some without samples. The plan states unequal shards,
+        and in its origin that its seconds are from measured curves.
         """
         posed, layers = self.posed, [(0, len(self.workload.profile.layers))]
-        stage = posed.data.zero_stage
-        none = [(1, 0)] if stage else []
-        replicas = [
-            Replica(
-                stages=[Stage(layers=layers, devices=[[i]])],
-                micro_batches=[MicroBatches(count=times, samples=size) for times, size in row],
-            )
-            for i, pieces in enumerate(pieces_of(posed.data, decision))
-            if (row := pieces or none)
-        ]
-        beside = ("", "priced with what a replay does not know of", *posed.notes)
+        zero = posed.data.zero_stage
+        without_samples = [(1, 0)] if zero else []
+        replicas = []
+        for i, pieces in enumerate(pieces_of(posed.data, decision)):
+            row = pieces or without_samples  # (count, samples) of micro-batches
+            if row:
+                stages = [Stage(layers=layers, devices=[[i]])]
+                batches = [MicroBatches(count=count, samples=samples) for count, samples in row]
+                replicas.append(Replica(stages=stages, micro_batches=batches))
+        origin = ""  # follows the method's name in the plan file
+        if self.assumed.curves:
+            origin = "; ".join(("", "priced with what a replay does not know of", *posed.notes))
+        shares = posed.parts.tolist()
+        unequal = zero > 0 and len(set(shares)) > 1
         return new_plan(
             self.workload,
             replicas,
-            origin="; ".join(beside) if self.assumed.curves else "",
-            zero=stage,
-            zero_shares=(
-                posed.parts.tolist() if stage > 0 and len(set(posed.parts.tolist())) > 1 else None
-            ),
+            origin=origin,
+            zero=zero,
+            zero_shares=shares if unequal else None,
         )

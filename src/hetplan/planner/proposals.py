@@ -1,5 +1,5 @@
-"""Asking strategies: every method solves every problem that its strategy poses, and a fault costs
-one row of the ranking."""
+"""Asks a strategy for its candidates: every method solves every problem that the strategy poses. A
+fault of hetplan gives a candidate that says so, and does not end the planning."""
 
 import math
 from collections.abc import Sequence
@@ -21,11 +21,12 @@ def propose(
     methods: Sequence[StrategyMethod] | None = None,
     hopeless: float = math.inf,
 ) -> list[Candidate]:
-    """One candidate per problem and method (all by default), with a plan or the reason why there is
-    none. Each method gets an equal share of the time that is left, and ends when its bound is above
-    `hopeless` seconds.
+    """One candidate for each problem and method, with a plan or the reason why there is none. Each
+    method gets an equal share of the time that is left.
 
-    A fault of hetplan costs the candidates of the problem, or of the method, in which it shows.
+    methods: None: all of the strategy. hopeless: seconds; a method ends when its bound is above
+    them. A fault in posing the problems is the answer of all methods; a fault in a method is the
+    answer of this method alone.
     """
     methods = strategy.methods if methods is None else methods
     with derived(f"{workload.model.name} on {workload.cluster.name} as {strategy.name}"):
@@ -48,7 +49,8 @@ def propose(
 def attempt(
     strategy: Strategy, problem: Problem, method: StrategyMethod, run: Run
 ) -> Candidate | None:
-    """One method on one problem. After an interruption, the candidate says that it never began."""
+    """The candidate of one method for one problem; None where the method has none. After an
+    interruption, the candidate says that the method was not begun."""
     named = problem.as_listed(method)
     try:
         if run.cancelled:
@@ -64,7 +66,7 @@ def attempt(
 def refused(
     strategy: Strategy, method: StrategyMethod, error: NoPlan | UnsupportedError | Stopped
 ) -> Candidate:
-    """The row of the ranking that says why there is no plan."""
+    """A candidate without a plan, with the reason in `error`."""
     text = str(error) or "stopped before it had a plan"
     reason = error if isinstance(error, NoPlan) else NoPlan("unknown", text)
     return Candidate(
@@ -77,9 +79,10 @@ def refused(
 
 
 def fault_of(strategy: str, method: StrategyMethod, error: Exception) -> Candidate:
-    """The row of a method that failed by a fault of hetplan.
+    """The candidate of a method that failed by a fault of hetplan.
 
-    Raises the error again where it is the user's to mend, and where HETPLAN_DEBUG asks for it.
+    Raises the error again if it is an InputError, which only the user can mend, and if
+    HETPLAN_DEBUG is set.
     """
     if isinstance(error, InputError) or debugging():
         raise error

@@ -1,9 +1,9 @@
-"""Plan a workload by several strategies and rank what they propose: the fastest replay that fits
-first.
+"""Plans a workload by several strategies, and ranks their candidates: the fastest replay that fits
+comes first.
 
-Each strategy is searched on its own, in every precision and, where that is asked for, on every part
-of the cluster. Plans are compared by their replays; what a strategy proves is of its own problem.
-Where nothing fits, `planner.fits` says what would.
+Each strategy is searched in every precision and, on request, on every part of the cluster. Plans
+are compared by their replayed seconds; a strategy's objective and bound are of its own problem.
+Where no candidate fits, `planner.fits` says what would.
 """
 
 import math
@@ -23,8 +23,8 @@ from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.run import Run
 
-# An eleventh of the time is for what no search counts: Python's start, the replay of the last plan,
-# ranking, explaining and printing.
+# The searches get 1 / END of the time. The rest, an eleventh, is for the start of Python, the
+# replay of the last plan, ranking, explaining and printing.
 END = 1.1
 
 
@@ -37,30 +37,26 @@ def make_plans(
     on_candidate: OnCandidate | None = None,
     notes: Sequence[str] = (),
 ) -> Planning:
-    """Solve `workload` by each strategy (all by default), replay the plans, rank them by seconds,
-    then whole nodes, then money.
+    """The planning of a workload: its candidates by all strategies, replayed and sorted by
+    `criteria.rank`. A plan that does not fit in memory never wins.
 
-    workload: one, or the same in different precisions (`planner.library`), ranked together. A
-    plan that does not fit in memory never wins. The run's time limit is for all of it.
-    on_candidate: called with every candidate as it is found. notes: to stand before those of the
-    planning. Raises InputError for criteria that are not usable, or a workload that cannot be
+    workload: one, or the same in different precisions (`planner.workloads`), ranked together.
+    strategies: None: all. run: its time limit is for the whole planning. on_candidate: a function
+    that is called with every candidate as it is found. notes: notes that come before those of the
+    planning. Raises InputError for criteria that are not usable, and for a workload that cannot be
     posed.
     """
     in_precisions = (workload,) if isinstance(workload, Workload) else tuple(workload)
     run, criteria, first = (run or Run()).share(END), criteria or Criteria(), in_precisions[0]
     picked = make_strategies() if strategies is None else list(strategies)
     criteria.check(first)
-    variants = [
-        (w, Variant(precision=w.precision if len(in_precisions) > 1 else None))
-        for w in in_precisions
-    ]
+    several = len(in_precisions) > 1
+    variants = [(w, Variant(precision=w.precision if several else None)) for w in in_precisions]
     # where money counts, slower plans may win, too
     cannot_win = math.inf if criteria.wants_parts else StrategySearch.cannot_win
     start = partial(StrategySearch, on_candidate=on_candidate, cannot_win=cannot_win)
-    candidates = search_all(
-        [start(s, w, run, v) for s in picked for w, v in variants],
-        run.share(2 if criteria.wants_parts else 1),
-    )
+    on_whole_cluster = [start(s, w, run, v) for s in picked for w, v in variants]
+    candidates = search_all(on_whole_cluster, run.share(2 if criteria.wants_parts else 1))
     all_notes = list(notes)
     if criteria.wants_parts:
         searches = [
@@ -77,23 +73,26 @@ def make_plans(
     ranked = tuple(candidate for candidate, _ in judged)
     allowed = [candidate for candidate, may_win in judged if may_win]
     winner = winner_of(allowed, first, criteria.cheapest_within)
-    smallest = min(in_precisions, key=lambda w: sum(l.saved_bytes for l in w.profile.layers))
+    changes: tuple[str, ...] = ()
+    if not any(candidate.fits_memory for candidate in ranked):
+        smallest = min(in_precisions, key=lambda w: sum(l.saved_bytes for l in w.profile.layers))
+        changes = advice(smallest)
     precision = None if winner is None else ranked[winner].variant.precision
     return Planning(
-        next((w for w in in_precisions if w.precision == precision), first),
-        ranked,
-        winner,
-        tuple(all_notes),
-        () if any(candidate.fits_memory for candidate in ranked) else advice(smallest),
-        tuple(w.precision for w in in_precisions),
-        criteria,
+        workload=next((w for w in in_precisions if w.precision == precision), first),
+        candidates=ranked,
+        winner=winner,
+        notes=tuple(all_notes),
+        advice=changes,
+        precisions=tuple(w.precision for w in in_precisions),
+        criteria=criteria,
     )
 
 
 def with_inputs_of(
     workloads: Sequence[Workload], candidates: Iterable[Candidate]
 ) -> list[Candidate]:
-    """The candidates with plans that carry their workload. workloads: one for each precision."""
+    """The candidates with their workloads in their plans. workloads: one for each precision."""
     inputs = {workload.precision: Inputs.of(workload) for workload in workloads}
-    only = workloads[0].precision
-    return [carrying(c, inputs[c.variant.precision or only]) for c in candidates]
+    default = workloads[0].precision  # of candidates whose variant names no precision
+    return [carrying(c, inputs[c.variant.precision or default]) for c in candidates]

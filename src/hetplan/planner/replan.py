@@ -1,16 +1,16 @@
-"""A plan after a loss: the best on what is left, preferring what moves less among plans nearly as
-fast; and which weights and optimizer states then move where.
+"""A new plan after a loss of nodes. Of the plans on the remaining nodes that are nearly as fast as
+the fastest, the one that moves the fewest bytes of weights and optimizer states is chosen.
 
-Sets    d devices, l layers, two kinds of state: weights, and what the optimizer holds (moments,
-fp32 weights).
-Holds   a plan gives every device intervals within [0, 1) of each layer, by kind: its tensor rank's
-        part; what ZeRO shards is that part divided once more among those that share it, in the
-        order of their numbers.
-Moves   a device of the new plan gets what it did not hold from a device that did and is still
-        there: one of its own node if there is one, else of those the one that has sent least. What
-        nobody holds comes from a checkpoint.
-An SPMD plan's parameters are held as its program reads them. Gradients are computed anew; copies of
-tied weights are left out. Shards are cut layer by layer.
+Sets    d devices; l layers; two kinds of state of a layer: its weights, and its optimizer states
+        (moments and fp32 weights).
+Data    A plan gives every device intervals within [0, 1) of each layer and kind of state: the part
+        of its tensor rank. If ZeRO shards the kind, the devices with the same interval divide it
+        among them, in the order of their numbers. Shards are cut layer by layer. In an SPMD plan
+        the intervals are those of the parameters as the program reads them.
+Rules   A device of the new plan gets each interval that it did not have from a device that had it
+        and is not lost: from one in its own node if there is any, else from the one that has sent
+        least so far. Intervals that no remaining device had come from a checkpoint. Gradients do
+        not move, and copies of tied weights are left out.
 """
 
 from collections import defaultdict
@@ -36,22 +36,22 @@ from hetplan.runtime.execution.protocol import DeviceIntervals, Interval
 from hetplan.solvers.run import Run
 from hetplan.text import grouped
 
-WITHIN_PERCENT = 5.0  # by which a plan may be slower than the fastest one
-Key = tuple[int, str]  # layer, kind
-KINDS = ("weights", "states")
-TINY = 1e-12  # of a layer: rounding of shares
+WITHIN_PERCENT = 5.0  # by which the chosen plan may be slower than the fastest one
+Key = tuple[int, str]  # layer, kind of state
+KINDS = ("weights", "states")  # kinds of state
+TINY = 1e-12  # length of an interval below which it is only an error of rounding
 
 
 @dataclass(frozen=True)
 class Moves:
-    """The bytes that move from one plan to another."""
+    """The bytes that devices get when one plan takes the place of another."""
 
     links: Mapping[tuple[int, int], float]  # (from device, to device) -> bytes
-    lost: Mapping[int, float]  # device -> bytes that no device left holds
+    lost: Mapping[int, float]  # device -> bytes that it gets from a checkpoint
 
     @property
     def total(self) -> float:
-        """Bytes over all links."""
+        """Bytes that devices send to each other."""
         return sum(self.links.values())
 
     @property
@@ -61,40 +61,42 @@ class Moves:
 
     @property
     def all_bytes(self) -> float:
-        """Bytes from the network and from the checkpoint together."""
+        """Bytes from other devices and from the checkpoint together."""
         return self.total + self.from_checkpoint
 
     def between_nodes(self, workload: Workload) -> dict[tuple[int, int], float]:
-        """(from node, to node) -> bytes; within a node under (n, n)."""
+        """(from node, to node) -> bytes; (n, n) for bytes within node n."""
         devices = workload.cluster.devices
         sizes: dict[tuple[int, int], float] = defaultdict(float)
-        for (a, b), size in self.links.items():
-            sizes[devices[a].node, devices[b].node] += size
+        for (sender, receiver), size in self.links.items():
+            sizes[devices[sender].node, devices[receiver].node] += size
         return dict(sorted(sizes.items()))
 
     def least_seconds(self, workload: Workload) -> float:
-        """Seconds that the exchange takes at least: every card sends and receives all that passes
-        it, and a node's links carry what stays within."""
-        loads: dict[tuple[str, int], float] = defaultdict(float)  # seconds
-        for (a, b), size in self.between_nodes(workload).items():
-            source, taker = workload.cluster.nodes[a], workload.cluster.nodes[b]
-            if a == b:
-                loads["inside", a] += size / (source.intra_bandwidth * source.devices)
+        """Lower bound on the seconds of the moves: that of the busiest network card, in one
+        direction, or of the busiest links within a node."""
+        nodes = workload.cluster.nodes
+        loads: dict[tuple[str, int], float] = defaultdict(float)  # (use, node) -> seconds
+        for (sender, receiver), size in self.between_nodes(workload).items():
+            if sender == receiver:
+                node = nodes[sender]
+                loads["inside", sender] += size / (node.intra_bandwidth * node.devices)
                 continue
-            loads["sends", a] += size / source.network_bandwidth
-            loads["receives", b] += size / taker.network_bandwidth
+            loads["sends", sender] += size / nodes[sender].network_bandwidth
+            loads["receives", receiver] += size / nodes[receiver].network_bandwidth
         return max(loads.values(), default=0.0)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A candidate for the whole cluster, idle on what is lost, and what moves for it."""
+    """A candidate whose plan is for the whole cluster, with the lost devices idle, and the moves
+    from the old plan to it."""
 
     candidate: Candidate
     moves: Moves
 
     def document(self, workload: Workload) -> Mapping[str, Any]:
-        """As JSON types."""
+        """The choice as JSON types."""
         return {
             **self.candidate.document(workload),
             "bytes_to_move": self.moves.total,
@@ -109,24 +111,24 @@ class Choice:
 
 @dataclass(frozen=True)
 class Replanning:
-    """The new plan after a loss of nodes, beside the old one."""
+    """The answer of `replan`: the new plans after a loss of nodes, and the chosen one."""
 
     workload: Workload
-    lost: tuple[int, ...]  # numbers of nodes
+    lost: tuple[int, ...]  # numbers of the lost nodes
     before: float  # seconds per iteration of the old plan on the whole cluster
-    choices: tuple[Choice, ...]  # that fit, fastest first
-    # Index of the one that moves least among those within `within` percent of the fastest; None
-    # where nothing fits.
+    choices: tuple[Choice, ...]  # those that fit, fastest first
+    # Index of the choice that moves least among those at most `within` percent slower than the
+    # fastest; None where nothing fits.
     winner: int | None
-    within: float
+    within: float  # percent
 
     @property
     def best(self) -> Choice | None:
-        """The one chosen."""
+        """The winning choice."""
         return None if self.winner is None else self.choices[self.winner]
 
     def document(self) -> dict[str, Any]:
-        """As JSON types."""
+        """The answer as JSON types."""
         return {
             "lost_nodes": list(self.lost),
             "seconds_before": self.before,
@@ -137,8 +139,8 @@ class Replanning:
 
 
 def parse_lost(texts: Sequence[str], workload: Workload) -> tuple[int, ...]:
-    """`["node1", "node3"]` as node numbers; raises InputError for others, none or all of the
-    cluster."""
+    """The numbers of the nodes in texts such as `["node1", "node3"]`. Raises InputError for other
+    texts, and where they name no node or all nodes of the cluster."""
     lost = {node_number(text, workload.cluster, "--lost") for text in texts}
     require(
         0 < len(lost) < len(workload.cluster.nodes),
@@ -160,22 +162,21 @@ def replan(
     within: float = WITHIN_PERCENT,
     on_candidate: OnCandidate | None = None,
 ) -> Replanning:
-    """Plan again without the lost nodes (numbers), and count what moves. plan: what runs now on
-    workload's cluster; where it carries templates and no strategies are named, pipelines are made
-    of these, and all strategies are asked only where none fits.
+    """Plan again without the lost nodes, and count the bytes that move for each new plan.
 
+    plan: the plan that runs now on the workload's cluster. lost: numbers of nodes. within: percent
+    by which the chosen plan may be slower than the fastest. strategies: None: pipelines are made of
+    the plan's templates, and all strategies are asked if the plan has no templates or none fits.
     Raises InputError unless plan and workload belong together.
     """
     check_same(plan, workload)
     cluster = workload.cluster
     left = tuple(n for n in range(len(cluster.nodes)) if n not in lost)
     rest = replace(workload, cluster=cluster.part(left))
-    attempts, ready = [strategies], plan.templates
+    attempts, ready = [strategies], plan.templates  # strategies that are asked one after the other
     if strategies is None and ready is not None:
-        attempts = [
-            [Ditto(DittoSettings(failures=max(ready.failures - len(lost), 0)), ready)],
-            None,
-        ]
+        still_lost = max(ready.failures - len(lost), 0)
+        attempts = [[Ditto(DittoSettings(failures=still_lost), ready)], None]
     for picked in attempts:
         planning = make_plans(rest, picked, run, on_candidate=on_candidate)
         if planning.best is not None:
@@ -184,41 +185,50 @@ def replan(
     inputs = Inputs.of(workload)
     choices = []
     for candidate in planning.candidates:
-        if candidate.plan is not None and candidate.fits_memory:
-            whole = on_devices(candidate, workload, numbers)
-            assert whole.plan is not None
-            both = [whole, on_devices(whole, workload, in_place(plan, whole.plan, workload, lost))]
-            made = [Choice(c, moves(plan, c.plan, workload, gone)) for c in both if c.plan]
-            least = min(made, key=lambda choice: choice.moves.all_bytes)
-            choices.append(replace(least, candidate=carrying(least.candidate, inputs)))
+        if candidate.plan is None or not candidate.fits_memory:
+            continue
+        on_cluster = on_devices(candidate, workload, numbers)
+        assert on_cluster.plan is not None
+        places = in_place(plan, on_cluster.plan, workload, lost)
+        moved_less = on_devices(on_cluster, workload, places)
+        made = [
+            Choice(c, moves(plan, c.plan, workload, gone))
+            for c in (on_cluster, moved_less)
+            if c.plan is not None
+        ]
+        least = min(made, key=lambda choice: choice.moves.all_bytes)
+        choices.append(replace(least, candidate=carrying(least.candidate, inputs)))
     return Replanning(
-        workload,
-        tuple(lost),
-        replay(plan, workload).seconds,
-        tuple(choices),
-        least_moved(choices, within),
-        within,
+        workload=workload,
+        lost=tuple(lost),
+        before=replay(plan, workload).seconds,
+        choices=tuple(choices),
+        winner=least_moved(choices, within),
+        within=within,
     )
 
 
 def least_moved(choices: Sequence[Choice], within: float) -> int | None:
-    """Index of the choice that moves least (network and checkpoint alike) of those nearly as fast
-    as the fastest."""
-    seconds = [c.candidate.predicted_seconds for c in choices]
-    limit = min((s for s in seconds if s is not None), default=0.0) * (1 + within / 100)
-    near = [
-        (choices[i].moves.all_bytes, i)
-        for i, s in enumerate(seconds)
-        if s is not None and s <= limit
-    ]
+    """Index of the choice that moves the fewest bytes, among those at most `within` percent slower
+    than the fastest; None without choices."""
+    timed = []  # (seconds, bytes, index)
+    for i, choice in enumerate(choices):
+        seconds = choice.candidate.predicted_seconds
+        if seconds is not None:
+            timed.append((seconds, choice.moves.all_bytes, i))
+    if not timed:
+        return None
+    limit = min(timed)[0] * (1 + within / 100)
+    near = [(size, i) for seconds, size, i in timed if seconds <= limit]
     return min(near)[1] if near else None
 
 
 def moves(old: Plan, new: Plan, workload: Workload, gone: Collection[int] = ()) -> Moves:
-    """From `old` to `new`, both for the workload's cluster; gone: devices whose memory is lost."""
+    """The moves from the plan `old` to `new`, both for the workload's cluster. gone: devices whose
+    memory is lost."""
     had, needs = holdings(old, gone, workload), holdings(new, (), workload)
     sizes = state_sizes(workload)
-    sent: dict[int, float] = defaultdict(float)
+    sent: dict[int, float] = defaultdict(float)  # device -> bytes
     links: dict[tuple[int, int], float] = defaultdict(float)
     lost: dict[int, float] = defaultdict(float)
     for key, wanted in needs.items():
@@ -235,25 +245,31 @@ def moves(old: Plan, new: Plan, workload: Workload, gone: Collection[int] = ()) 
 
 
 def in_place(old: Plan, new: Plan, workload: Workload, lost: Collection[int]) -> list[int]:
-    """Where the devices of `new` might be instead: of each a device like it, on a node like its
-    own, such that more of what it needs is there already. Nodes choose first, then the devices of
-    each; whoever has most to gain goes before the others. lost: nodes."""
+    """[device of `new`] the device that might take its place so that fewer bytes move: one of the
+    same type in an equal node, which already has more of its state.
+
+    Nodes are matched with equal nodes first, then the devices of matched nodes; the pair with the
+    most common bytes comes first. lost: numbers of nodes, which take nobody's place.
+    """
     nodes, devices = workload.cluster.nodes, workload.cluster.devices
     had, sizes = holdings(old, (), workload), state_sizes(workload)
-    there: dict[tuple[int, int], float] = defaultdict(float)  # device of new, place -> bytes
-    on_nodes: dict[tuple[int, int], float] = defaultdict(float)
+    # (device of `new`, device of `old`) -> bytes that both have; the same for their nodes
+    of_devices: dict[tuple[int, int], float] = defaultdict(float)
+    of_nodes: dict[tuple[int, int], float] = defaultdict(float)
     for key, wanted in holdings(new, (), workload).items():
-        for (taker, (a, b)), (holder, (c, d)) in product(wanted, had.get(key, [])):
-            common = max(0.0, min(b, d) - max(a, c)) * sizes[key]
-            there[taker, holder] += common
-            on_nodes[devices[taker].node, devices[holder].node] += common
+        for (taker, needed), (holder, present) in product(wanted, had.get(key, [])):
+            overlap = min(needed[1], present[1]) - max(needed[0], present[0])
+            common = max(0.0, overlap) * sizes[key]
+            of_devices[taker, holder] += common
+            of_nodes[devices[taker].node, devices[holder].node] += common
     places = list(range(len(devices)))
     left = [n for n in range(len(nodes)) if n not in lost]
-    for first in {nodes.index(nodes[n]): n for n in left}:
-        alike = [n for n in left if nodes[n] == nodes[first]]
-        for node, place in matched(alike, alike, on_nodes).items():
-            own, others = (list(workload.cluster.devices_of([n])) for n in (node, place))
-            for device, other in matched(own, others, there).items():
+    for first_like_it in {nodes.index(nodes[n]): n for n in left}:
+        equal_nodes = [n for n in left if nodes[n] == nodes[first_like_it]]
+        for node, new_node in matched(equal_nodes, equal_nodes, of_nodes).items():
+            of_node = list(workload.cluster.devices_of([node]))
+            of_new_node = list(workload.cluster.devices_of([new_node]))
+            for device, other in matched(of_node, of_new_node, of_devices).items():
                 places[device] = other
     return places
 
@@ -261,10 +277,12 @@ def in_place(old: Plan, new: Plan, workload: Workload, lost: Collection[int]) ->
 def matched(
     items: Sequence[int], places: Sequence[int], gains: Mapping[tuple[int, int], float]
 ) -> dict[int, int]:
-    """A place for each item, the pairs of largest gain first; of equal gains, its own."""
+    """Item -> its place. Pairs (item, place) are taken in the order of their gain, the largest
+    first; of pairs with equal gain, those of an item with itself come first."""
     chosen: dict[int, int] = {}
     for item, place in sorted(
-        product(items, places), key=lambda p: (-gains.get(p, 0.0), p[0] != p[1], p)
+        product(items, places),
+        key=lambda pair: (-gains.get(pair, 0.0), pair[0] != pair[1], pair),
     ):
         if item not in chosen and place not in chosen.values():
             chosen[item] = place
@@ -274,27 +292,30 @@ def matched(
 def nearest(
     holders: set[int], taker: int, workload: Workload, sent: Mapping[int, float]
 ) -> int | None:
-    """Who sends: a device of the taker's node, else any; of those the one that has sent least."""
+    """The device of `holders` that sends to `taker`: one of its node if there is any; of several
+    the one that has sent least. None without holders."""
     devices = workload.cluster.devices
     node = devices[taker].node
     return min(holders, key=lambda d: (devices[d].node != node, sent.get(d, 0.0), d), default=None)
 
 
 def state_sizes(workload: Workload) -> dict[Key, float]:
-    """Bytes of each layer's weights and optimizer states."""
+    """(layer, kind of state) -> bytes of the whole layer."""
     width = ELEMENT_BYTES[workload.precision]
-    *_, optimizer = workload.framework.state_bytes(width)
+    *_, optimizer = workload.framework.state_bytes(width)  # bytes per parameter
+    per_weight_byte = {"weights": 1.0, "states": optimizer / width}
     return {
         (l, kind): layer.param_bytes * factor
         for l, layer in enumerate(workload.profile.layers)
-        for kind, factor in zip(KINDS, (1.0, optimizer / width), strict=True)
+        for kind, factor in per_weight_byte.items()
     }
 
 
 def holdings(
     plan: Plan, missing: Collection[int], workload: Workload
 ) -> dict[Key, DeviceIntervals]:
-    """(layer, kind) -> the intervals that each device keeps, without the devices in `missing`."""
+    """(layer, kind of state) -> the intervals that each device has, without the devices in
+    `missing`."""
     owners = engine_of(plan).owners(plan, workload)
     return {
         (layer, kind): [(d, part) for d, part in sharded(plan, parts, kind) if d not in missing]
@@ -304,32 +325,35 @@ def holdings(
 
 
 def sharded(plan: Plan, parts: DeviceIntervals, kind: str) -> Iterator[tuple[int, Interval]]:
-    """(device, interval that it keeps) for a kind of bytes. Where ZeRO divides that kind, devices
-    with copies of an interval each keep a share of it."""
-    if plan.zero < (1 if kind == "states" else 3):
+    """(device, interval that it has) for a kind of state of one layer. parts: the intervals of the
+    tensor ranks. If ZeRO shards the kind, devices with the same interval each have a share of it.
+    """
+    first_level = 1 if kind == "states" else 3  # of ZeRO that shards the kind
+    if plan.zero < first_level:
         yield from parts
         return
     for (begin, end), devices in grouped((part, device) for device, part in parts).items():
-        weights = {d: 1.0 if plan.zero_shares is None else plan.zero_shares[d] for d in devices}
-        at = begin
+        shares = {d: 1.0 if plan.zero_shares is None else plan.zero_shares[d] for d in devices}
+        shard_begin = begin
         for device in sorted(devices):
-            size = (end - begin) * weights[device] / sum(weights.values())
-            yield device, (at, at + size)
-            at += size
+            size = (end - begin) * shares[device] / sum(shares.values())
+            yield device, (shard_begin, shard_begin + size)
+            shard_begin += size
 
 
 def pieces(
     had: DeviceIntervals, wanted: DeviceIntervals
 ) -> Iterator[tuple[float, float, set[int], set[int]]]:
-    """(begin, end, devices that had it, devices that want it) of each interval between two
-    neighbouring ends of intervals."""
+    """(begin, end, devices that had it, devices that want it) of each interval between neighbouring
+    ends of the given intervals. Intervals that no device wants are left out."""
     ends = {end for _, interval in (*had, *wanted) for end in interval}
     for begin, end in pairwise(sorted(ends)):
-        takers = covering(wanted, (begin + end) / 2)
+        middle = (begin + end) / 2
+        takers = covering(wanted, middle)
         if takers and end - begin > TINY:
-            yield begin, end, covering(had, (begin + end) / 2), takers
+            yield begin, end, covering(had, middle), takers
 
 
-def covering(intervals: DeviceIntervals, at: float) -> set[int]:
-    """The devices with an interval around `at`."""
-    return {device for device, (begin, end) in intervals if begin < at < end}
+def covering(intervals: DeviceIntervals, point: float) -> set[int]:
+    """The devices with an interval around `point`."""
+    return {device for device, (begin, end) in intervals if begin < point < end}

@@ -1,11 +1,12 @@
 """The search of one strategy for plans of one workload in one variant.
 
-The strategy proposes candidates, and each is replayed. Where a plan does not fit when replayed, the
-strategy is asked for one that does, and where it has none, for one with recomputation.
+The strategy proposes candidates, and each is replayed. If a plan does not fit when replayed, the
+strategy is asked for one that does (`Strategy.within_replay`). If it has none, it is asked for
+plans with recomputation.
 
-A family may count less memory than the replay does: it may leave out activations that tensor ranks
-keep whole, and the working memory of recomputation. The bounds that it proves hold with the
-replay's memory, too, but its plan may not fit.
+A strategy's problem may count less memory than the replay: it may leave out activations that every
+tensor rank keeps whole, and the working memory of recomputation. Its bound then holds for the plans
+within the replay's memory, too, but its own plan may not fit.
 
 The objective of a strategy's problem counts what its paper counts. The replay counts the rest:
 network cards that the ranks of a node share, gradients sent back, tied weights, the optimizer's
@@ -40,30 +41,31 @@ from hetplan.solvers.run import Run
 from hetplan.text import share_text
 
 WITHIN_NOTE = "solved within the memory that the replay counts"
-MOST_PASSES = 1_000_000  # of micro-batches through stages: more take minutes to replay
+# Most passes of a micro-batch through a stage that are replayed: more take minutes.
+MOST_PASSES = 1_000_000
 
 OnCandidate = Callable[[Candidate], None]
 
 
 @dataclass(frozen=True)
 class StrategySearch:
-    """The search of one strategy in one variant."""
+    """The search of one strategy in one variant. `phases.search_all` calls its methods."""
 
     strategy: Strategy
-    workload: Workload
+    workload: Workload  # on the whole cluster, without recomputation
     run: Run
     variant: Variant = PLAIN
-    on_candidate: OnCandidate | None = None  # called with every candidate, replayed
-    known: tuple[Candidate, ...] = ()  # what all strategies have proposed so far
+    on_candidate: OnCandidate | None = None  # called with every candidate after its replay
+    known: tuple[Candidate, ...] = ()  # the candidates of all strategies so far
     # An exact method ends early when its bound exceeds this many times the best replayed seconds.
-    # On our workloads no objective was more than 1.07 times the replayed seconds of its plan.
+    # On hetplan's workloads no objective was more than 1.07 times the replayed seconds of its plan.
     cannot_win: float = 1.25
 
     @property
     def name(self) -> str:
-        """`amp`, or `amp in bf16` where several precisions are planned."""
-        of = f" in {self.variant.precision}" if self.variant.precision else ""
-        return f"{self.strategy.name}{of}"
+        """The strategy, and its precision where several are planned: `amp in bf16`."""
+        precision = f" in {self.variant.precision}" if self.variant.precision else ""
+        return f"{self.strategy.name}{precision}"
 
     @cached_property
     def workload_on_part(self) -> Workload:
@@ -72,15 +74,17 @@ class StrategySearch:
 
     @property
     def late(self) -> bool:
-        """Whether time is over and there is an answer to give: on parts of the cluster none is
-        needed, on all of it some plan that fits."""
+        """Whether the search must end: the time is over and, on the whole cluster, some known plan
+        fits. On a part of the cluster no plan is needed."""
+        if self.variant.part:
+            return self.run.should_stop
         fits = any(candidate.fits_memory for candidate in self.known)
-        return self.run.should_stop if self.variant.part else fits and not self.run.remaining
+        return fits and not self.run.remaining
 
     @property
     def hopeless_bound(self) -> float:
-        """Seconds of a bound from which on an exact method cannot win; infinite without a plan that
-        fits."""
+        """The seconds above which the bound of an exact method says that it cannot win; infinite
+        if no known plan fits."""
         best = shortest(candidate for candidate in self.known if candidate.fits_memory)
         if best is None:
             return math.inf
@@ -100,8 +104,7 @@ class StrategySearch:
 
     def own_plans(self) -> Iterator[Plan]:
         """The known plans of the same precision and the same part of the cluster, renumbered for
-        that part, the fastest first. They are renumbered as they are asked for: few strategies use
-        them."""
+        that part, the fastest first. A generator, because few strategies use the plans."""
         precision, part = self.variant.precision, self.variant.part
         same = [
             candidate
@@ -118,29 +121,31 @@ class StrategySearch:
         yield from (renumbered(plan, self.workload_on_part, places) for plan in plans)
 
     def recomputing_candidates(self, budget: Run) -> list[Candidate]:
-        """Candidates with recomputation that fit; none where an exact candidate of the strategy
-        fits without it. Whether recomputation pays where memory suffices is for `joint` to say."""
+        """Candidates with recomputation that fit; none if an exact candidate of the strategy fits
+        without it. Only `joint` considers recomputation where memory suffices without."""
         if not self.strategy.recomputes or self.run.cancelled:
             return []
         for candidate in self.known:
-            origin = candidate.strategy, candidate.variant
-            if origin != (self.strategy.name, self.variant):
-                continue
-            if candidate.method.exact and candidate.fits_memory:
+            same_strategy = candidate.strategy == self.strategy.name
+            same_search = same_strategy and candidate.variant == self.variant
+            if same_search and candidate.method.exact and candidate.fits_memory:
                 return []
         modes = useful_modes(self.workload_on_part)
         candidates: list[Candidate] = []
-        for left, mode in zip(range(len(modes), 0, -1), modes, strict=True):
-            repeating = replace(self, variant=replace(self.variant, recomputation=mode))
-            candidates += repeating.exact_candidates(budget.share(left))
+        for number, mode in enumerate(modes):
+            recomputing = replace(self, variant=replace(self.variant, recomputation=mode))
+            candidates += recomputing.exact_candidates(budget.share(len(modes) - number))
         return [candidate for candidate in candidates if candidate.fits_memory]
 
     def candidates_of(
         self, budget: Run, wanted: Callable[[StrategyMethod], bool]
     ) -> list[Candidate]:
-        """The candidates of the methods that are wanted, replayed; those of exact methods within
-        the replay's memory. On a part of the cluster only exact methods are asked. budget: for all
-        of it together."""
+        """The candidates of the wanted methods, after their replay. Plans of exact methods are
+        within the replay's memory where the strategy finds such a plan. On a part of the cluster
+        only exact methods are asked, and only plans that fit are returned.
+
+        budget: its time is for all methods together. wanted: whether a method is asked.
+        """
         mode, part = self.variant.recomputation, self.variant.part
         methods = [method for method in self.strategy.methods if wanted(method)]
         if part is not None:
@@ -169,9 +174,11 @@ class StrategySearch:
     def replayed(
         self, proposed: Candidate, posed: Workload, budget: Run, limit: float
     ) -> Candidate:
-        """The proposed candidate, replayed; of an exact method one within the replay's memory.
+        """The proposed candidate after its replay. For one of an exact method that does not fit
+        when replayed, the strategy's candidate within the replay's memory, if it has one.
 
-        limit: the `hopeless_bound`, above which an exact method was ended early.
+        posed: the workload that the strategy solved. limit: the `hopeless_bound`, above which an
+        exact method was ended early.
         """
         candidate = self.mark_and_replay(proposed)
         if (candidate.bound or 0.0) > limit and candidate.status != "optimal":
@@ -182,8 +189,8 @@ class StrategySearch:
         return self.within_memory(proposed, candidate, posed, budget)
 
     def mark_and_replay(self, candidate: Candidate) -> Candidate:
-        """A strategy's candidate, marked as one of the variant and replayed on the variant's part
-        of the cluster. Its plan then says which strategy and method it is from."""
+        """A strategy's candidate with the variant, the origin in its plan, and its replay on the
+        variant's part of the cluster."""
         candidate = replace(candidate, variant=self.variant)
         plan = candidate.plan
         if plan is not None:
@@ -194,13 +201,13 @@ class StrategySearch:
     def within_memory(
         self, proposed: Candidate, first: Candidate, posed: Workload, run: Run
     ) -> Candidate:
-        """The first candidate where its replay fits, else the strategy's best within the replay's
-        memory, where it has one. The first one's bound holds for that, too.
+        """The candidate `first` if its replay fits; else the strategy's best within the replay's
+        memory, if it has one. The bound of `first` holds for that candidate, too.
 
-        first: the proposed candidate, replayed.
+        first: the candidate `proposed` after its replay.
         """
-        only_without_replay = proposed.fits_memory and not first.fits_memory
-        if not only_without_replay or first.replay is None or run.should_stop:
+        fits_only_unreplayed = proposed.fits_memory and not first.fits_memory
+        if not fits_only_unreplayed or first.replay is None or run.should_stop:
             return first
         model = self.workload.model.name
         with derived(f"{model} on {self.workload.cluster.name} within the replay's memory"):
@@ -208,8 +215,8 @@ class StrategySearch:
         if within is None:
             return first
         if within.plan is None:
-            none = "no plan does" if within.status == "infeasible" else ""
-            return replace(first, message=joined(first.message, none))
+            proof = "no plan does" if within.status == "infeasible" else ""
+            return replace(first, message=joined(first.message, proof))
         again = self.mark_and_replay(within)
         return replace(
             again,
@@ -219,17 +226,18 @@ class StrategySearch:
 
 
 def shortest(candidates: Iterable[Candidate]) -> Candidate | None:
-    """The candidate with the shortest predicted iteration, the first of equals; None where no
-    iteration is predicted."""
+    """The candidate with the least predicted seconds, the first of equals; None where no candidate
+    has predicted seconds."""
     timed = [c for c in candidates if c.predicted_seconds is not None]
     return min(timed, key=lambda c: c.predicted_seconds or 0.0, default=None)
 
 
 def replay_candidate(candidate: Candidate, workload: Workload) -> Candidate:
-    """The candidate with the seconds and the memory of its replay, and the prediction in its plan.
+    """The candidate with the seconds and the memory of its replay, and with these figures and the
+    refusal of `hetplan run`, if there is one, in its plan.
 
-    Where it cannot be replayed, the seconds of its problem's objective stand in, and its message
-    says so.
+    If it cannot be replayed, the seconds of its problem's objective take the place of the replayed
+    ones, and its message says so.
     """
     plan = candidate.plan
     if plan is None:
@@ -273,8 +281,8 @@ def replay_candidate(candidate: Candidate, workload: Workload) -> Candidate:
 
 
 def with_replay(candidate: Candidate, replayed: Replay) -> Candidate:
-    """The candidate with the memory of a replay of its plan, and with its seconds unless these were
-    measured."""
+    """The candidate with the memory of a replay of its plan, and with the replayed seconds unless
+    its seconds were measured."""
     candidate = replace(candidate, peak_bytes=replayed.peak_bytes)
     if candidate.measured:
         return candidate
@@ -282,16 +290,20 @@ def with_replay(candidate: Candidate, replayed: Replay) -> Candidate:
 
 
 def excess_text(candidate: Candidate, replayed: Replay, workload: Workload) -> str:
-    """Which device lacks memory in the replay where the strategy says that its plan fits; empty
-    where none does.
+    """A note on the device that lacks most memory in the replay, though the strategy says that its
+    plan fits; empty if no device lacks memory.
 
-    A device that is over its limit by the strategy's own count, too, is not judged: it was measured
-    with that batch (Poplar's batch curves), and a measurement stands above a prediction.
+    A device that exceeds its limit by the strategy's own peak, too, is left out: the strategy says
+    that the plan fits because the device was measured with that batch (Poplar's batch curves), and
+    a measurement is surer than a prediction.
     """
     if candidate.fits_memory is not True or candidate.peak_bytes is None:
         return ""
     sizes = zip(replayed.peak_bytes, replayed.limit_bytes, candidate.peak_bytes, strict=True)
-    excess = [held - limit if held > limit >= claimed else 0.0 for held, limit, claimed in sizes]
+    excess = []  # [device] bytes
+    for replayed_peak, limit, own_peak in sizes:
+        lacks_memory = replayed_peak > limit and own_peak <= limit
+        excess.append(replayed_peak - limit if lacks_memory else 0.0)
     if not any(excess):
         return ""
     device = excess.index(max(excess))
@@ -304,8 +316,8 @@ def excess_text(candidate: Candidate, replayed: Replay, workload: Workload) -> s
 def on_devices(candidate: Candidate, workload: Workload, numbers: Sequence[int]) -> Candidate:
     """A candidate of another cluster, put on devices of the workload's cluster and replayed there.
 
-    numbers: as in `renumbered`. A candidate without a replay gets none here either, so that the
-    memory of its devices is unknown.
+    numbers: as in `renumbered`. A candidate that has no replay is not replayed here either, so that
+    its memory on the devices is unknown.
     """
     assert candidate.plan is not None
     plan = renumbered(candidate.plan, workload, numbers)

@@ -1,9 +1,10 @@
-"""Variants: the choices that are made outside a strategy, namely recomputation, precision and part
-of the cluster. What is solved and replayed is a strategy in a variant.
+"""Variants: the choices of recomputation, precision and part of the cluster, which are made outside
+the strategies. Each strategy is searched in several variants.
 
-A strategy knows nothing of variants. For recomputation it gets the workload of `with_recomputation`
-and for a part of the cluster that of `on_part`, so that what it decides and proves holds there. Its
-plans then leave the devices outside the part idle, and only devices in use are paid for.
+A strategy does not know its variant. Under recomputation it gets the workload of
+`with_recomputation`, and on a part of the cluster that of `on_part`, so that its plans and bounds
+hold in the variant. Plans on a part leave the other devices idle, and only devices in use cost
+money.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,36 +19,41 @@ from hetplan.replays.costs import Costs
 from hetplan.replays.data import ReplayData, Table
 from hetplan.replays.pose import kept_of, pose
 
-MODES: tuple[Recomputation, ...] = ("selective", "full")
-# Of more device types the parts are too many to solve each.
+MODES: tuple[Recomputation, ...] = ("selective", "full")  # of recomputation that are tried
+# Most device types of a cluster of which all combinations are parts to search.
 MOST_TYPES = 6
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some nodes of a cluster. name: stands behind `@` in the names of its plans."""
+    """A part of a cluster."""
 
-    name: str
-    nodes: tuple[int, ...]
+    name: str  # follows `@` in the names of the candidates on the part
+    nodes: tuple[int, ...]  # numbers of the nodes
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One choice for each axis that all strategies share; every axis is plain by default."""
+    """One variant. By default it changes nothing (`PLAIN`)."""
 
-    recomputation: Recomputation = "none"  # what backward passes compute again
-    precision: Precision | None = None  # where several are ranked together; None: the only one
-    part: Part | None = None  # where the plan runs; None: on the whole cluster
+    recomputation: Recomputation = "none"
+    precision: Precision | None = None  # None where only one precision is planned
+    part: Part | None = None  # None: the whole cluster
 
     @property
     def label(self) -> str:
-        """The text that follows a method's name: `+full+bf16@T4`; empty where all is plain."""
-        mode = None if self.recomputation == "none" else self.recomputation
-        axes = "".join(f"+{axis}" for axis in (mode, self.precision) if axis)
-        return f"{axes}@{self.part.name}" if self.part and self.part.name else axes
+        """The text that follows a method's name: `+full+bf16@T4`; empty for the plain variant."""
+        label = ""
+        if self.recomputation != "none":
+            label += f"+{self.recomputation}"
+        if self.precision:
+            label += f"+{self.precision}"
+        if self.part and self.part.name:
+            label += f"@{self.part.name}"
+        return label
 
     def marked(self, plan: Plan) -> Plan:
-        """The strategy's plan with the variant's recomputation, which the strategy did not know."""
+        """A strategy's plan with the variant's mode of recomputation, also in its origin."""
         if self.recomputation == "none":
             return plan
         return plan.model_copy(
@@ -62,9 +68,11 @@ PLAIN = Variant()
 
 
 def parts_of_cluster(workload: Workload) -> Iterator[Part]:
-    """Every part of the cluster by device types but the whole, smaller ones first.
+    """The parts of the cluster that are searched, those of the fewest device types first. A part
+    has all nodes of some device types.
 
-    Every subset of at most six types; of more types one, two, or all but one.
+    On a cluster of at most MOST_TYPES types every combination of types but all of them is a part.
+    On one of more types, every part has one type, two types, or all types but one.
     """
     types, nodes = workload.cluster.types, workload.cluster.nodes
     sizes: Sequence[int] = range(1, len(types))
@@ -72,12 +80,12 @@ def parts_of_cluster(workload: Workload) -> Iterator[Part]:
         sizes = (1, 2, len(types) - 1)
     for size in sizes:
         for names in combinations(types, size):
-            kept = tuple(n for n, node in enumerate(nodes) if node.device in names)
-            yield Part("+".join(names), kept)
+            of_types = tuple(n for n, node in enumerate(nodes) if node.device in names)
+            yield Part("+".join(names), of_types)
 
 
 def on_part(workload: Workload, part: Part | None) -> Workload:
-    """The workload on a part alone."""
+    """The workload with a part of its cluster as the cluster; itself for None."""
     if part is None:
         return workload
     whole = workload.cluster
@@ -85,16 +93,16 @@ def on_part(workload: Workload, part: Part | None) -> Workload:
 
 
 def places_of(numbers: Sequence[int], count: int) -> list[int]:
-    """[count] the place of each device in `numbers`; -1 for devices that are not there."""
+    """[count] the index of each device in `numbers`; -1 for devices that are not in it."""
     places = dict(zip(numbers, range(len(numbers)), strict=True))
     return [places.get(number, -1) for number in range(count)]
 
 
 def renumbered(plan: Plan, workload: Workload, numbers: Sequence[int]) -> Plan:
-    """The plan on the devices of the workload's cluster.
+    """The plan of another cluster, with devices of the workload's cluster.
 
-    numbers: of each device of the plan its number in that cluster; below 0 for one that is not in
-    it, which the plan does not use.
+    numbers: [device of the plan] its number in the workload's cluster; below 0 for a device that
+    has none, which the plan must not use.
     """
     shares = None
     if plan.zero_shares is not None:
@@ -122,11 +130,11 @@ def renumbered(plan: Plan, workload: Workload, numbers: Sequence[int]) -> Plan:
 
 
 def with_recomputation(workload: Workload, mode: Recomputation) -> Workload:
-    """The workload as it is under a mode of recomputation.
+    """The workload under a mode of recomputation.
 
-    Backward passes take the time of what they compute again, layers keep what the mode keeps, and
-    the layer at work has the working memory that computing it again needs. A strategy that plans
-    this workload as any other one plans with recomputation.
+    Its backward passes include the time of recomputation, its layers keep what the mode keeps, and
+    its `working_bytes` are the memory that the recomputation of one layer takes. A strategy needs
+    no knowledge of recomputation to plan it.
     """
     if mode == "none":
         return workload
@@ -152,33 +160,30 @@ def with_recomputation(workload: Workload, mode: Recomputation) -> Workload:
 
 
 def with_repeated_passes(table: ProfileTable, posed: Table, mode: Recomputation) -> ProfileTable:
-    """The table with backward passes that repeat the mode's share of forward passes."""
-    backward = [
-        back + share * forward
-        for back, share, forward in zip(
-            posed.backward_seconds, posed.repeated[mode], posed.forward_seconds, strict=True
-        )
-    ]
-    return table.model_copy(update={"backward_seconds": backward})
+    """The profile's table with backward passes that include the recomputed share of the forward
+    passes. posed: the same table in the data of the replay."""
+    layers = zip(posed.backward_seconds, posed.repeated[mode], posed.forward_seconds, strict=True)
+    with_repeated = [backward + share * forward for backward, share, forward in layers]
+    return table.model_copy(update={"backward_seconds": with_repeated})
 
 
 def working_bytes(
     posed: ReplayData, mode: Recomputation, tables: Sequence[ProfileTable]
 ) -> dict[int, float]:
-    """Tensor degree -> bytes that the layer at work needs per sample, of the degrees in the
-    tables."""
+    """Tensor degree -> bytes per sample that the recomputation of one layer takes. The degrees are
+    1 and those of the tables."""
     costs, all_layers = Costs(posed, mode), (0, len(posed.layers))
     degrees = {1, *(table.tensor for table in tables)}
     return {degree: costs.working_bytes(all_layers, degree) for degree in degrees}
 
 
 def useful_modes(workload: Workload) -> tuple[Recomputation, ...]:
-    """The modes under which this model keeps less than it does without (fused attention has no core
-    to repeat)."""
+    """The modes of recomputation under which the model keeps fewer bytes than under all modes
+    before them. Fused attention, for example, has no core that `selective` could recompute."""
     least = sum(layer.saved_bytes for layer in workload.profile.layers)
+    layers = range(len(workload.profile.layers))
     useful: list[Recomputation] = []
     for mode in MODES:
-        layers = range(len(workload.profile.layers))
         kept = sum(kept_of(workload, l, mode).saved_bytes for l in layers)
         if kept < least * (1 - 1e-9):
             useful.append(mode)

@@ -1,16 +1,19 @@
-"""The worth of changes of the cluster: more devices, fewer, a faster network; each planned anew.
+"""The seconds that changes of a cluster save: more devices, fewer devices, a faster network. Every
+changed cluster is planned anew.
 
-The best plan of the cluster as it is also runs on a larger or faster cluster, and on one that lacks
-only devices that it leaves idle. It is replayed there, so that a change that only adds never costs.
-The other way round, a plan that uses no added device also runs on the cluster as it is, so that
-losing devices never gains.
+The best plan for the unchanged cluster also runs on a larger or faster cluster, and on one that
+lacks only devices which the plan leaves idle. It is replayed there, so that additions never cost
+seconds. Conversely, a plan for a changed cluster that uses no added device also runs on the
+unchanged cluster, so that removals never save seconds.
 
-More searching improves a plan even where nothing changes. So the cluster as it is is planned twice:
-the second time begins with the plan of the first, with another seed, as every change does, and all
-get the same time. By how much the first plan was slower than the best one for the cluster as it is
-is the precision of the answer: a smaller difference may come from the search alone.
-Where no changes are given, the marginal ones are asked: one more node of each kind, one less, each
-kind of link twice as fast.
+A longer search improves plans even if nothing changes. Therefore the unchanged cluster is planned
+twice, in equal times. The second planning begins with the plan of the first, with another seed, as
+that of every change does. The precision of the answer is the ratio by which the first plan was
+slower than the best plan for the unchanged cluster: a smaller difference may come from the search
+alone.
+
+`marginal` gives the changes that are tried if the user names none: one more node of each device
+type, one node less, and each kind of link twice as fast.
 """
 
 import math
@@ -34,41 +37,43 @@ from hetplan.profiling.hardware.cluster import GBIT, Cluster, Node, device
 from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.run import Run
-from hetplan.text import ranges_text
+from hetplan.text import grouped, ranges_text
 
-# Where robust seconds differ by a hundredth, they count in place of seconds (`joint.search`), so
-# that no smaller difference is the search's.
+# Least precision of an answer with the strategy `joint`. Its search compares plans by their robust
+# seconds where these differ from their seconds by more than a hundredth
+# (`formulations.joint.search`), so that a smaller difference of seconds may come from the search.
 LEAST_PRECISION = 0.01
 FOUND_FOR = "the plan was found for another row: "
 
 
 @dataclass(frozen=True)
 class Change:
-    """A named change of a cluster."""
+    """A change of a cluster."""
 
     name: str
-    cluster: Cluster
-    # The changed cluster's first devices are these of the cluster as it is; added ones follow.
+    cluster: Cluster  # after the change
+    # [device of the changed cluster] its number in the unchanged one. Added devices come behind
+    # these and have no entry.
     numbers: tuple[int, ...]
-    added_devices: int = 0  # below 0: so many are removed
+    added_devices: int = 0  # number of added devices; below 0: of removed ones
 
 
 @dataclass(frozen=True)
 class ChangeResult:
-    """The plan on a changed cluster."""
+    """The best plan on a changed cluster, in comparison with the unchanged one."""
 
     change: Change
-    workload: Workload
+    workload: Workload  # on the changed cluster
     best: Candidate | None  # None where nothing fits
     gain: float | None  # seconds per iteration saved; negative: lost
-    bound: float | None = None  # seconds that no plan of stages replays below
-    relative_gain: float | None = None  # as a share of the iteration before the change
+    bound: float | None = None  # lower bound on the replayed seconds of every plan of stages
+    relative_gain: float | None = None  # gain as a share of the seconds before the change
     within_precision: bool = False  # whether the gain may come from the search alone
-    same_plan: bool = False  # whether the best is the plan as it is, moved to the changed cluster
-    reasons: tuple[str, ...] = ()  # where there is no plan: why, candidate by candidate
+    same_plan: bool = False  # whether the best plan is that of the unchanged cluster
+    reasons: tuple[str, ...] = ()  # why no plan fits, one for each candidate
 
     def document(self) -> Mapping[str, Any]:
-        """As JSON types."""
+        """The result as JSON types."""
         return {
             "change": self.change.name,
             "devices": self.workload.cluster.counts(),
@@ -81,14 +86,14 @@ class ChangeResult:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The cluster as it is, and after each change, in the order asked."""
+    """The answer of `what_if`."""
 
-    base: ChangeResult
-    variants: tuple[ChangeResult, ...]
+    base: ChangeResult  # of the unchanged cluster
+    variants: tuple[ChangeResult, ...]  # one for each change, in the order in which they were given
     precision: float  # differences up to this share of an iteration may come from the search alone
 
     def document(self) -> dict[str, Any]:
-        """As JSON types."""
+        """The answer as JSON types."""
         return {
             "base": self.base.document(),
             "precision": self.precision,
@@ -97,23 +102,27 @@ class WhatIf:
 
 
 def every_device(cluster: Cluster) -> tuple[int, ...]:
-    """The numbers of all devices."""
+    """The numbers of all devices of the cluster."""
     return tuple(range(len(cluster.devices)))
 
 
 def with_nodes(cluster: Cluster, name: str, nodes: Iterable[Node]) -> Cluster:
-    """A cluster of these nodes, named after the change that makes it of `cluster`."""
+    """The cluster changed to these nodes. name: of the change, which is added to the cluster's."""
     nodes = tuple(nodes)
-    kinds = dict.fromkeys(node.device for node in nodes)
-    specs = {k: cluster.specs.get(k) or device(k, where="--add") for k in kinds}
+    types = dict.fromkeys(node.device for node in nodes)
+    specs = {kind: cluster.specs.get(kind) or device(kind, where="--add") for kind in types}
     return Cluster(f"{cluster.name}, {name}"[:200], nodes, specs)
 
 
 def addition(text: str, cluster: Cluster) -> Change:
-    """`2xA100-SXM4-80GB`: one more node of two; linked as the cluster's nodes of that device, else
-    as its best. `2xA100-SXM4-80GB@node1`: two more devices in a node that has such."""
-    alone, _, place = text.partition("@")
-    count, kind = amount(alone, "--add")
+    """The change that a text of the option `--add` describes. Raises InputError.
+
+    `2xA100-SXM4-80GB` is one more node of two such devices. Its links are those of the cluster's
+    nodes with this device; if there are none, the best of all nodes. `2xA100-SXM4-80GB@node1` is
+    two more devices in a node that has this device.
+    """
+    devices, _, place = text.partition("@")
+    count, kind = amount(devices, "--add")
     nodes, name = list(cluster.nodes), f"add {text}"
     if place:
         number = node_number(place, cluster, "--add")
@@ -125,15 +134,12 @@ def addition(text: str, cluster: Cluster) -> Change:
             got=text,
             expected=f"{count}x{node.device}@{place}",
         )
+        # the larger node comes last, so that its added devices are the last of the cluster
         others = [n for n in range(len(cluster.nodes)) if n != number]
         nodes.append(replace(node, devices=node.devices + count))
-        return Change(
-            name,
-            with_nodes(cluster, name, nodes),
-            tuple(cluster.devices_of([*others, number])),
-            count,
-        )
-    best = Node(
+        numbers = tuple(cluster.devices_of([*others, number]))
+        return Change(name, with_nodes(cluster, name, nodes), numbers, count)
+    best_links = Node(
         kind,
         count,
         max(n.intra_bandwidth for n in nodes),
@@ -141,12 +147,14 @@ def addition(text: str, cluster: Cluster) -> Change:
         min(n.intra_latency for n in nodes),
         min(n.network_latency for n in nodes),
     )
-    added = replace(next((n for n in nodes if n.device == kind), best), devices=count)
+    like_it = next((n for n in nodes if n.device == kind), best_links)
+    added = replace(like_it, devices=count)
     return Change(name, with_nodes(cluster, name, (*nodes, added)), every_device(cluster), count)
 
 
 def removal(text: str, cluster: Cluster) -> Change:
-    """`node1`, or `4xT4`: so many devices less, from the last nodes that have them."""
+    """The change that a text of the option `--remove` describes: `node1` without this node; `4xT4`
+    without four such devices, taken from the last nodes that have them. Raises InputError."""
     if text.startswith("node"):
         gone = list(cluster.devices_of([node_number(text, cluster, "--remove")]))
     else:
@@ -169,7 +177,7 @@ def removal(text: str, cluster: Cluster) -> Change:
 
 
 def amount(text: str, option: str) -> tuple[int, str]:
-    """`2xT4` as (2, "T4"); raises InputError."""
+    """(count, device type) of a text: (2, "T4") of `2xT4`. Raises InputError for other texts."""
     match = re.fullmatch(r"(\d{1,4})x(.+)", text.strip())
     if match is None or int(match[1]) < 1:
         raise InputError(
@@ -179,7 +187,8 @@ def amount(text: str, option: str) -> tuple[int, str]:
 
 
 def node_number(text: str, cluster: Cluster, option: str) -> int:
-    """`node1` as 1; raises InputError for a node that there is not."""
+    """The number in the name of a node: 1 of `node1`. Raises InputError for a name that no node of
+    the cluster has. option: the option with the name, for the message."""
     names = [f"node{n}" for n in range(len(cluster.nodes))]
     name = text.replace(" ", "")
     require(
@@ -195,9 +204,10 @@ def relinked(
     network: float | None = None,
     intra: float | None = None,
 ) -> Change:
-    """The change to links of other bandwidths, in bytes/s, where they are given.
+    """The change to other bandwidths of links.
 
-    only: the device type whose nodes change; None: all nodes do.
+    network, intra: bytes per second of the links between nodes and within nodes; None: unchanged.
+    only: the device type whose nodes change; None: all nodes change.
     """
     nodes = []
     for node in cluster.nodes:
@@ -212,7 +222,8 @@ def relinked(
 
 
 def faster_network(gbit: float, cluster: Cluster) -> Change:
-    """Every node's network at so many Gbit/s."""
+    """The change to a network of `gbit` Gbit/s for every node. Raises InputError for a number out
+    of range. The change's name says which nodes are faster already."""
     require(
         1e-6 <= gbit <= 1e9,
         "not usable",
@@ -220,29 +231,36 @@ def faster_network(gbit: float, cluster: Cluster) -> Change:
         got=gbit,
         expected="Gbit/s between 1e-6 and 1e9",
     )
-    had = [n for n, node in enumerate(cluster.nodes) if node.network_bandwidth > gbit * GBIT]
-    less = f" (node {ranges_text(had)}: less than now)" if had else ""
+    faster = [n for n, node in enumerate(cluster.nodes) if node.network_bandwidth > gbit * GBIT]
+    less = f" (node {ranges_text(faster)}: less than now)" if faster else ""
     return relinked(cluster, f"network at {gbit:g} Gbit/s{less}", network=gbit * GBIT)
 
 
 def marginal(cluster: Cluster) -> Iterator[Change]:
-    """One more node of each kind, one less; networks twice as fast, of all nodes and of each
-    kind's, where there are several; links inside the nodes of each kind twice as fast."""
-    every, several = range(len(cluster.nodes)), len(cluster.nodes) > 1
-    of_kind = {k: [n for n in every if cluster.nodes[n].device == k] for k in cluster.types}
-    for kind, numbers in of_kind.items():
+    """The changes that are tried if the user names none.
+
+    They are, for each device type, one more node and one node less; the network of all nodes twice
+    as fast; for each of several types, the network of its nodes twice as fast; and for each type
+    with more than one device in a node, the links within its nodes twice as fast.
+    """
+    several = len(cluster.nodes) > 1
+    nodes_of = grouped((node.device, n) for n, node in enumerate(cluster.nodes))
+    for kind in cluster.types:
+        numbers = nodes_of[kind]
         yield addition(f"{cluster.nodes[numbers[0]].devices}x{kind}", cluster)
         if several:
             yield removal(f"node{numbers[-1]}", cluster)
     if several:
-        yield faster_network(2 * max(n.network_bandwidth for n in cluster.nodes) / GBIT, cluster)
-    for kind, numbers in of_kind.items():
-        network = 2 * max(cluster.nodes[n].network_bandwidth for n in numbers)
-        intra = 2 * max(cluster.nodes[n].intra_bandwidth for n in numbers)
-        if len(of_kind) > 1:
+        fastest = max(node.network_bandwidth for node in cluster.nodes)
+        yield faster_network(2 * fastest / GBIT, cluster)
+    for kind in cluster.types:
+        nodes = [cluster.nodes[n] for n in nodes_of[kind]]
+        network = 2 * max(node.network_bandwidth for node in nodes)
+        intra = 2 * max(node.intra_bandwidth for node in nodes)
+        if len(cluster.types) > 1:
             text = f"network of {kind} nodes at {network / GBIT:g} Gbit/s"
             yield relinked(cluster, text, kind, network=network)
-        if any(cluster.nodes[n].devices > 1 for n in numbers):
+        if any(node.devices > 1 for node in nodes):
             text = f"links inside {kind} nodes at {intra / GBIT:g} Gbit/s"
             yield relinked(cluster, text, kind, intra=intra)
 
@@ -256,20 +274,25 @@ def what_if(
     known: Sequence[Plan] = (),
     on_candidate: OnCandidate | None = None,
 ) -> WhatIf:
-    """Plan as it is, then, beginning with that plan, again as it is and after each change; all in
-    equal shares of the run's time. known: plans of the workload to begin with. The workload's
-    profile must be predicted where devices are added."""
+    """Plan the unchanged cluster; then, beginning with that plan, the unchanged cluster again and
+    each changed one. All plannings have equal shares of the run's time.
+
+    strategies: None: all. Without `joint`, whose local search is what more time improves, the
+    unchanged cluster is planned only once. known: plans of the workload with which the first
+    planning begins. The workload's profile must be predicted if device types are added.
+    """
     run, strategies = run or Run(), strategies or make_strategies()
-    searches = any(isinstance(strategy, Joint) for strategy in strategies)
+    with_joint = any(isinstance(strategy, Joint) for strategy in strategies)
     as_is = Change("as it is", workload.cluster, every_device(workload.cluster))
-    asked = [*([as_is] if searches else []), *changes]
-    seconds = run.remaining / (len(asked) + 1)
+    asked = [as_is, *changes] if with_joint else list(changes)
+    seconds = run.remaining / (len(asked) + 1)  # of each planning
 
     def planned(changed: Workload, plans: Sequence[Plan], seed: int) -> Planning:
+        """The planning of a workload, with `plans` to begin with, in one share of the time."""
         share = run.share(max(run.remaining / seconds, 1.0) if seconds < math.inf else 1.0)
         share.options = replace(share.options, seed=seed)
-        begun = [strategy.beginning_with(plans) for strategy in strategies]
-        return make_plans(changed, begun, share, on_candidate=on_candidate)
+        beginning = [strategy.beginning_with(plans) for strategy in strategies]
+        return make_plans(changed, beginning, share, on_candidate=on_candidate)
 
     first = planned(workload, known, run.options.seed)
     results: list[tuple[Change, Workload, Planning]] = []
@@ -280,13 +303,17 @@ def what_if(
         start = plan_as_it_is(first.best, workload, changed, change)
         starts = [start.plan] if start is not None and start.plan is not None else []
         results.append((change, changed, planned(changed, starts, run.options.seed ^ 1)))
-    again = (on_cluster_as_it_is(p.best, workload, change) for change, _, p in results)
-    best = shortest(filter(None, (first.best, *again)))
+    back = (on_cluster_as_it_is(planning.best, workload, change) for change, _, planning in results)
+    best = shortest(filter(None, (first.best, *back)))
     if best is not None:
         best = carrying(best, Inputs.of(workload))
     base = ChangeResult(as_is, workload, best, None, first.bound)
-    improved = longer(first.best, best) if first.best is not None and best is not None else None
-    precision = max(improved or 0.0, LEAST_PRECISION) if searches else 0.0
+    precision = 0.0
+    if with_joint:
+        improved = None
+        if first.best is not None and best is not None:
+            improved = longer(first.best, best)
+        precision = max(improved or 0.0, LEAST_PRECISION)
     variants = (
         compared(base, change, changed, planning, precision)
         for change, changed, planning in results
@@ -298,31 +325,35 @@ def what_if(
 def compared(
     base: ChangeResult, change: Change, changed: Workload, planning: Planning, precision: float
 ) -> ChangeResult:
-    """The result of a change, beside the cluster as it is."""
+    """The result of a change, in comparison with the unchanged cluster. base: the result of the
+    unchanged cluster. planning: that of the changed one."""
     before = plan_as_it_is(base.best, base.workload, changed, change)
     after = shortest(filter(None, (planning.best, before)))
     if after is not None and after is before:
         after = before = carrying(after, Inputs.of(changed))
-    why = (f"{c.name}: {c.message}" for c in planning.candidates if c.message)
     result = ChangeResult(change, changed, after, None, planning.bound)
-    if after is None or base.best is None:
-        return replace(result, reasons=tuple(why) if after is None else ())
+    if after is None:
+        reasons = [f"{c.name}: {c.message}" for c in planning.candidates if c.message]
+        return replace(result, reasons=tuple(reasons))
+    if base.best is None:
+        return result
     seconds = base.best.predicted_seconds or 0.0
     gain = seconds - (after.predicted_seconds or 0.0)
-    # what the same plan gains owes nothing to the search
+    # if the unchanged plan is faster on the changed cluster, the search is not the reason
     sure = before is not None and (before.predicted_seconds or 0.0) < seconds
+    small = abs(gain) <= precision * seconds
     return replace(
         result,
         gain=gain,
         relative_gain=gain / seconds,
-        within_precision=abs(gain) <= precision * seconds and not sure and precision > 0,
+        within_precision=small and not sure and precision > 0,
         same_plan=after is before,
     )
 
 
 def changed_workload(workload: Workload, cluster: Cluster) -> Workload:
-    """The workload on a changed cluster: its own profile where that knows every device, else a
-    predicted one."""
+    """The workload on a changed cluster: with its profile if this has tables of every device type,
+    else with a predicted profile. Raises InputError where a measured profile lacks a type."""
     profile = workload.profile
     lacking = [name for name in cluster.types if name not in profile.devices()]
     if not lacking:
@@ -348,8 +379,8 @@ def changed_workload(workload: Workload, cluster: Cluster) -> Workload:
 def plan_as_it_is(
     best: Candidate | None, workload: Workload, changed: Workload, change: Change
 ) -> Candidate | None:
-    """The best plan as it is, replayed on the changed cluster; None where a device that it uses is
-    gone."""
+    """The best candidate for the unchanged cluster, replayed on the changed one; None where there
+    is no plan, or where the change removes a device that the plan uses."""
     if best is None or best.plan is None or best.replay is None:
         return None
     places = places_of(change.numbers, len(workload.cluster.devices))
@@ -359,7 +390,7 @@ def plan_as_it_is(
         on_devices(best, changed, places),
         status="feasible",
         closed_form_seconds=None,
-        objective=None,  # objective and bound are of the problem as it is
+        objective=None,  # objective and bound are of the unchanged cluster
         bound=None,
         message="the plan as it is",
     )
@@ -368,8 +399,8 @@ def plan_as_it_is(
 def on_cluster_as_it_is(
     best: Candidate | None, workload: Workload, change: Change
 ) -> Candidate | None:
-    """A change's best plan, replayed on the cluster as it is; None where it uses added devices, and
-    where its seconds on other links are not known."""
+    """The best candidate for a changed cluster, replayed on the unchanged one; None where there is
+    no plan, where the plan uses added devices, and where it cannot be replayed."""
     if best is None or best.plan is None or max(best.plan.ranks) >= len(change.numbers):
         return None
     if best.replay is None and change.added_devices >= 0:

@@ -1,8 +1,8 @@
-"""The workloads to plan: one for each precision that is worth planning.
+"""Makes the workloads to plan: one for each precision that is worth planning.
 
-What a precision changes are times and bytes of every layer, so that each makes a workload of its
-own; their plans are ranked together. Whether training converges in a precision is the user's to
-say: only what is named is tried.
+A precision changes the times and the bytes of every layer, so that each precision gives another
+workload. Their plans are ranked together. Whether training converges in a precision is not known
+here: only precisions that the user names are planned.
 """
 
 import os
@@ -20,20 +20,22 @@ from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 
 AUTO = "auto"
-# What `auto` stands for; of equals the first wins, and bf16 needs no loss scaling.
+# The precisions that `auto` stands for, the preferred one first: of equally fast ones the first
+# wins, and bf16 needs no loss scaling.
 PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 
 
 def traced(module: Any, precision: str | Sequence[str]) -> Model:
-    """A torch module as a model to plan, under its class's name; needs torch."""
+    """A torch module as a model to plan, with the name of its class. Needs torch."""
     from hetplan.runtime.tracing.layers import trace
     from hetplan.runtime.tracing.program import plannable
 
-    return plannable(module, trace(module, name=type(module).__name__, precision=only(precision)))
+    layers = trace(module, name=type(module).__name__, precision=only(precision))
+    return plannable(module, layers)
 
 
 def only(names: str | Sequence[str]) -> Precision:
-    """The one precision of a module, which is traced in it; raises InputError."""
+    """The one precision in which a module is traced. Raises InputError for several."""
     first, *others = precisions_of(names)
     require(
         not others,
@@ -45,11 +47,13 @@ def only(names: str | Sequence[str]) -> Precision:
 
 
 def precisions_of(names: str | Sequence[str]) -> tuple[Precision, ...]:
-    """`auto`, one precision, several separated by commas, or a sequence of them; raises
-    InputError."""
+    """The precisions of the given names, each once. names: a sequence, one text with commas between
+    names, or `auto`. Raises InputError for unknown names, and for none."""
     if names == AUTO:
         return PREFERRED
-    texts = [text.strip() for text in (names.split(",") if isinstance(names, str) else names)]
+    if isinstance(names, str):
+        names = names.split(",")
+    texts = [text.strip() for text in names]
     known: dict[str, Precision] = {name: name for name in PRECISIONS}
     for text in texts:
         if text not in known:
@@ -70,13 +74,14 @@ def make_workloads(
     stack: str | Stack = DEFAULT_STACK,
     memory_margin: float = MEMORY_MARGIN,
 ) -> tuple[list[Workload], list[str]]:
-    """One workload per precision worth planning, the preferred first; why others are left out.
-    memory_margin: share of each device's memory that stays free.
+    """(workloads, notes): a workload for each precision worth planning, in the order of the names,
+    and a note on each precision that is left out.
 
-    With one precision, or with a Model, which brings its own, it is `make_workload`. Of several,
-    those that a device has no peak for are left out, as is one whose times and bytes are those of
-    another on every device. Raises InputError where none is left, or for a profile, which is of one
-    precision.
+    memory_margin: share of each device's memory that stays free. With one precision, or with a
+    Model, which has its own, the only workload is that of `profiling.workload.make_workload`. Of
+    several precisions, one is left out if some device has no peak in it, or if its times and bytes
+    are those of an earlier one on every device. Raises InputError if all are left out, and for
+    several precisions with a profile, which is of one precision.
     """
     precisions = precisions_of(precision)
     if isinstance(model, Model) or len(precisions) == 1:
@@ -101,9 +106,9 @@ def make_workloads(
     workloads: list[Workload] = []
     notes: list[str] = []
     for name in precisions:
-        kinds = [k for k in cluster.types if name not in cluster.specs[k].peak_tflops]
-        if kinds:
-            notes.append(f"{name} is left out: no units for it in {', '.join(kinds)}")
+        without_peak = [k for k in cluster.types if name not in cluster.specs[k].peak_tflops]
+        if without_peak:
+            notes.append(f"{name} is left out: no units for it in {', '.join(without_peak)}")
             continue
         made = make_workload(
             model,
@@ -114,15 +119,7 @@ def make_workloads(
             framework=framework,
             stack=stack,
         )
-        # equal profiles and equal bytes of states make equal plans
-        twins = (
-            other
-            for other in workloads
-            if other.state_bytes_per_param_byte == made.state_bytes_per_param_byte
-            and other.profile.layers == made.profile.layers
-            and other.profile.tables == made.profile.tables
-        )
-        twin = next(twins, None)
+        twin = next((other for other in workloads if equally_planned(made, other)), None)
         if twin is None:
             workloads.append(replace(made, memory_margin=memory_margin))
         else:
@@ -136,3 +133,12 @@ def make_workloads(
         expected="; ".join(notes),
     )
     return workloads, notes
+
+
+def equally_planned(one: Workload, other: Workload) -> bool:
+    """Whether two workloads have the same plans: equal profiles, and equal bytes of states."""
+    return (
+        one.state_bytes_per_param_byte == other.state_bytes_per_param_byte
+        and one.profile.layers == other.profile.layers
+        and one.profile.tables == other.profile.tables
+    )

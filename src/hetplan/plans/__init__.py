@@ -1,1 +1,1 @@
-"""Plans: which device runs what, for every family. The plan file, its parts and its rules."""
+"""The plan file, which says what each device runs: its schema, its rules, its text for people."""

@@ -1,4 +1,5 @@
-"""Degrees of a plan beside stages, tensor ranks and replicas: context and expert ranks, others."""
+"""The further degrees of a plan, beside stages, tensor ranks and replicas: context ranks, expert
+ranks and the options that go with them."""
 
 from typing import Annotated, Literal
 
@@ -8,31 +9,32 @@ from hetplan.schema import PositiveCount, StrictModel
 
 
 class Degrees(StrictModel):
-    """Degrees of a plan of `hetplan plan search` beside stages, tensor ranks and replicas, in the
-    words of Megatron-LM. `hetplan export` writes it, and it is replayed (`degrees`); `hetplan run`
-    refuses what it does not execute (`plans/refusals.py`).
+    """The further degrees of a plan, in the words of Megatron-LM.
 
-    context: the row groups of a stage are then its context ranks, each with a part of every
-    sample's tokens. exchange: how they meet in attention: keys and values go round a ring, or all
-    exchange tokens for heads. expert: ranks over which a block's experts are spread; expert_tensor:
-    tensor degree of an expert. sequence_parallel: tensor ranks divide what lies between their
-    products. overlap: communication that goes on beside computation. recompute_method,
-    recompute_layers: which layers of a virtual stage are computed again, null: all. offloaded:
-    share of the optimizer states on the host. shard_groups: so many groups of ranks hold all shards
-    of ZeRO 3, each one of them (HSDP).
+    `hetplan plan search` and the strategies `astra` and `joint` choose them, the replay prices
+    them, and `hetplan export` writes them. `hetplan run` refuses those that it does not execute
+    (`plans/refusals.py`).
     """
 
+    # Context ranks of a stage: its row groups, each with a part of every sample's tokens.
     context: PositiveCount = 1
+    # How context ranks compute attention over all tokens: by passing keys and values round a ring,
+    # or by an all-to-all exchange of tokens for heads.
     exchange: Literal["ring", "all-to-all"] = "ring"
-    expert: PositiveCount = 1
-    expert_tensor: PositiveCount = 1
+    expert: PositiveCount = 1  # ranks over which the experts of a block are spread
+    expert_tensor: PositiveCount = 1  # tensor degree of each expert
+    # Whether tensor ranks divide the tokens of the activations between their matrix products.
     sequence_parallel: bool = False
+    # Communication that runs beside computation.
     overlap: list[Literal["tensor", "gradients", "weights", "messages", "offload"]] = Field(
         default_factory=list
     )
+    # Which layers of a virtual stage are recomputed, as Megatron-LM's options `recompute_method`
+    # and `recompute_num_layers` say. None: all of them.
     recompute_method: Literal["uniform", "block"] | None = None
     recompute_layers: PositiveCount | None = None
-    offloaded: Annotated[float, Field(ge=0, le=1)] = 0.0
+    offloaded: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of optimizer states on the host
+    # Groups of ranks of which each holds all shards of ZeRO 3 (HSDP).
     shard_groups: PositiveCount = 1
 
     def __hash__(self) -> int:
@@ -40,18 +42,23 @@ class Degrees(StrictModel):
 
     @property
     def text(self) -> str:
-        """`context 2, expert 8, expert tensor 1, sequence parallel`."""
-        parts = (
-            (self.context > 1, f"context {self.context}"),
-            (self.exchange != "ring", "attention by all-to-all"),
-            (self.expert > 1, f"expert {self.expert}, expert tensor {self.expert_tensor}"),
-            (self.sequence_parallel, "sequence parallel"),
-            (
-                self.recompute_layers is not None,
-                f"{self.recompute_method} recomputation of {self.recompute_layers} layers",
-            ),
-            (self.offloaded > 0, f"{self.offloaded:.0%} of the optimizer states offloaded"),
-            (self.shard_groups > 1, f"shards in {self.shard_groups} groups"),
-            (bool(self.overlap), f"overlap of {', '.join(self.overlap)}"),
-        )
-        return ", ".join(text for holds, text in parts if holds)
+        """The degrees that differ from their defaults, in words: `context 2, expert 8, expert
+        tensor 1, sequence parallel`."""
+        texts: list[str] = []
+        if self.context > 1:
+            texts.append(f"context {self.context}")
+        if self.exchange != "ring":
+            texts.append("attention by all-to-all")
+        if self.expert > 1:
+            texts.append(f"expert {self.expert}, expert tensor {self.expert_tensor}")
+        if self.sequence_parallel:
+            texts.append("sequence parallel")
+        if self.recompute_layers is not None:
+            texts.append(f"{self.recompute_method} recomputation of {self.recompute_layers} layers")
+        if self.offloaded > 0:
+            texts.append(f"{self.offloaded:.0%} of the optimizer states offloaded")
+        if self.shard_groups > 1:
+            texts.append(f"shards in {self.shard_groups} groups")
+        if self.overlap:
+            texts.append(f"overlap of {', '.join(self.overlap)}")
+        return ", ".join(texts)

@@ -1,4 +1,5 @@
-"""Plans of a workload, the workload of a plan, and the processes that a plan needs."""
+"""Makes the plan of a workload, and gives the workload, the model and the number of processes of a
+plan."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,7 +12,8 @@ from hetplan.profiling.workload import Workload
 
 
 def common_fields(workload: PlanWorkload, devices: Iterable[tuple[str, int]]) -> dict[str, Any]:
-    """The fields that all plan files of a workload on devices (type, node) have in common."""
+    """The fields that all plan files of a workload have in common. devices: (type, node) of each
+    device of the cluster."""
     return {
         "name": f"{workload.model} on {workload.cluster}"[:200],
         "workload": workload,
@@ -20,8 +22,9 @@ def common_fields(workload: PlanWorkload, devices: Iterable[tuple[str, int]]) ->
 
 
 def new_plan(workload: Workload, replicas: Sequence[Any], **more: Any) -> Plan:
-    """A plan for the workload. more: other fields of the plan file."""
-    own = PlanWorkload(
+    """A plan for the workload. replicas: the field of this name. more: the other fields of the plan
+    file that differ from their defaults."""
+    stated = PlanWorkload(
         model=workload.model.name,
         cluster=workload.cluster.name,
         global_batch=workload.global_batch,
@@ -31,18 +34,22 @@ def new_plan(workload: Workload, replicas: Sequence[Any], **more: Any) -> Plan:
         stack=workload.stack.name,
         layers=[layer.name for layer in workload.profile.layers],
     )
-    common = common_fields(own, ((d.type, d.node) for d in workload.cluster.devices))
+    common = common_fields(stated, ((d.type, d.node) for d in workload.cluster.devices))
     return Plan.model_validate({**common, "replicas": list(replicas), **more})
 
 
 def with_inputs(plan: Plan, inputs: Inputs | None) -> Plan:
-    """The plan with the inputs that it was made for."""
+    """The plan with its field `inputs` set: the workload that it was made for."""
     return plan.model_copy(update={"inputs": inputs})
 
 
 def workload_of(plan: Plan, where: str | None = None, replaced: Replaced | None = None) -> Workload:
-    """The workload that a plan carries, with what replaces some of it. where: the plan's file, for
-    messages. Raises InputError for a plan without inputs, or where the parts do not fit."""
+    """The workload in a plan's field `inputs`.
+
+    where: the plan's file, for messages. replaced: parts of the workload that take the place of
+    those in the plan. Raises InputError for a plan without inputs, and where the parts do not fit
+    together.
+    """
     where = where or plan.name
     if plan.inputs is None:
         raise InputError("the plan does not carry the workload that it was made for", where=where)
@@ -50,7 +57,8 @@ def workload_of(plan: Plan, where: str | None = None, replaced: Replaced | None 
 
 
 def named_by(plan: Plan, where: str) -> Named:
-    """What the plan says of its workload beside its inputs."""
+    """The facts of the field `workload` by which the plan's inputs become a workload. where: the
+    plan's file, for messages."""
     stated = plan.workload
     return Named(
         where=where,
@@ -64,8 +72,11 @@ def named_by(plan: Plan, where: str) -> Named:
 
 
 def model_of(plan: Plan, name: str | None = None) -> Model:
-    """The model of that name or file; without a name the plan's own, which it carries, or which is
-    built in under the name that the plan gives. Raises InputError."""
+    """The model of a plan. Raises InputError.
+
+    name: a name or a file of a model in place of the plan's. None: the model in the plan's inputs;
+    for a plan without inputs the built-in model of the name that the plan states.
+    """
     if name is None and plan.inputs is not None:
         return plan.inputs.model_of(named_by(plan, plan.name))
     stated = plan.workload
@@ -73,7 +84,7 @@ def model_of(plan: Plan, name: str | None = None) -> Model:
 
 
 def check_world(plan: Plan, world_size: int) -> None:
-    """Raise InputError unless as many processes were started as the plan needs."""
+    """Raise InputError unless the number of started processes, `world_size`, is the plan's."""
     require(
         world_size == plan.world_size,
         "number of processes",

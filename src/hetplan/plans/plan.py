@@ -1,32 +1,38 @@
-"""The plan file: what to run on which device, for every family; every rank derives its part from
-it.
+"""The plan file, which says what to run on which device. Every rank derives its part from it.
 
-Sets    d devices of the cluster, i replicas, j stages of a replica, k layers in the order of the
-model.
-Holds   for each replica its stages (layers, devices, shares) and its micro-batches; for all of them
-        the schedule, the ZeRO level and recomputation.
-A stage's `devices` are [row group][tensor rank]: each row group takes a part of every micro-batch's
-samples in proportion to `row_shares`, each tensor rank a part of every weight in proportion to
-`tensor_shares`;
-`split` says which. Stages hold one range of layers, or under the interleaved schedule one per model
-chunk, where chunk c of all stages comes before chunk c + 1 of any.
-Rules   (1) every replica holds every layer exactly once, in order
-        (2) no device is in two places, none is unknown
-        (3) the micro-batches of all replicas add up to the global batch
-        (4) ZeRO 2 and 3: all replicas take every accumulation step together. ZeRO 1 to 3: a
-            micro-batch of 0 samples only takes part in the synchronisation, with the replica's
-            shards
-        (5) one chunk per stage; interleaved: equally many on each, and whole rounds of
-        micro-batches
-        (6) one share per row group and per tensor rank; ZeRO shares go with the devices, from ZeRO
-        1 on
-        (7) the schedule `spmd` comes with a program, and only it: one replica of one stage on one
-            row group; how tensors divide is then said by the program's ratios, not by the stage's
-            shares
-        (8) with `degrees` every stage has as many row groups as context ranks, with equal shares,
-            and expert ranks divide the ranks of a stage
-        (9) `inputs`, the workload that the plan was made for, have the plan's layers and devices,
-            its framework and its stack
+Sets    d devices of the cluster, i replicas of the model, j stages of a replica, k layers in the
+        order of the model.
+
+Data    Each replica has its stages (layers, devices, shares) and its micro-batches. The schedule,
+        the ZeRO level and recomputation are the same for all replicas.
+
+        A stage's `devices` are [row group][tensor rank]. A row group is a set of devices that
+        computes some samples (rows) of every micro-batch: a number in proportion to `row_shares`.
+        Within it, each tensor rank has a part of every weight, in proportion to `tensor_shares`.
+        `shares.split` turns shares into whole numbers.
+
+        A chunk is a range of consecutive layers of a stage. A stage has one chunk; under the
+        interleaved schedule it has several, and chunk c of every stage comes before chunk c + 1 of
+        any stage.
+
+Rules   (1) Every replica has every layer exactly once, in order.
+        (2) No device has two places, and every device exists.
+        (3) The samples of all micro-batches of all replicas add up to the global batch.
+        (4) Under ZeRO 2 and 3 all replicas have equally many micro-batches, since they synchronise
+            after each one. Only under ZeRO 1 to 3 may a micro-batch have 0 samples: the replica
+            then only takes part in the synchronisation, with its shards.
+        (5) A stage has one chunk. Under the interleaved schedule all stages of a replica have
+            equally many chunks, and its micro-batches are a multiple of its stages.
+        (6) A stage has one row share per row group and one tensor share per tensor rank. From ZeRO
+            1 on, ZeRO shares are positive exactly for the devices in use.
+        (7) A plan has a program exactly under the schedule `spmd`. It then has one replica of one
+            stage on one row group, and the program's ratios, not the stage's shares, say how
+            tensors are divided.
+        (8) In a plan with `degrees` every stage has one row group per context rank, with equal
+            shares. Expert ranks divide the ranks of a stage over all replicas, and shard groups
+            divide the context ranks of all replicas.
+        (9) `inputs`, the workload that the plan was made for, has the plan's layers and devices,
+            its framework and its stack.
 """
 
 import os
@@ -65,72 +71,71 @@ Shares = Annotated[list[Positive], Field(min_length=1, max_length=MAX_RANKS)]
 
 
 class PlanDevice(StrictModel):
-    """A device of the cluster, as the plan expects it; its number is its place in `devices`."""
+    """A device that the plan expects of the cluster. Its number is its index in `Plan.devices`."""
 
     type: Name
     node: Count
 
 
 class PlanWorkload(StrictModel):
-    """The training job. layers: names in order. sequence: tokens per sample, null for images.
-    framework, stack: whose memory and whose seconds were counted."""
+    """The training job that the plan is for, by the names of its parts."""
 
     model: Name
     cluster: Name
-    global_batch: PositiveCount
-    sequence: PositiveCount | None = None
+    global_batch: PositiveCount  # samples per iteration
+    sequence: PositiveCount | None = None  # tokens per sample; None for images
     precision: Literal["fp16", "bf16", "fp32"]
-    framework: Name = "hetplan"
-    stack: Name = "fused"
-    layers: list[Name] = Field(min_length=1, max_length=4096)
+    framework: Name = "hetplan"  # whose memory was counted
+    stack: Name = "fused"  # the software whose seconds were counted
+    layers: list[Name] = Field(min_length=1, max_length=4096)  # in the order of the model
 
     @property
     def narrow(self) -> str:
-        """`products in fp8`, where the stack has them; else empty."""
+        """`products in fp8` where the stack computes matrix products in 8 or 4 bits; else empty."""
         return f"products in {self.stack}" if self.stack in ("fp8", "fp4") else ""
 
 
 class MicroBatches(StrictModel):
-    """`count` equal micro-batches of `samples` (0: takes part without samples, ZeRO 1 to 3)."""
+    """Consecutive micro-batches of equal size."""
 
     count: PositiveCount
-    samples: Count
+    samples: Count  # of each; 0 where the replica only takes part in synchronisation (rule 4)
 
 
 class Stage(StrictModel):
-    """One pipeline stage of a replica; see the module for `devices` and the shares."""
+    """One pipeline stage of a replica."""
 
-    layers: list[Range] = Field(min_length=1, max_length=4096)
-    devices: list[list[Count]] = Field(min_length=1, max_length=MAX_RANKS)
-    row_shares: Shares = Field(default_factory=lambda: [1.0])
-    tensor_shares: Shares = Field(default_factory=lambda: [1.0])
+    layers: list[Range] = Field(min_length=1, max_length=4096)  # [chunk] the layers [first, last)
+    devices: list[list[Count]] = Field(min_length=1, max_length=MAX_RANKS)  # [row group][rank]
+    row_shares: Shares = Field(default_factory=lambda: [1.0])  # [row group]
+    tensor_shares: Shares = Field(default_factory=lambda: [1.0])  # [tensor rank]
 
     @cached_property
-    def digest(self) -> int:
-        """The hash, kept: costs of stages are remembered, and asked for often."""
+    def cached_hash(self) -> int:
+        """The hash, computed once: the caches of stage costs look stages up often."""
         rows = tuple(map(tuple, self.devices))
         return hash((*self.layers, rows, *self.row_shares, *self.tensor_shares))
 
     def __hash__(self) -> int:
-        return self.digest
+        return self.cached_hash
 
     @property
     def all_devices(self) -> list[int]:
-        """Devices of all row groups."""
+        """The devices of all row groups, one row group after the other."""
         return [device for group in self.devices for device in group]
 
     @property
     def parts(self) -> list[float]:
-        """Shares of the stage's weights on each of `all_devices`."""
+        """The share of the stage's weights on each of `all_devices`."""
         whole = sum(self.tensor_shares)
         return [share / whole for share in self.tensor_shares] * len(self.devices)
 
 
 class Replica(StrictModel):
-    """One copy of the model: its stages in order, and its micro-batches in order."""
+    """One copy of the model, which computes its own micro-batches."""
 
-    stages: list[Stage] = Field(min_length=1, max_length=MAX_RANKS)
-    micro_batches: list[MicroBatches] = Field(min_length=1, max_length=1_000_000)
+    stages: list[Stage] = Field(min_length=1, max_length=MAX_RANKS)  # in order
+    micro_batches: list[MicroBatches] = Field(min_length=1, max_length=1_000_000)  # in order
 
     @property
     def samples(self) -> int:
@@ -144,61 +149,52 @@ class Replica(StrictModel):
 
 
 class Prediction(StrictModel):
-    """The planner's figures of the plan: seconds per iteration, replayed and by the objective of
-    the strategy's problem (`closed_form_seconds`).
+    """The planner's figures of a plan. A figure that is not known is None."""
 
-    objective, bound: of the strategy's own problem. What is not known is null.
-    """
-
-    strategy: Name
+    strategy: Name  # of the candidate that the plan belongs to
     method: Name
-    predicted_seconds: NonNegative | None = None
-    closed_form_seconds: NonNegative | None = None
-    objective: NonNegative | None = None
-    bound: NonNegative | None = None
+    predicted_seconds: NonNegative | None = None  # replayed seconds per iteration
+    closed_form_seconds: NonNegative | None = None  # seconds per iteration, by the objective
+    objective: NonNegative | None = None  # of the strategy's problem, in its unit
+    bound: NonNegative | None = None  # lower bound of that objective
 
 
-# Left out of the file where they are None.
+# Fields of a plan that a file leaves out where they are None.
 OPTIONAL = ("zero_shares", "prediction", "refused", "program", "degrees", "templates", "inputs")
 
 
 class Plan(Document):
-    """A plan file. origin: which method found it and what it promises. Validated completely when
-    made.
-
-    zero_shares [devices]: how ZeRO's shards divide over the devices; None (left out of the file):
-    equally over those in use. prediction: None (left out) for a plan that the planner did not make.
-    refused: why `hetplan run` does not run it as it stands, and what would help (left out where it
-    does). program: under the schedule `spmd`, what every device runs (left out otherwise).
-    degrees: context, expert and further degrees (left out where there are none).
-    templates: what `plan replan` and `run --elastic` make the next plan of (left out elsewhere).
-    inputs: the workload that it was made for, None (left out) in older files and in plans made by
-    hand.
-    """
+    """A plan file. Validation checks all rules above when a plan is constructed."""
 
     format: Literal["hetplan-plan"] = "hetplan-plan"
     version: Literal[1] = 1
     name: Name
-    origin: Line = ""
+    origin: Line = ""  # the method that found the plan, and what the method promises
     workload: PlanWorkload
-    devices: list[PlanDevice] = Field(min_length=1, max_length=MAX_RANKS)
+    devices: list[PlanDevice] = Field(min_length=1, max_length=MAX_RANKS)  # all of the cluster
     schedule: Schedule = "1f1b"
-    zero: Annotated[int, Field(ge=0, le=3)] = 0
+    zero: Annotated[int, Field(ge=0, le=3)] = 0  # ZeRO level
+    # [device] share of ZeRO's shards; None: equal shares for the devices in use.
     zero_shares: Annotated[list[NonNegative], Field(min_length=1, max_length=MAX_RANKS)] | None = (
         None
     )
     recomputation: Recomputation = "none"
-    prediction: Prediction | None = None
+    prediction: Prediction | None = None  # None for a plan that the planner did not make
+    # Why `hetplan run` refuses the plan as it is, and what would help; None where it runs.
     refused: Annotated[Line, Field(min_length=1)] | None = None
     replicas: list[Replica] = Field(min_length=1, max_length=MAX_RANKS)
-    program: SpmdProgram | None = None
-    degrees: Degrees | None = None
+    program: SpmdProgram | None = None  # the instructions of every device, under `spmd` only
+    degrees: Degrees | None = None  # context, expert and further degrees
+    # Pipelines of which `plan replan` and `run --elastic` make the next plan.
     templates: ReadyTemplates | None = None
+    # The workload that the plan was made for; None in older files and in plans written by hand.
     inputs: Inputs | None = None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """From a file (`.gz`: unpacked); raises InputError naming file, place, got and expected."""
+        """The plan in a file; one whose name ends in `.gz` is unpacked. Paths in its inputs become
+        absolute. Raises InputError with the place in the file, what was got and what was expected.
+        """
         plan = super().load(path)
         if plan.inputs is None:
             return plan
@@ -206,8 +202,8 @@ class Plan(Document):
         return plan.model_copy(update={"inputs": inputs})
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as JSON, atomically (gzip where the name ends in .gz). The paths of the files that
-        the plan was made from become relative to the file's folder."""
+        """Write the plan to a file as JSON, atomically; gzip where the name ends in .gz. Paths in
+        its inputs become relative to the file's folder."""
         if self.inputs is None:
             Document.save(self, path)
             return
@@ -254,7 +250,7 @@ class Plan(Document):
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
-        """[ranks] where each rank stands."""
+        """[rank] the place of each rank."""
         seats = sorted(self.seats())
         return tuple(Place(r, i, j, g, t, device) for r, (device, i, j, g, t) in enumerate(seats))
 
@@ -269,24 +265,25 @@ class Plan(Document):
 
     @property
     def further(self) -> Degrees:
-        """The degrees, where there are none those that change nothing."""
+        """The further degrees; their defaults, which change nothing, for a plan without any."""
         return self.degrees or Degrees()
 
     @property
     def in_step(self) -> bool:
-        """Whether all ranks take each pass together: replicas of one stage and one chunk."""
+        """Whether all ranks take each pass together: every replica is one stage of one chunk."""
         return all(len(r.stages) == 1 and len(r.stages[0].layers) == 1 for r in self.replicas)
 
     def order(self, seconds: float) -> tuple[float, int]:
-        """The key that orders plans: seconds of an iteration, to nine digits; of equals, the number
-        of nodes of which only some devices are in use."""
+        """The key by which plans are sorted: the given seconds of an iteration, to nine digits, and
+        of equally fast plans the number of nodes with devices both in use and idle."""
         whole = Counter(device.node for device in self.devices)
         used = Counter(self.devices[device].node for device in self.ranks)
-        return float(f"{seconds:.9g}"), sum(used[node] < whole[node] for node in used)
+        partly_used = sum(used[node] < whole[node] for node in used)
+        return float(f"{seconds:.9g}"), partly_used
 
     @property
     def pass_schedule(self) -> PassSchedule:
-        """The order of passes of a plan of stages; programs have an order of their own."""
+        """The schedule of a plan of stages; must not be asked of an SPMD plan."""
         assert self.schedule != "spmd", "a plan of stages"
         return self.schedule
 
@@ -297,8 +294,8 @@ class Plan(Document):
 
 
 def replica_violations(plan: Plan) -> Iterator[str]:
-    """Every violation of the rules on replicas, one line each: (1) to (5), and (6) for the shares
-    of stages. The plan need not have been validated."""
+    """Every violation of rules (1) to (5), and of (6) by the shares of stages, one line each. The
+    plan need not have been validated."""
     yield from names_are_distinct(plan)
     yield from devices_have_one_place(plan)
     for i, replica in enumerate(plan.replicas):
@@ -312,8 +309,8 @@ def replica_violations(plan: Plan) -> Iterator[str]:
 
 
 def names_are_distinct(plan: Plan) -> Iterator[str]:
-    """A violation for each layer with the name of an earlier one: layers and their parameters are
-    told apart by their names."""
+    """A violation for each layer with the name of an earlier one, since layers and their parameters
+    are identified by name."""
     first: dict[str, int] = {}
     for k, name in enumerate(plan.workload.layers):
         if name in first:
@@ -324,12 +321,12 @@ def names_are_distinct(plan: Plan) -> Iterator[str]:
 
 def devices_have_one_place(plan: Plan) -> Iterator[str]:  # (2)
     """A violation for each place with a device that does not exist or has an earlier place."""
-    last = len(plan.devices) - 1
+    last_device = len(plan.devices) - 1
     first_place: dict[int, str] = {}
     for device, i, j, g, t in plan.seats():
         place = f"replicas[{i}].stages[{j}].devices[{g}][{t}]"
-        if device > last:
-            yield f"{place} is {device}, expected a device of 0..{last}"
+        if device > last_device:
+            yield f"{place} is {device}, expected a device of 0..{last_device}"
         elif device in first_place:
             yield f"{place} is device {device}, which {first_place[device]} uses already"
         else:
@@ -337,8 +334,8 @@ def devices_have_one_place(plan: Plan) -> Iterator[str]:  # (2)
 
 
 def shares_go_with_devices(stage: Stage, where: str) -> Iterator[str]:  # (6)
-    """A violation where a stage has not one share per row group, and for each row group that has
-    not one device per tensor share."""
+    """A violation where the number of row shares differs from that of row groups, and for each row
+    group whose number of devices differs from that of tensor shares."""
     rows, ranks = len(stage.devices), len(stage.tensor_shares)
     if len(stage.row_shares) != rows:
         yield (
@@ -354,9 +351,9 @@ def shares_go_with_devices(stage: Stage, where: str) -> Iterator[str]:  # (6)
 
 
 def chunks_go_with_schedule(plan: Plan, replica: Replica, where: str) -> Iterator[str]:  # (5)
-    """A violation for each stage of several chunks under a schedule for one; under the interleaved
-    schedule for each stage of more or fewer chunks than the first, and where the replica's
-    micro-batches are no whole rounds."""
+    """A violation for each stage with another number of chunks than the schedule allows: one, or
+    under the interleaved schedule as many as the first stage. Under the interleaved schedule also
+    where the number of micro-batches is no multiple of the number of stages."""
     chunks, stages = len(replica.stages[0].layers), len(replica.stages)
     interleaved = plan.schedule == "interleaved-1f1b"
     for j, stage in enumerate(replica.stages):
@@ -381,8 +378,8 @@ def stages_hold_every_layer(plan: Plan, replica: Replica, where: str) -> Iterato
     """A violation for each range of layers that does not begin where the one before it ends, for
     each empty range, and where the last one does not end at the last layer.
 
-    Ranges follow each other chunk by chunk, and stage by stage in a chunk. They have no such order
-    where stages have unequal numbers of chunks, which is left to (5).
+    Ranges follow each other chunk by chunk, and stage by stage within a chunk number. Stages with
+    unequal numbers of chunks have no such order; they are a violation of (5) alone.
     """
     chunks = len(replica.stages[0].layers)
     if any(len(stage.layers) != chunks for stage in replica.stages):
@@ -422,7 +419,7 @@ def micro_batches_go_with_zero(plan: Plan) -> Iterator[str]:  # (4)
 
 
 def global_batch_is_complete(plan: Plan) -> Iterator[str]:  # (3)
-    """A violation where the replicas do not take the global batch together."""
+    """A violation where the samples of all replicas do not add up to the global batch."""
     total, expected = sum(r.samples for r in plan.replicas), plan.workload.global_batch
     if total != expected:
         yield (
@@ -432,7 +429,8 @@ def global_batch_is_complete(plan: Plan) -> Iterator[str]:  # (3)
 
 
 def check_zero_shares(plan: Plan) -> None:
-    """(6) shares of ZeRO's shards go with the devices."""
+    """Raise InputError unless ZeRO shares are given only from ZeRO 1 on, and positive exactly for
+    the devices in use: rule (6)."""
     if plan.zero_shares is None:
         return
     require(plan.zero > 0, "zero_shares is given, expected null under ZeRO 0, which has no shards")
@@ -451,11 +449,12 @@ def check_zero_shares(plan: Plan) -> None:
 
 
 def check_program(plan: Plan) -> None:
-    """(7) one replica of one stage, with a program whose ratios go with its devices."""
-    had = "missing" if plan.program is None else "given"
+    """Raise InputError unless a plan with a program is one replica of one stage under `spmd`, and
+    the ratios have an entry for each of its devices: rule (7)."""
+    presence = "missing" if plan.program is None else "given"
     require(
         (plan.schedule == "spmd") == (plan.program is not None),
-        f"program is {had} under {plan.schedule}, "
+        f"program is {presence} under {plan.schedule}, "
         "expected given under the schedule spmd, and only there",
     )
     if plan.program is None:
@@ -482,7 +481,8 @@ def check_program(plan: Plan) -> None:
 
 
 def check_degrees(plan: Plan) -> None:
-    """(8) context ranks are the row groups; experts are spread over ranks of a stage."""
+    """Raise InputError unless the further degrees suit the row groups and the ranks of every stage:
+    rule (8)."""
     if plan.degrees is None:
         return
     context = plan.degrees.context
@@ -500,36 +500,39 @@ def check_degrees(plan: Plan) -> None:
                 f"degrees.expert x degrees.expert_tensor is {experts}, "
                 f"expected a divisor of the ranks of replicas[{i}].stages[{j}] ({ranks})",
             )
-            shared = context * len(plan.replicas)
+            sharing_ranks = context * len(plan.replicas)
             require(
-                shared % plan.degrees.shard_groups == 0,
+                sharing_ranks % plan.degrees.shard_groups == 0,
                 f"degrees.shard_groups is {plan.degrees.shard_groups}, "
-                f"expected a divisor of context ranks x replicas ({shared})",
+                f"expected a divisor of context ranks x replicas ({sharing_ranks})",
             )
 
 
 def check_inputs(plan: Plan) -> None:
-    """(9) inputs are of the plan's layers, devices, framework and stack."""
+    """Raise InputError unless the inputs have the plan's layers, devices, framework and stack: rule
+    (9)."""
     if plan.inputs is None:
         return
     layers = len(plan.workload.layers)
-    for name, count in (
-        ("model", len(plan.inputs.model.layers)),
-        ("profile", len(plan.inputs.profile.layers)),
-    ):
+    counts = {
+        "model": len(plan.inputs.model.layers),
+        "profile": len(plan.inputs.profile.layers),
+    }
+    for name, count in counts.items():
         require(
             count == layers,
             f"inputs.{name}.layers has {count} entries, expected one per layer ({layers})",
         )
-    for name, of_inputs, of_plan in (
-        ("framework", plan.inputs.framework.name, plan.workload.framework),
-        ("stack", plan.inputs.stack.name, plan.workload.stack),
-    ):
+    names = {
+        "framework": (plan.inputs.framework.name, plan.workload.framework),
+        "stack": (plan.inputs.stack.name, plan.workload.stack),
+    }
+    for name, (in_inputs, in_workload) in names.items():
         require(
-            of_inputs == of_plan,
-            f"inputs.{name}.name is {of_inputs!r}, expected workload.{name} ({of_plan!r})",
+            in_inputs == in_workload,
+            f"inputs.{name}.name is {in_inputs!r}, expected workload.{name} ({in_workload!r})",
         )
-    places = plan.inputs.cluster.places()
+    places = plan.inputs.cluster.places()  # (type, node) of each device
     require(
         len(places) == len(plan.devices),
         f"inputs.cluster.nodes have {len(places)} devices, "
@@ -544,7 +547,7 @@ def check_inputs(plan: Plan) -> None:
 
 
 def folder_of(path: str | os.PathLike[str]) -> str:
-    """The folder of a file, absolute."""
+    """The absolute path of a file's folder."""
     return os.path.dirname(os.path.abspath(path))
 
 

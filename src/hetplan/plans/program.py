@@ -1,4 +1,5 @@
-"""An SPMD program in a plan file: the instructions that every device runs, with HAP's names."""
+"""The schema of an SPMD program in a plan file: the instructions that every device runs, with the
+names of HAP (Section 4.2)."""
 
 import math
 from typing import Annotated, Literal, Self
@@ -8,9 +9,9 @@ from pydantic import Field, model_validator
 from hetplan.errors import require
 from hetplan.schema import PLAIN, Count, NonNegative, StrictModel
 
-# HAP's names (Section 4.2) for the form in which the devices hold a tensor. `Identity`: each device
-# holds the whole tensor. `All-Reduce`: each holds a summand. `All-Gather(d)`: each holds a slice
-# along dimension d, whose length follows its ratio.
+# The form in which the devices hold a tensor. `Identity`: each device holds the whole tensor.
+# `All-Reduce`: each device holds a summand. `All-Gather(d)`: each device holds a slice along
+# dimension d, whose length follows the device's ratio.
 Form = Annotated[str, Field(pattern=r"^(Identity|All-Reduce|All-Gather\(\d+\))$")]
 TensorName = Annotated[str, Field(min_length=1, max_length=400, pattern=PLAIN)]
 # A change of a tensor's form.
@@ -44,17 +45,19 @@ class SpmdInstruction(StrictModel):
 
     do: Step
     tensor: TensorName
-    before: list[Form] = Field(max_length=64)  # of each input for `Run`, else one form
+    before: list[Form] = Field(max_length=64)  # a form per input for `Run`, else the tensor's form
     after: Form
     segment: Count = 0  # the row of `SpmdProgram.ratios` by which tensors are sliced
+    # The parameters whose gradients are synchronised; empty for `Run` and for changes of form.
     parameters: list[TensorName] = Field(default_factory=list, max_length=64)
 
 
 class SpmdProgram(StrictModel):
-    """The program: all devices run the instructions in order, and mirrored in the backward pass."""
+    """A program. All devices run its instructions in order in the forward pass, and the mirror of
+    each in reverse order in the backward pass."""
 
     instructions: list[SpmdInstruction] = Field(min_length=1, max_length=100_000)
-    # [segment][device of the stage] the device's share of each sliced dimension; a row sums to 1
+    # [segment][device of the stage] share of each sliced dimension on the device; a row sums to 1
     ratios: list[list[NonNegative]] = Field(min_length=1, max_length=1024)
 
     @model_validator(mode="after")

@@ -1,5 +1,5 @@
-"""Refusals of plans that `hetplan run` cannot execute, known without torch: the planner gives them
-when it makes a plan, the runtime before a process starts."""
+"""Checks for plans that `hetplan run` cannot execute. They need no torch: the planner calls them
+when it makes a plan, and the runtime before it starts a process."""
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.plans.plan import Plan
@@ -8,7 +8,8 @@ from hetplan.profiling.models.transformer import Transformer
 
 
 def check_shape(shape: Transformer) -> None:
-    """Raise UnsupportedError for what hetplan's own layers do not compute."""
+    """Raise UnsupportedError for a transformer with features that hetplan's own torch layers do not
+    compute."""
     lacking = {
         "latent attention": shape.latent is not None,
         "norms of queries and keys": shape.qk_norm != "none",
@@ -16,7 +17,7 @@ def check_shape(shape: Transformer) -> None:
         "windows in some blocks only": bool(shape.full_every),
         "experts": shape.experts is not None,
     }
-    names = [name for name, lacks in lacking.items() if lacks]
+    names = [name for name, in_shape in lacking.items() if in_shape]
     require(
         not names,
         f"hetplan's own layers have no {', '.join(names)}: run the module itself by --factory",
@@ -25,8 +26,9 @@ def check_shape(shape: Transformer) -> None:
 
 
 def check_executed(plan: Plan) -> None:
-    """Raise UnsupportedError for the first of a plan's degrees that the runtime does not execute.
-    What overlaps what is the runtime's own choice."""
+    """Raise UnsupportedError for a plan with narrow products, and for the first of its further
+    degrees that the runtime does not execute. `Degrees.overlap` is no reason: the runtime itself
+    chooses the communication that runs beside computation."""
     degrees, narrow = plan.degrees, plan.workload.narrow
     require(
         not narrow, f"`hetplan run` has no {narrow}",
@@ -34,46 +36,47 @@ def check_executed(plan: Plan) -> None:
     )  # fmt: skip
     if degrees is None:
         return
-    widths = {len(stage.tensor_shares) for r in plan.replicas for stage in r.stages}
+    tensor_degrees = {len(stage.tensor_shares) for r in plan.replicas for stage in r.stages}
     together = degrees.recompute_method == "uniform" and (degrees.recompute_layers or 1) > 1
-    unequal = degrees.shard_groups > 1 and plan.zero_shares is not None
-    apart = degrees.expert > 1 and not same_passes(plan)
-    divided = degrees.context > 1 or degrees.sequence_parallel
+    unequal_shards = degrees.shard_groups > 1 and plan.zero_shares is not None
+    spread = degrees.expert > 1
+    divides_tokens = degrees.context > 1 or degrees.sequence_parallel
+    # feature that the runtime lacks -> (whether the plan needs it, what the runtime has instead)
     lacking = {
         "divided tokens between stages of different tensor degrees": (
-            degrees.sequence_parallel and len(widths) > 1, "one tensor degree",
+            degrees.sequence_parallel and len(tensor_degrees) > 1, "one tensor degree",
         ),
         "experts over ranks that divide tokens": (
-            degrees.expert > 1 and divided, "context 1, no sequence parallelism",
+            spread and divides_tokens, "context 1, no sequence parallelism",
         ),
-        "experts in tensor parts": (degrees.expert > 1 < degrees.expert_tensor, "expert tensor 1"),
-        "experts over replicas whose passes differ": (apart, "equal stages and micro-batches"),
+        "experts in tensor parts": (spread and degrees.expert_tensor > 1, "expert tensor 1"),
+        "experts over replicas whose passes differ": (
+            spread and not same_passes(plan), "equal stages and micro-batches",
+        ),
         "layers that are computed again together": (together, "one by one"),
         "optimizer states on the host": (degrees.offloaded > 0, "states on the devices"),
-        "groups of unequal shards": (unequal, "no zero_shares"),
+        "groups of unequal shards": (unequal_shards, "no zero_shares"),
     }  # fmt: skip
-    for what, (lacks, expected) in lacking.items():
+    for feature, (needed, alternative) in lacking.items():
         require(
-            not lacks, f"`hetplan run` has no {what}", where=plan.name, got=degrees.text,
-            expected=f"{expected}, or hetplan export", kind=UnsupportedError,
+            not needed, f"`hetplan run` has no {feature}", where=plan.name, got=degrees.text,
+            expected=f"{alternative}, or hetplan export", kind=UnsupportedError,
         )  # fmt: skip
 
 
 def same_passes(plan: Plan) -> bool:
     """Whether all replicas have the same stages, and samples in the same micro-batches."""
-    passes = [
-        (
-            [(stage.layers, len(stage.tensor_shares)) for stage in replica.stages],
-            [b.samples > 0 for b in replica.micro_batches for _ in range(b.count)],
-        )
-        for replica in plan.replicas
-    ]
-    return all(own == passes[0] for own in passes)
+    passes = []
+    for replica in plan.replicas:
+        stages = [(stage.layers, len(stage.tensor_shares)) for stage in replica.stages]
+        has_samples = [b.samples > 0 for b in replica.micro_batches for _ in range(b.count)]
+        passes.append((stages, has_samples))
+    return all(of_replica == passes[0] for of_replica in passes)
 
 
 def check_own_layers(plan: Plan, model: Model) -> None:
-    """Raise UnsupportedError where hetplan cannot run a plan of stages of a described model without
-    a module of the user's."""
+    """Raise UnsupportedError for a plan of stages that hetplan's own torch layers cannot run, so
+    that the user has to give a module of their own."""
     check_executed(plan)
     check_whole_tokens(plan)
     if model.spec.shape is None or model.sequence is None:
@@ -84,8 +87,8 @@ def check_own_layers(plan: Plan, model: Model) -> None:
 
 
 def check_own_program(plan: Plan) -> None:
-    """Raise UnsupportedError where hetplan cannot run an SPMD plan without a program of the
-    user's."""
+    """Raise UnsupportedError for an SPMD plan that hetplan cannot run with the program that it
+    writes for the model, so that the user has to give a program of their own."""
     check_executed(plan)
     check_whole_tokens(plan)
     require(
@@ -99,7 +102,8 @@ def check_own_program(plan: Plan) -> None:
 
 
 def check_whole_tokens(plan: Plan) -> None:
-    """Raise UnsupportedError for a plan that divides tokens."""
+    """Raise UnsupportedError for a plan that divides tokens, by context or by sequence
+    parallelism."""
     degrees = plan.degrees
     require(
         degrees is None or (degrees.context == 1 and not degrees.sequence_parallel),

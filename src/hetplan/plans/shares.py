@@ -1,16 +1,16 @@
-"""Whole rows and columns for shares of them."""
+"""Divides rows or columns into whole numbers, in proportion to shares."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 
 def split(length: int, shares: Sequence[float]) -> list[tuple[int, int]]:
-    """[first, last) of each share of `length` rows or columns: nearest whole numbers, then
-    corrected.
+    """The part [first, last) of each share in `length` rows or columns.
 
-    Each part is within 1 of its exact size: units missing go to those rounded down most, surplus
-    ones are taken from those rounded up most, the earlier of equals first. Raises ValueError unless
-    shares are > 0.
+    Each size is rounded to the nearest whole number and is within 1 of its exact value. While rows
+    are missing, the sizes that were rounded down most get one more each; while there are too many,
+    the sizes that were rounded up most get one less each. Of equal sizes the earlier goes first.
+    Raises ValueError unless shares are > 0.
     """
     if not shares or min(shares) <= 0:
         raise ValueError(f"shares are {shares!r}, expected positive numbers")
@@ -19,7 +19,7 @@ def split(length: int, shares: Sequence[float]) -> list[tuple[int, int]]:
     sizes = [round(size) for size in exact]
     missing = length - sum(sizes)
     sign = 1 if missing > 0 else -1
-    order = sorted(range(len(shares)), key=lambda i: sign * (sizes[i] - exact[i]))
-    for i in order[: abs(missing)]:
+    most_wrong_first = sorted(range(len(shares)), key=lambda i: sign * (sizes[i] - exact[i]))
+    for i in most_wrong_first[: abs(missing)]:
         sizes[i] += sign
     return list(pairwise(accumulate(sizes, initial=0)))

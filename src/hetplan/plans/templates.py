@@ -1,4 +1,5 @@
-"""Pipeline templates in a plan file, from which a plan after a loss is made."""
+"""The schema of pipeline templates in a plan file. When devices are lost, `hetplan plan replan` and
+`hetplan run --elastic` make the next plan of them."""
 
 from pydantic import Field
 
@@ -6,19 +7,19 @@ from hetplan.schema import Count, Name, PositiveCount, StrictModel
 
 
 class TemplateStage(StrictModel):
-    """A stage of a template: layers [first, last) on `devices` devices of one node of a kind."""
+    """One stage of a template: consecutive layers on devices of one node."""
 
-    first: Count
+    first: Count  # layers [first, last)
     last: Count
-    type: Name
-    devices: PositiveCount
+    type: Name  # of the node, as problem `ditto` names it
+    devices: PositiveCount  # number of them
 
 
 class ReadyTemplates(StrictModel):
-    """Pipelines that stand ready for parts of the cluster (Oobleck, Ditto), from which a plan after
-    a loss is made. failures: pipelines that may be lost; samples: of a micro-batch; pipelines:
-    stages of each, on kinds of nodes."""
+    """The templates of a plan: pipelines for parts of the cluster (Oobleck, Ditto). The strategy
+    `ditto` makes them with the setting `failures`."""
 
-    failures: Count
-    samples: PositiveCount
+    failures: Count  # number of pipelines that may be lost
+    samples: PositiveCount  # samples of a micro-batch
+    # [template][stage]
     pipelines: list[list[TemplateStage]] = Field(min_length=1, max_length=100_000)

@@ -1,4 +1,4 @@
-"""A plan in words, and as a table of its stages."""
+"""Text about a plan for people: a summary in words, and a table of its stages."""
 
 from itertools import chain
 
@@ -7,7 +7,8 @@ from hetplan.text import Table, counted, devices_text, ranges_text
 
 
 def summary(plan: Plan) -> str:
-    """`2 pipelines of 4 stages, 16 micro-batches of 2 each, 1f1b, ZeRO 1, full recomputation`."""
+    """The plan in words: `2 pipelines of 4 stages, 16 micro-batches of 2, 1f1b, ZeRO 1, full
+    recomputation`. Micro-batches are left out where replicas have different ones."""
     depths = sorted({len(replica.stages) for replica in plan.replicas})
     stages = "one stage" if depths == [1] else f"{' or '.join(map(str, depths))} stages"
     parts = [f"{counted(len(plan.replicas), 'pipeline')} of {stages}"]
@@ -36,17 +37,17 @@ def degrees_table(plan: Plan) -> Table:
 
 
 def batches_text(replica: Replica) -> str:
-    """`31 of 2 + 1 of 1`: count and samples of a replica's micro-batches."""
+    """Count and samples of a replica's micro-batches: `31 of 2 + 1 of 1`."""
     return " + ".join(f"{batch.count} of {batch.samples}" for batch in replica.micro_batches)
 
 
 def batches_in_words(replica: Replica) -> str:
-    """`31 micro-batches of 2 + 1 of 1`."""
+    """A replica's micro-batches with their noun: `31 micro-batches of 2 + 1 of 1`."""
     count, _, rest = batches_text(replica).partition(" of ")
     noun = "micro-batch" if replica.steps == 1 else "micro-batches"
     return f"{count} {noun} of {rest}"
 
 
 def layers_text(stage: Stage) -> str:
-    """`0-3, 8-11`: the first and the last layer of each chunk."""
+    """The first and the last layer of each chunk of a stage: `0-3, 8-11`."""
     return ", ".join(f"{first}-{last - 1}" for first, last in stage.layers)

@@ -1,8 +1,8 @@
-"""Memory that training frameworks hold on every device beside what a model needs by itself.
+"""The memory of training frameworks on every device: model states, and all that they hold besides.
 
-Nothing here is fitted to anybody's totals: every figure is the framework's documented default or
-stands in its source code, as `origin` says. What PyTorch's allocator counts
-(`torch.cuda.max_memory_allocated`) is all but `context_bytes` and the communicators.
+Nothing here is fitted to measured totals. Every figure is the framework's documented default or
+stands in its source code, as `origin` says. PyTorch's allocator
+(`torch.cuda.max_memory_allocated`) counts all of it but `context_bytes` and the communicators.
 """
 
 from typing import Annotated, Generic, NamedTuple, TypeVar
@@ -19,26 +19,27 @@ from hetplan.schema import Count, Name, NonNegative, StrictModel
 # CUDA context, libraries' workspaces and NCCL's buffers: one to two GiB before the first tensor.
 RESERVED_BYTES = 1.5 * GIB
 
-# JSON has no tuples
+# JSON has no tuples, so that lists are accepted.
 Levels = Annotated[tuple[Count, ...], Strict(False)]
 Modes = Annotated[tuple[Recomputation, ...], Strict(False)]
 
-Size = TypeVar("Size", float, NDArray[np.float64])  # of one device, or of many strategies
+# bytes on one device, or an array of bytes for many strategies
+Size = TypeVar("Size", float, NDArray[np.float64])
 
 
 def at_most(size: Size, limit: float) -> Size:
-    """The size, or the limit where that is less."""
-    within = size <= limit  # as a number 1 or 0, of one device and of many
+    """The smaller one of the size and the limit, for a number and for an array."""
+    within = size <= limit  # counts as 1 or 0
     return size * within + limit * (1 - within)
 
 
 class States(NamedTuple, Generic[Size]):
-    """Bytes of model states on a device. buffers: what the collectives of shards need beside."""
+    """Bytes of model states on a device."""
 
     weights: Size
     gradients: Size
     optimizer: Size
-    buffers: Size
+    buffers: Size  # buffers of the collectives of shards
 
 
 class Framework(StrictModel):
@@ -52,17 +53,18 @@ class Framework(StrictModel):
     name: Name
     gradient_bytes: NonNegative = 2  # per parameter
     optimizer_bytes: NonNegative = 12  # per parameter, with the fp32 weights
-    # per parameter, of the shards of 16-bit weights at level 3: 0 if the fp32 weights serve
+    # bytes per parameter of the shards of 16-bit weights at level 3; 0: the fp32 weights serve
     shard_bytes: NonNegative = 2
-    # of the largest layers, how many have their weights whole at once at level 3
+    # number of layers, each as large as the largest, whose weights are whole at the same time at
+    # level 3
     gathered_layers: NonNegative = 2
-    # per parameter of the largest layer, whose whole gradient is in work at levels 2 and 3
+    # bytes per parameter of the largest layer's whole gradient at levels 2 and 3, until it is
+    # reduced
     reduced_bytes: NonNegative = 2
-    # the most that a bucket of the gradients' collectives holds at levels 1 and 2
-    bucket_bytes: NonNegative = 0.0
-    # whether tensor ranks divide the tensors between their matrix products, too
+    bucket_bytes: NonNegative = 0.0  # largest bucket of gradients at levels 1 and 2
+    # whether tensor ranks also divide the tensors between their matrix products
     sequence_parallel: bool = False
-    # whether they then keep the whole tensors that they gather for a product
+    # whether sequence-parallel ranks keep the whole tensors that they gather for a product
     whole_inputs: bool = False
     # whether stages of pipelines at levels 2 and 3 gather weights once for all micro-batches, and
     # accumulate whole gradients
@@ -70,22 +72,23 @@ class Framework(StrictModel):
     # bytes per logit of a micro-batch at the loss; None: those of the fp32 logits that the model's
     # layers keep
     logit_bytes: NonNegative | None = None
-    # the same where tensor ranks divide the logits; None: the same number
+    # bytes per logit where tensor ranks divide the logits; None: `logit_bytes`
     divided_logit_bytes: NonNegative | None = None
-    transfer_buffers: int = 0  # activations that a stage holds for its sends and receives
-    workspace_bytes: NonNegative = 0.0  # of matrix products, counted by the allocator
+    # buffers of a stage for its sends and receives, each as large as an activation
+    transfer_buffers: int = 0
+    workspace_bytes: NonNegative = 0.0  # workspaces of matrix products, which the allocator counts
     context_bytes: NonNegative = 0.5e9  # CUDA's context
     communicators: int = 2  # NCCL's process groups of a usual run
-    communicator_bytes: NonNegative = 0.688e9  # of one such group
-    # The share of the allocator's pool (max_memory_reserved) that no tensor uses where there is
-    # room; at the limit blocks go back. On average over eight models: Guo et al. 2024 (GMLake),
-    # abstract.
+    communicator_bytes: NonNegative = 0.688e9  # bytes of one such group
+    # The share of the allocator's pool (max_memory_reserved) that no tensor uses while memory is
+    # free; near the limit the allocator returns unused blocks. The average over eight models of
+    # Guo et al. 2024 (GMLake), abstract.
     fragmentation: NonNegative = 0.15
-    levels: Levels = (0, 1, 2, 3)  # ZeRO levels of data parallelism alone
-    pipeline_levels: Levels = (0, 1)  # ZeRO levels beside tensor and pipeline parallelism
-    # modes of recomputation that it offers, from the most kept to the least
+    levels: Levels = (0, 1, 2, 3)  # ZeRO levels offered with data parallelism alone
+    pipeline_levels: Levels = (0, 1)  # ZeRO levels offered with tensor or pipeline parallelism
+    # the offered modes of recomputation, from the most kept bytes to the fewest
     recomputation: Modes = ("none", "selective", "full")
-    origin: str
+    origin: str  # the sources of the figures
 
     @property
     def reserved_bytes(self) -> float:
@@ -93,7 +96,8 @@ class Framework(StrictModel):
         return self.context_bytes + self.communicators * self.communicator_bytes
 
     def state_bytes(self, element_bytes: int) -> tuple[float, float, float]:
-        """Bytes of weights, gradients and optimizer states per parameter of `element_bytes`."""
+        """(weight, gradient, optimizer states) bytes per parameter, whose weights have
+        `element_bytes` bytes in the passes."""
         if element_bytes == 4:
             return 4.0, 4.0, 8.0
         return 2.0, self.gradient_bytes, self.optimizer_bytes
@@ -110,42 +114,48 @@ class Framework(StrictModel):
     ) -> States[Size]:
         """Bytes of model states on a device.
 
-        weights, largest: bytes of the weights of all its layers, and of the largest one.
-        share: the device's share of the shards, in (0, 1]. staged: whether the layers are a
-        pipeline's stage.
+        weights, largest: bytes of the weights of all its layers, and of its largest layer. level:
+        ZeRO level. share: the device's share of the shards, in (0, 1]. staged: whether the layers
+        are a stage of a pipeline.
         """
         params, fp32 = weights / element_bytes, element_bytes == 4
-        own, gradients, optimizer = (params * each for each in self.state_bytes(element_bytes))
+        weight_bytes, gradient_bytes, optimizer_bytes = self.state_bytes(element_bytes)
+        held_weights = params * weight_bytes
+        gradients = params * gradient_bytes
+        optimizer = params * optimizer_bytes
         if level >= 1:
             optimizer = optimizer * share
         if level >= 2:
             gradients = gradients * share
         if level == 3:
-            own = own * share
+            held_weights = held_weights * share
             if not fp32:
-                own = own * (self.shard_bytes / 2)
+                held_weights = held_weights * (self.shard_bytes / 2)
         buffers = at_most(weights, self.bucket_bytes if level in (1, 2) else 0.0)
         if level >= 2:
             whole = staged and self.whole_in_pipelines
+            # the largest layer's gathered weights and gradient, over its weights
             gathered = self.gathered_layers if level == 3 and not whole else 0.0
-            buffers = buffers + largest * (gathered + (1.0 if fp32 else self.reduced_bytes / 2))
+            reduced = 1.0 if fp32 else self.reduced_bytes / 2
+            buffers = buffers + largest * (gathered + reduced)
             buffers = buffers + self.whole_bytes(weights, element_bytes, level, staged=staged)
-        return States(own, gradients, optimizer, buffers)
+        return States(held_weights, gradients, optimizer, buffers)
 
     def whole_bytes(self, weights: Size, element_bytes: int, level: int, *, staged: bool) -> Size:
         """The part of `held_bytes` that a stage keeps whole beside its shards, from its first
-        micro-batch to its last: gradients, at level 3 weights, too."""
-        kept_per_param = 0.0
+        micro-batch to its last: gradients, and at level 3 also weights."""
+        whole_per_param = 0.0
         if staged and self.whole_in_pipelines and level >= 2:
-            _, kept_per_param, _ = self.state_bytes(element_bytes)
+            _, whole_per_param, _ = self.state_bytes(element_bytes)
             if level == 3:
-                kept_per_param += element_bytes
-        return weights * (kept_per_param / element_bytes)
+                whole_per_param += element_bytes
+        return weights * (whole_per_param / element_bytes)
 
     def loss_bytes(self, elements: float, kept: float, tensor: int) -> float:
         """Bytes of a sample's logits at the loss on each of `tensor` ranks, which divide them.
 
-        elements: the sample's logits. kept: bytes of them that the model's layers keep.
+        elements: number of the sample's logits. kept: bytes of the logits that the model's layers
+        keep.
         """
         per_logit = self.logit_bytes
         if tensor > 1 and self.divided_logit_bytes is not None:
@@ -211,10 +221,10 @@ DEEPSPEED = Framework(
     "Rajbhandari et al. 2020, Section 3.1; the loss of transformers (loss_utils.py): 16-bit "
     "logits, their fp32 copy, that shifted by a token, and log-softmax; backward as many",
 )
-FRAMEWORKS = {one.name: one for one in (HETPLAN, MEGATRON, FSDP, DEEPSPEED)}
+FRAMEWORKS = {framework.name: framework for framework in (HETPLAN, MEGATRON, FSDP, DEEPSPEED)}
 
 
 def load_framework(name: str, *, where: str | None = None) -> Framework:
-    """The framework of that name, which stands `where`; raises InputError that suggests the
-    nearest."""
+    """The framework of that name. where: the place of the name, for messages. Raises InputError
+    that suggests the nearest name."""
     return look_up("unknown framework", name, FRAMEWORKS, where=where)

@@ -1,4 +1,4 @@
-"""Files that something was made from: their names and digests, by which a change is noticed."""
+"""The files from which a workload was read: their paths, and digests that show a change."""
 
 import contextlib
 import hashlib
@@ -16,21 +16,21 @@ LONGEST_PATH = 4096
 
 
 class SourceFile(StrictModel):
-    """A file as it was read. path: in a plan file relative to the plan file's folder, else
-    absolute. size: bytes. sha256: of its content, 64 hexadecimal digits."""
+    """A file as it was when it was read."""
 
+    # in a plan file relative to the folder of the plan file, else absolute
     path: Annotated[str, Field(min_length=1, max_length=LONGEST_PATH, pattern=PLAIN)]
-    size: Annotated[Count, Field(le=MAX_BYTES)]
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    size: Annotated[Count, Field(le=MAX_BYTES)]  # bytes
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # of its content
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> Self | None:
-        """The file as it is now; None for a pipe or a device, and for a path that no JSON text can
-        hold."""
+        """The file as it is now; None for a pipe or a device, for a file that is too large, and for
+        a path that no JSON text can hold."""
         absolute = os.path.abspath(path)
-        plain = re.fullmatch(PLAIN, absolute) and absolute.isprintable()
+        is_plain = re.fullmatch(PLAIN, absolute) and absolute.isprintable()
         content = regular_content(absolute)
-        if content is None or not plain or len(absolute) > LONGEST_PATH:
+        if content is None or not is_plain or len(absolute) > LONGEST_PATH:
             return None
         return cls(path=absolute, size=len(content), sha256=digest(content))
 
@@ -39,14 +39,14 @@ class SourceFile(StrictModel):
         return self.model_copy(update={"path": os.path.relpath(self.path, folder)})
 
     def found_from(self, folder: str) -> Self:
-        """The same file with an absolute path; a relative one begins at `folder`."""
+        """The same file with an absolute path. folder: where a relative path begins."""
         return self.model_copy(update={"path": os.path.abspath(os.path.join(folder, self.path))})
 
     def difference(self) -> str | None:
         """`has changed` or `is not there`; None where the file is as it was.
 
-        Another program may have written the path, so that only a regular file of the same size is
-        read.
+        The path may come from a file of somebody else, so that only a regular file of the same size
+        is read.
         """
         size = regular_size(self.path)
         if size is None:
@@ -60,7 +60,7 @@ class SourceFile(StrictModel):
 
 
 def regular_size(path: str) -> int | None:
-    """Bytes of a regular file; None for what is none, or cannot be asked."""
+    """Bytes of a regular file; None for a path that is none, or whose status cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         status = os.stat(path)
         if stat.S_ISREG(status.st_mode):

@@ -32,9 +32,9 @@ STATE_BYTES_PER_PARAM = 16
 class Workload:
     """The job that is to be planned: one model trained on one cluster.
 
-    `make_workload` builds it and checks that the parts fit together. Where a profile has other
-    names of layers (an importer counts `layer-0`, `layer-1`, ...), the model's names take their
-    place, for layers correspond by position.
+    `make_workload` builds it and checks that the parts fit together. Where the profile has other
+    names of layers than the model (an importer counts `layer-0`, `layer-1`, ...), the model's names
+    replace them, because layers correspond by position.
     """
 
     model: Model
@@ -51,9 +51,9 @@ class Workload:
     stack: Stack = DEFAULT_STACK  # the software that computes and communicates
     # share of each device's memory that stays free besides, since allocators fragment memory
     memory_margin: float = 0.0
-    # the user's files by `profile` and `links`
+    # "profile" and "links" -> the user's file from which they were read
     files: Mapping[str, SourceFile] = field(default_factory=dict, compare=False, repr=False)
-    # what is worked out once for this workload, such as the costs that a replay reads
+    # cache of objects that are derived from this workload, such as the costs that a replay reads
     answers: Answers = field(init=False, repr=False, compare=False, default_factory=Answers)
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Workload:
 
     @property
     def tokens_per_iteration(self) -> int:
-        """Tokens (images) of one optimizer step."""
+        """Tokens of one optimizer step; an image counts as one."""
         return self.global_batch * self.model.tokens_per_sample
 
     @property
@@ -90,17 +90,25 @@ class Workload:
         return self.global_batch * (model.forward_flops() + model.backward_flops())
 
     def utilisation(self, seconds: float, types: Sequence[str]) -> float | None:
-        """Model FLOPs utilisation of an iteration on devices of these types, one name for each;
-        None where a device has no peak in the precision."""
-        peaks = [self.cluster.specs[kind].peak_tflops.get(self.precision) for kind in types]
-        known = [peak * 1e12 for peak in peaks if peak is not None]
-        if len(known) < len(peaks):
-            return None
-        return self.flops_per_iteration / (seconds * sum(known))
+        """Model FLOPs utilisation (MFU) of an iteration; None where a device has no peak in the
+        precision.
+
+        seconds: of the iteration. types: the device type of each device that is used.
+        """
+        peaks = []  # FLOP/s of each device
+        for name in types:
+            tflops = self.cluster.specs[name].peak_tflops.get(self.precision)
+            if tflops is None:
+                return None
+            peaks.append(tflops * 1e12)
+        return self.flops_per_iteration / (seconds * sum(peaks))
 
     def interval(self, types: Iterable[str]) -> tuple[float, float] | None:
-        """The factors, low and high, by which predicted seconds on these device types may be off:
-        eight of ten operators that were left out lay between them. None where no table has them."""
+        """The factors (low, high) between which real over predicted seconds lie on these device
+        types; None where no table has an interval.
+
+        They held eight in ten of the measurements that the predictor's fits had not seen.
+        """
         used = set(types)
         tables = [table for table in self.profile.tables if table.device in used]
         intervals = [table.interval for table in tables if table.interval is not None]
@@ -110,8 +118,8 @@ class Workload:
 
     @property
     def state_bytes_per_param_byte(self) -> float:
-        """Weights, gradients and optimizer states per byte of weights: 8 in 16 bit, 4 in fp32
-        (Adam)."""
+        """Bytes of weights, gradients and optimizer states (Adam) per byte of weights: usually 8 in
+        16 bit, 4 in fp32."""
         element_bytes = ELEMENT_BYTES[self.precision]
         return sum(self.framework.state_bytes(element_bytes)) / element_bytes
 
@@ -122,8 +130,8 @@ class Workload:
         return self.state_bytes_per_param_byte * weights
 
     def device_bytes(self) -> dict[str, float]:
-        """Usable memory by device type: the nominal one less `reserved_bytes` and the margin, at
-        least 0."""
+        """Device type -> bytes of a device that training can use: its memory less the margin and
+        `reserved_bytes`, at least 0."""
         usable_share = 1 - self.memory_margin
         usable = {}
         for name in self.cluster.types:
@@ -133,8 +141,8 @@ class Workload:
 
 
 def check_units(stack: Stack, model: Model, cluster: Cluster) -> None:
-    """Raise InputError where the stack multiplies in 8 or 4 bits and training, or a device,
-    cannot."""
+    """Raise InputError where the stack multiplies in 8 or 4 bits but the model is trained in fp32,
+    or a device has no units for such products."""
     if not (stack.fp8 or stack.fp4):
         return
     units = {"fp8", "fp4"} if stack.fp4 else {"fp8"}
@@ -159,12 +167,14 @@ def make_workload(
     framework: str | Framework = HETPLAN,
     stack: str | Stack = DEFAULT_STACK,
 ) -> Workload:
-    """Join a model (name, config.json or Model), a cluster (file or Cluster) and a profile (file or
-    Profile).
+    """The workload of a model, a cluster and a profile.
 
-    Without a profile one is predicted. A Model brings its own sequence, precision and attention.
-    framework: what trains, or its name. stack: the software that computes, or its name. Raises
-    InputError where a part cannot be read or the parts do not fit together.
+    Raises InputError where a part cannot be read or the parts do not fit together.
+
+    model: name, config.json or Model. cluster: file or Cluster. global_batch: samples per optimizer
+    step. sequence, precision: of the model; a Model has its own. profile: file or Profile; None:
+    one is predicted. framework: the framework that trains, or its name. stack: the software that
+    computes, or its name.
     """
     if isinstance(stack, str):
         stack = load_stack(stack)
@@ -181,7 +191,8 @@ def make_workload(
     elif not isinstance(profile, Profile):
         where = os.fspath(profile)
         file = SourceFile.of(profile)
-        files = {} if file is None else {"profile": file}
+        if file is not None:
+            files["profile"] = file
         profile = load_profile(profile)
         check_profile(profile, model, cluster, where=where)
     if isinstance(framework, str):
@@ -201,11 +212,8 @@ def make_workload(
 def check_profile(
     profile: Profile, model: Model, cluster: Cluster, *, where: str | None = None
 ) -> None:
-    """Raise InputError unless the profile is one of this model for every device type of this
-    cluster.
-
-    where: the profile's file, for messages.
-    """
+    """Raise InputError unless the profile is one of this model, and has tables of every device type
+    of this cluster. where: the profile's file, for messages."""
     where = where or f"profile of {profile.model}"
     check_made_for(model, profile.model, profile.sequence, profile.precision, where=where)
     require(
@@ -217,7 +225,8 @@ def check_profile(
     )
     names = [layer.name for layer in model.layers]
     in_profile = [layer.name for layer in profile.layers]
-    if sorted(in_profile) == sorted(names):  # other names stand for the model's, by position
+    # A profile with other names than the model's corresponds by position, and has no wrong order.
+    if sorted(in_profile) == sorted(names):
         for i, (name, expected) in enumerate(zip(in_profile, names, strict=True)):
             require(
                 name == expected,
@@ -237,8 +246,9 @@ def check_profile(
 
 
 def with_names_of(model: Model, profile: Profile) -> Profile:
-    """The profile under the names of the model's layers, by which plans, programs and exports speak
-    of layers; model and profile have equally many. The profile itself where the names are equal."""
+    """The profile with the names of the model's layers, by which plans, programs and exports refer
+    to layers; the profile itself where the names are equal. Model and profile have equally many
+    layers."""
     names = [layer.name for layer in model.layers]
     if names == [layer.name for layer in profile.layers]:
         return profile

@@ -1,9 +1,9 @@
-"""Where the tensors of a program may be cut.
+"""The axes of a program, which say where its tensors may be cut.
 
-Two dimensions belong to one axis where some way slices both: a reshape's 768 columns and 12 heads,
-a weight's rows and its input's columns. All lengths of an axis are multiples of its number of
-units, and devices get whole units, so that the slices of all its dimensions fit one another
-whatever the ratios.
+A dimension is (tensor, number of the dimension). Two dimensions belong to one axis if some sharding
+rule slices both: a reshape's 768 columns and 12 heads, or a weight's rows and its input's columns.
+The units of an axis are the greatest common divisor of its dimensions' lengths. Each device gets
+whole units, so that the slices of all dimensions of an axis fit one another for any ratios.
 """
 
 import math
@@ -27,11 +27,12 @@ Bounds = tuple[tuple[int, int], ...]
 
 
 class Axes:
-    """The axes of a program."""
+    """The axes of a program. An axis is represented by one of its dimensions."""
 
     def __init__(self, program: SingleProgram) -> None:
         self.program = program
-        self._axes: Any = UnionFind()  # of dimensions
+        self._axes: Any = UnionFind()  # dimension -> the dimension that represents its axis
+        # (ratios, units) -> whole units of each device
         self._rounded: dict[tuple[tuple[float, ...], int], list[int]] = {}
         for node in program.computations:
             for way in ways_of(program, node):
@@ -39,7 +40,7 @@ class Axes:
 
     @cached_property
     def units(self) -> dict[Dimension, int]:
-        """Units of every axis, by its representative."""
+        """Axis -> its number of units."""
         units: dict[Dimension, int] = {}
         for node in self.program.nodes:
             for d, length in enumerate(node.shape):
@@ -49,7 +50,7 @@ class Axes:
 
     @cached_property
     def unsliced(self) -> set[Dimension]:
-        """Axes that placeholders want left whole."""
+        """The axes with a dimension that a placeholder marks `unsliced`."""
         return {
             self._axes[node.name, d]
             for node in self.program.nodes
@@ -57,27 +58,29 @@ class Axes:
         }
 
     def sliceable(self, node: Node, way: Way, devices: int, *, all_dimensions: bool) -> bool:
-        """Whether every axis that the way slices has a unit for each device, and is not marked
-        `unsliced`."""
+        """Whether a sharding rule may be used: every axis that it slices has a unit for each
+        device, and none is marked `unsliced`. all_dimensions: ignore these marks."""
         axes = {self._axes[dimension] for dimension in sliced(node, way)}
-        usable = all_dimensions or not axes & self.unsliced
-        return usable and all(self.units[axis] >= devices for axis in axes)
+        if not all_dimensions and axes & self.unsliced:
+            return False
+        return all(self.units[axis] >= devices for axis in axes)
 
     def bounds(self, tensor: str, d: int, ratios: Sequence[float]) -> Bounds:
         """[m] where each device's slice of dimension d begins and ends. Source of the rounding:
         HAP, Section 5.1."""
         units = self.units[self._axes[tensor, d]]
-        each = self.program.node(tensor).shape[d] // units
-        ends = list(accumulate(self._lengths(ratios, units), initial=0))
-        return tuple((each * first, each * last) for first, last in pairwise(ends))
+        unit_length = self.program.node(tensor).shape[d] // units
+        ends = accumulate(self._lengths(ratios, units), initial=0)
+        return tuple((unit_length * first, unit_length * last) for first, last in pairwise(ends))
 
     def shares(self, tensor: str, d: int, ratios: Sequence[float]) -> Floats:
-        """[m] each device's slice of dimension d as a share of it."""
+        """[m] the share of dimension d that each device's slice has."""
         units = self.units[self._axes[tensor, d]]
         return np.array(self._lengths(ratios, units)) / units
 
     def _lengths(self, ratios: Sequence[float], units: int) -> list[int]:
-        """[m] whole units of each device. All slices of a program ask for a few of these."""
+        """[m] whole units of each device. The result is cached: the slices of a program ask for few
+        different ratios and units."""
         key = (tuple(ratios), units)
         if key not in self._rounded:
             self._rounded[key] = shard_lengths(ratios, units)
@@ -85,18 +88,20 @@ class Axes:
 
 
 def ways_of(program: SingleProgram, node: Node) -> list[Way]:
-    """All ways of a node but the replicated one. Placeholders and parameters give no summands."""
+    """All sharding rules of a node but the replicated one. Rules that read a placeholder or a
+    parameter as summands are left out: both are loaded whole or in slices."""
     inputs = program.inputs(node)
     whole = [source.shape for source in inputs]
     ways = []
     for way in operator(node.kind).all_ways(whole, node.attributes):
         pairs = zip(inputs, way.inputs, strict=True)
-        if not any(source.source and form == PARTIAL for source, form in pairs):
+        loads_summands = any(source.source and form == PARTIAL for source, form in pairs)
+        if not loads_summands:
             ways.append(way)
     return ways
 
 
 def sliced(node: Node, way: Way) -> list[Dimension]:
-    """The dimensions that the way slices."""
+    """The dimensions that a sharding rule slices, of the node's inputs and of its output."""
     tensors = zip((*node.inputs, node.name), (*way.inputs, way.output), strict=True)
     return [(name, form) for name, form in tensors if form >= 0]

@@ -1,10 +1,10 @@
-"""An SPMD program with its ratios, in whole units: how each device holds each tensor.
+"""An SPMD program with its ratios, rounded to whole units: the part of each tensor on each device.
 
-An instance of HAP's problem knows one ratio per device and segment; a real tensor is cut between
-units (`Axes`): rows, heads and experts, each axis on its own. A batch of 32 over 16 devices leaves
-little of a ratio of 2.3 samples. Parameters are held as the operators that read them want them. A
-parameter that operators read in different ways (a tied embedding, sliced in one place and whole in
-another) is held whole.
+A decision of HAP's problem has one ratio per device and segment. A real tensor is cut only between
+units (`Axes`), such as samples, heads and experts, and each axis is rounded on its own: no device
+can get 2.3 samples. A device has a parameter in the form in which operators read it. If operators
+read a parameter in different forms (a tied embedding, sliced by one and whole by another), every
+device has it whole.
 """
 
 import math
@@ -23,19 +23,21 @@ from hetplan.programs.rules import Rules, Step
 
 @dataclass(frozen=True)
 class Shard:
-    """How a parameter is held: whole, or each rank its slice of one dimension."""
+    """The parts of one parameter on the ranks: the whole on each, or a slice of one dimension."""
 
     name: str
     shape: tuple[int, ...]
+    """The shape of the whole parameter."""
     dimension: int | None = None
-    """The dimension that is sliced; None: the parameter is held whole."""
+    """The dimension that is sliced; None: every rank has the whole parameter."""
     bounds: Bounds = ()
     """[rank] where each slice begins and ends."""
     joined_apart: bool = False
-    """Whether it is held whole, while some operator has a slice of its gradient."""
+    """Whether every rank has the whole parameter, but some operator only a slice of its gradient,
+    so that the slices have to be gathered."""
 
     def interval(self, rank: int) -> tuple[float, float]:
-        """The part of the sliced dimension that a rank holds, within [0, 1]."""
+        """The part of the sliced dimension that a rank has, as an interval within [0, 1]."""
         if self.dimension is None:
             return 0.0, 1.0
         first, last = self.bounds[rank]
@@ -43,23 +45,24 @@ class Shard:
         return first / length, last / length
 
     def entries(self, m: int) -> Floats:
-        """[m] how many of its entries each of `m` ranks holds."""
-        whole = math.prod(self.shape)
+        """[m] the number of the parameter's entries on each of `m` ranks."""
+        all_entries = math.prod(self.shape)
         if self.dimension is None:
-            return np.full(m, float(whole))
+            return np.full(m, float(all_entries))
         lengths = np.array([last - first for first, last in self.bounds], dtype=float)
-        return whole // self.shape[self.dimension] * lengths
+        entries_per_row = all_entries // self.shape[self.dimension]
+        return entries_per_row * lengths
 
 
 @dataclass(frozen=True)
 class Decided:
-    """An SPMD program: steps of a program's rules, and ratios."""
+    """An SPMD program with its ratios: a decision of HAP's problem, or the program of a plan."""
 
     rules: Rules
     steps: tuple[Step, ...]
     """In order of execution."""
     ratios: Sequence[Sequence[float]]
-    """[segment][device] part of each sliced dimension."""
+    """[segment][device] share of each sliced dimension, before rounding."""
 
     @property
     def program(self) -> SingleProgram:
@@ -68,7 +71,7 @@ class Decided:
 
     @property
     def order(self) -> list[Instruction]:
-        """The instructions."""
+        """The instructions of the steps."""
         return [step.instruction for step in self.steps]
 
     @property
@@ -81,15 +84,19 @@ class Decided:
         return self.rules.axes.bounds(tensor, d, self.ratios[segment])
 
     def part(self, tensor: str, form: Form, segment: int) -> Floats:
-        """[m] the part of the tensor on each device: of a slice, or 1 where each has the whole or a
-        summand."""
+        """[m] the share of the tensor's entries on each device: that of its slice; 1 for a whole
+        tensor and for a summand."""
         if form < 0:
             return np.ones(self.m)
         return self.rules.axes.shares(tensor, form, self.ratios[segment])
 
     def shared_by(self, step: Step) -> Floats:
-        """[m] each device's part of a step's shared work, or of the tensor that a collective
-        moves."""
+        """[m] each device's share of the work of an operator, or of the tensor that a collective
+        moves.
+
+        An operator's share is that of its first sliced tensor, the output before the inputs. A
+        change from one sliced dimension to another has the larger of both shares.
+        """
         instruction = step.instruction
         if isinstance(instruction, Synchronise):  # gathered factors are slices of the batch
             return np.array(self.ratios[step.segment])
@@ -106,54 +113,55 @@ class Decided:
         return np.asarray(np.max(parts, axis=0))
 
     def reads(self, instruction: Instruction) -> list[tuple[Node, str, Form]]:
-        """(Parameter, the one that it is a copy of or itself, form) of each that an operator
-        reads."""
+        """(parameter node, name of its original, form) of each parameter that an operator reads.
+        The original is the parameter that a copy stands for, and the parameter itself if it is no
+        copy."""
         if not isinstance(instruction, Run):
             return []
         read = []
         inputs = self.program.inputs(self.program.node(instruction.node))
         for source, form in zip(inputs, instruction.way.inputs, strict=True):
             if source.kind == PARAMETER:
-                owner = self.program.copies.get(source.name, source.name)
-                read.append((source, owner, form))
+                original = self.program.copies.get(source.name, source.name)
+                read.append((source, original, form))
         return read
 
     @cached_property
     def ways(self) -> dict[str, set[tuple[Form, Bounds]]]:
-        """Parameter -> the forms in which operators read it or a copy of it, with the bounds of the
-        slices."""
+        """Parameter -> the set of (form, bounds of the slices) in which operators read it or a copy
+        of it. A whole parameter has no bounds."""
         ways: dict[str, set[tuple[Form, Bounds]]] = {}
         for step in self.steps:
-            for source, owner, form in self.reads(step.instruction):
-                cut = () if form == WHOLE else self.bounds(source.name, form, step.segment)
-                ways.setdefault(owner, set()).add((form, cut))
+            for source, original, form in self.reads(step.instruction):
+                bounds = () if form == WHOLE else self.bounds(source.name, form, step.segment)
+                ways.setdefault(original, set()).add((form, bounds))
         return ways
 
     @cached_property
     def shards(self) -> dict[str, Shard]:
-        """How every parameter is held."""
+        """Parameter -> its parts on the devices. Copies are left out."""
         shards: dict[str, Shard] = {}
         for node in self.program.parameters:
             if node.name in self.program.copies:
                 continue
-            forms = self.ways.get(node.name, {(WHOLE, ())})
-            form, cut = min(forms)
-            if len(forms) == 1 and form != WHOLE:
-                shards[node.name] = Shard(node.name, node.shape, form, cut)
+            readings = self.ways.get(node.name, {(WHOLE, ())})
+            form, bounds = min(readings)
+            if len(readings) == 1 and form != WHOLE:
+                shards[node.name] = Shard(node.name, node.shape, form, bounds)
             else:
-                apart = any(form != WHOLE for form, _ in forms)
-                shards[node.name] = Shard(node.name, node.shape, joined_apart=apart)
+                some_slice = any(form != WHOLE for form, _ in readings)
+                shards[node.name] = Shard(node.name, node.shape, joined_apart=some_slice)
         return shards
 
     def entries(self) -> Floats:
-        """[m] entries of parameters that each device holds."""
+        """[m] number of entries of parameters on each device."""
         total = np.zeros(self.m)
         for shard in self.shards.values():
             total += shard.entries(self.m)
         return total
 
     def saved(self, saved: Mapping[str, float]) -> Floats:
-        """[m] bytes of tensors kept for the backward pass.
+        """[m] bytes of the tensors that each device keeps for the backward pass.
 
         saved: node -> bytes of its whole tensor.
         """
@@ -167,6 +175,7 @@ class Decided:
         return total
 
     def bytes(self, holding: Holding) -> tuple[float, ...]:
-        """[m] bytes of parameters with their states, and of kept tensors, on each device."""
-        held = holding.state_bytes * self.entries() + self.saved(holding.saved)
-        return tuple(float(x) for x in held)
+        """[m] bytes of parameters with their gradients and optimizer states, and of kept tensors,
+        on each device."""
+        total = holding.state_bytes * self.entries() + self.saved(holding.saved)
+        return tuple(float(size) for size in total)

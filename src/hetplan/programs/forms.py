@@ -1,18 +1,18 @@
 """The forms in which devices hold a tensor, and the instructions of an SPMD program.
 
-HAP, Section 4.2: a distributed tensor has the property `e | I` where running the instruction I on
-it gives `e` on every device. A form says what a device holds of the tensor and, in the backward
-pass, of the tensor's gradient:
+HAP, Section 4.2: a distributed tensor e has the property `e|I` if running the instruction I on it
+gives `e` on every device. A form says what a device has of the tensor and, in the backward pass, of
+the tensor's gradient:
 
-    form            property           value on device j          gradient on device j
-    WHOLE           e|Identity         e                          one summand of it all
-    PARTIAL         e|All-Reduce       a summand of e             the whole gradient
-    d = 0, 1, …     e|All-Gather(d)    its slice along d          the same slice of the gradient
+    form            property           value on device j        gradient on device j
+    WHOLE           e|Identity         e                        a summand of the whole gradient
+    PARTIAL         e|All-Reduce       a summand of e           the whole gradient
+    d = 0, 1, …     e|All-Gather(d)    slice j along d          the same slice of the gradient
 
-Gradients of whole tensors are summands because every operator's backward pass is linear in the
-gradient: wherever a device that computes a slice reads a whole tensor, the tensor's gradient comes
-out as a summand. An instruction says what each device does in the forward pass; in the backward
-pass each device does its mirror.
+The gradient of a whole tensor comes in summands because every operator's backward pass is linear in
+the gradient: a device that computes a slice of the output from a whole input contributes a summand
+to the input's gradient. An instruction says what each device does in the forward pass; in the
+backward pass each device does the instruction's mirror.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ def property_name(tensor: str, form: Form) -> str:
 
 @dataclass(frozen=True)
 class Way:
-    """One sharding rule of an operator: where the inputs have these forms, running the operator on
+    """One sharding rule of an operator: if the inputs have their forms, running the operator on
     every device gives the output in its form."""
 
     inputs: tuple[Form, ...]
@@ -47,27 +47,29 @@ class Way:
 
     @property
     def shared(self) -> bool:
-        """Whether the devices share the work; where no tensor is sliced, each does all of it."""
+        """Whether the devices share the work. If no tensor is sliced, each device does all work."""
         return any(form >= 0 for form in (*self.inputs, self.output))
 
 
 def whole_way(count: int) -> Way:
-    """Replicated computation of an operator of `count` inputs. Source: HAP, Section 4.4."""
+    """The replicated sharding rule of an operator with `count` inputs: every device computes the
+    whole output. Source: HAP, Section 4.4."""
     return Way((WHOLE,) * count, WHOLE)
 
 
 def summands(count: int = 1) -> Way:
-    """Summands of all `count` inputs give summands of the output."""
+    """The sharding rule by which summands of all `count` inputs give summands of the output."""
     return Way((PARTIAL,) * count, PARTIAL)
 
 
 def along(letter: str, inputs: tuple[str, ...], output: str) -> Way:
-    """The way that slices every tensor of a contraction along the dimension `letter`.
+    """The sharding rule that slices every tensor of a contraction along the dimension `letter`.
 
-    inputs, output: the letters of each tensor's dimensions. Where the output lacks the letter, the
-    devices get summands of it.
+    inputs, output: the letters of each tensor's dimensions. If the output lacks the letter, the
+    devices get summands of the output.
     """
-    forms = tuple(letters.find(letter) for letters in inputs)  # -1, WHOLE, where it is absent
+    # an input without the letter is read whole: `find` gives -1, which is WHOLE
+    forms = tuple(letters.find(letter) for letters in inputs)
     if letter in output:
         return Way(forms, output.find(letter))
     return Way(forms, PARTIAL)
@@ -78,15 +80,16 @@ Gather = Literal["All-Reduce", "All-Gather factors", "Grouped-Broadcast factors"
 
 @dataclass(frozen=True)
 class Run:
-    """An operator on every device."""
+    """The instruction that computes an operator on every device."""
 
     node: str
     """The tensor that the operator makes."""
     way: Way
+    """The forms of the operator's inputs and output."""
     after: str
-    """The property that it gives."""
+    """The property that the instruction gives."""
     factors: bool = False
-    """Whether the gradients of its parameters are computed from gathered factors."""
+    """Whether the gradients of the operator's parameters are computed from gathered factors."""
 
     def text(self) -> str:
         """The output's tensor and the inputs' forms: `fc1(All-Gather(0), Identity)`."""
@@ -96,16 +99,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Change:
-    """A tensor goes from one form to another: by a collective, or at no cost (Slice, Share)."""
+    """The instruction that takes a tensor from one form to another: by a collective, or at no cost
+    (Slice, Share)."""
 
     how: Collective
     tensor: str
     source: Form
     target: Form
     before: str
-    """The property that it needs."""
+    """The property that the instruction needs."""
     after: str
-    """The property that it gives."""
+    """The property that the instruction gives."""
 
     def text(self) -> str:
         """The collective, the tensor and its sliced dimensions: `All-Gather(fc1, 0)`."""
@@ -115,17 +119,18 @@ class Change:
 
 @dataclass(frozen=True)
 class Synchronise:
-    """The all-reduce of whole parameters' gradients; or, for sufficient factors, the gathering of
-    the tensors that these gradients are computed from. Only the backward pass has it."""
+    """The instruction that synchronises the gradients of whole parameters, in the backward pass
+    only: an all-reduce of the gradients, or the gathering of the tensors (sufficient factors) from
+    which every device computes the gradients."""
 
     node: str
     """The tensor whose operator reads the parameters."""
     parameters: tuple[str, ...]
     how: Gather
     before: str
-    """The property that it needs."""
+    """The property that the instruction needs."""
     after: str
-    """The property that it gives."""
+    """The property that the instruction gives."""
 
     def text(self) -> str:
         """The collective and the parameters: `All-Reduce gradient(fc1.weight)`."""
@@ -136,22 +141,23 @@ Instruction = Run | Change | Synchronise
 
 
 def reading_segment(change: Change) -> int:
-    """The segment that a repartitioned tensor moves to."""
+    """The segment that reads a repartitioned tensor, from its property `TENSOR@SEGMENT|FORM`."""
     tensor, _, _ = change.after.rpartition("|")
     _, _, segment = tensor.rpartition("@")
     return int(segment)
 
 
 def is_free(change: Change) -> bool:
-    """Whether a change of form is no collective: each device keeps a part of its tensor, or all of
-    it."""
+    """Whether a change of form takes no communication: each device keeps a part of its tensor, or
+    all of it. A repartition moves slices only."""
     if change.how == "Repartition":
         return change.source < 0
     return change.how in ("Slice", "Share")
 
 
 def changes(cuts: Sequence[int]) -> Iterator[tuple[Collective, Form, Form]]:
-    """Every change of form of a tensor that can be sliced along the dimensions `cuts`."""
+    """(collective, form before, form after) of every change of form of a tensor that can be sliced
+    along the dimensions `cuts`."""
     yield "All-Reduce", PARTIAL, WHOLE
     for d in cuts:
         yield "Reduce-Scatter", PARTIAL, d

@@ -1,10 +1,11 @@
-"""The bytes that stay on devices while a program runs.
+"""The bytes that each instruction of a program adds to the devices' memory, until the backward pass
+has used them.
 
-Bytes count until the backward pass has been there. A parameter is held with its gradient and
-optimizer states: whole on every device, or a slice on each. Of every tensor that an operator works
-out, and of every form that a collective makes of it, the devices keep what they come to have.
-Summands are not kept; views (operators without work) cost nothing. A parameter that several
-operators read counts once: as the first of them reads it, or as whole.
+A parameter counts with its gradient and optimizer states: whole on every device, or a slice on
+each. A parameter that several operators read counts once, in the form in which the first of them
+reads it, or as whole. A tensor that an operator computes is kept for the backward pass in the form
+in which the operator gives it, and again in every form into which a collective changes it. Summands
+are not kept. Views (operators without work) take no bytes.
 """
 
 from collections.abc import Mapping
@@ -14,8 +15,8 @@ from hetplan.programs.forms import PARTIAL, WHOLE, Change, Form, Instruction, Ru
 from hetplan.programs.program import PARAMETER, SingleProgram
 from hetplan.programs.work import worked_out
 
-# Bytes of a parameter's entry: weight, gradient and Adam's two moments in fp32, or 2 + 2 and fp32
-# copies in 16 bit.
+# Bytes of a parameter's entry. In fp32 training: weight, gradient and Adam's two moments of 4 bytes
+# each. In 16 bits: weight and gradient of 2 bytes, and the weight and two moments in fp32.
 STATE_BYTES = 16.0
 # Changes of form that make no new tensor.
 VIEWS = ("Slice", "Share")
@@ -23,18 +24,18 @@ VIEWS = ("Slice", "Share")
 
 @dataclass(frozen=True)
 class Holding:
-    """The bytes that parameters and kept tensors take."""
+    """The bytes of parameters and of tensors that are kept for the backward pass."""
 
     state_bytes: float
     """Bytes of an entry of a parameter, with its gradient and optimizer states."""
     saved: Mapping[str, float]
-    """Node -> bytes of its whole tensor that are kept; 0 where left out."""
+    """Node -> bytes of its whole tensor that are kept; 0 for a node that is missing."""
     tied_whole: bool = False
-    """Whether a parameter that several operators read counts as whole: it is held whole where they
-    read it in different ways."""
+    """Whether a parameter that several operators read counts as whole. Devices have it whole if the
+    operators read it in different forms."""
 
     def of(self, program: SingleProgram, instruction: Instruction) -> tuple[float, float]:
-        """(Bytes on every device, bytes that the ratios divide) that an instruction adds."""
+        """(bytes on every device, bytes that the ratios divide) that an instruction adds."""
         parts: list[tuple[Form, float]] = []
         kept = form_kept(instruction)
         if kept is not None:
@@ -44,27 +45,30 @@ class Holding:
             inputs, tied = program.inputs(program.node(instruction.node)), program.copies.values()
             for source, form in zip(inputs, instruction.way.inputs, strict=True):
                 if source.kind == PARAMETER and source.name not in program.copies:
-                    held = WHOLE if self.tied_whole and source.name in tied else form
-                    parts.append((held, self.state_bytes * source.elements))
-        fixed = sum(size for form, size in parts if form == WHOLE)
-        return fixed, sum(size for form, size in parts if form >= 0)
+                    counted_form = WHOLE if self.tied_whole and source.name in tied else form
+                    parts.append((counted_form, self.state_bytes * source.elements))
+        on_every_device = sum(size for form, size in parts if form == WHOLE)
+        divided = sum(size for form, size in parts if form >= 0)
+        return on_every_device, divided
 
 
 def holding_of(
     program: SingleProgram, *, element_bytes: int, state_bytes: float = STATE_BYTES
 ) -> Holding:
-    """The holding in which every tensor that is worked out is kept as it is."""
+    """The Holding in which every tensor that an operator computes is kept whole, with
+    `element_bytes` per entry."""
     saved = {node.name: float(node.elements * element_bytes) for node in worked_out(program)}
     return Holding(state_bytes, saved)
 
 
 def form_kept(instruction: Instruction) -> tuple[str, Form] | None:
-    """(Tensor, form) that an instruction leaves on the devices; None where it leaves none."""
+    """(tensor, form) that an instruction leaves on the devices for the backward pass; None for an
+    instruction that leaves none."""
     if isinstance(instruction, Run):
         tensor, form = instruction.node, instruction.way.output
     elif isinstance(instruction, Change) and instruction.how not in VIEWS:
         tensor, form = instruction.tensor, instruction.target
-        if instruction.how == "Repartition" and form == WHOLE:  # the tensor stays as it was
+        if instruction.how == "Repartition" and form == WHOLE:  # nothing moves: no new tensor
             return None
     else:
         return None

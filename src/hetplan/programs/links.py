@@ -1,7 +1,7 @@
-"""The seconds of collectives that a program has.
+"""The seconds of the collectives of an SPMD program.
 
-A collective takes a latency and the bytes of its largest slice over a bandwidth. Source: HAP,
-Section 3.2 (fitted latency and bandwidth per collective, the largest slice decides).
+A collective takes a latency plus the bytes of its largest slice divided by a bandwidth. Source:
+HAP, Section 3.2, which fits a latency and a bandwidth for each collective.
 """
 
 from collections.abc import Mapping
@@ -13,16 +13,18 @@ from hetplan.errors import UnsupportedError, require
 from hetplan.profiling.hardware.cluster import Cluster
 from hetplan.profiling.profiles.measured_collectives import OPERATIONS, Collectives
 
-# Collective -> its mirror in the backward pass; the others mirror themselves.
+# Collective -> its mirror in the backward pass. All other collectives are their own mirrors.
 OPPOSITE = {"Reduce-Scatter": "All-Gather", "All-Gather": "Reduce-Scatter"}
 
 
 @dataclass(frozen=True)
 class Price:
-    """Seconds of a collective: fixed + shared * largest ratio."""
+    """Seconds of a collective: fixed + shared * (largest ratio of a device)."""
 
     fixed: float
+    """Seconds that do not depend on the ratios."""
     shared: float = 0.0
+    """Seconds that the largest ratio multiplies."""
 
     def __add__(self, other: "Price") -> "Price":
         return Price(self.fixed + other.fixed, self.shared + other.shared)
@@ -30,29 +32,31 @@ class Price:
 
 @dataclass(frozen=True)
 class Links:
-    """Bytes per second of each collective of m devices."""
+    """Bandwidths and latencies of the collectives of m devices. A bandwidth is in bytes per second;
+    its comment says which bytes count."""
 
     devices: int
-    """m."""
+    """m, the number of devices."""
     all_gather: float
-    """Of m times the largest slice."""
+    """Bandwidth for m times the largest slice."""
     broadcast: float
-    """Of the whole tensor, in a grouped broadcast of its slices."""
+    """Bandwidth for the whole tensor, in a grouped broadcast of its slices."""
     all_reduce: float
-    """Of the whole tensor."""
+    """Bandwidth for the whole tensor."""
     reduce_scatter: float
-    """Of m times the largest slice."""
+    """Bandwidth for m times the largest slice."""
     all_to_all: float
-    """Of m times the largest slice."""
+    """Bandwidth for m times the largest slice."""
     latency: float = 2e-5
-    """Seconds of a launch; a grouped broadcast has m of them."""
+    """Seconds of a launch. A grouped broadcast has m launches, every other collective one."""
     latencies: Mapping[str, float] = field(default_factory=dict)
-    """Measured seconds in place of `latency`, of `all-reduce` and so on; of a grouped broadcast for
-    all its launches."""
+    """Name of a collective, such as `all-reduce` -> its measured latency in place of `latency`.
+    That of a grouped broadcast is for all its launches."""
 
     def price(self, how: str, size: float) -> Price:
-        """The seconds of a collective, by its name, on a tensor of `size` bytes. Slices are padded
-        to the largest one, unless they are broadcast one by one (Section 4.4)."""
+        """The seconds of the collective `how` on a tensor of `size` bytes. Slices are padded to the
+        largest one, except in a grouped broadcast, which sends them one by one (HAP, Section 4.4).
+        """
         name, m = how.removesuffix(" factors"), self.devices
         operation = "all-to-all" if name == "Repartition" else name.lower()
         launches = m if name == "Grouped-Broadcast" else 1
@@ -62,44 +66,62 @@ class Links:
         if name == "Grouped-Broadcast":
             return Price(latency + size / self.broadcast)
         of_slices = {"Reduce-Scatter": self.reduce_scatter, "All-Gather": self.all_gather}
-        return Price(latency, m * size / of_slices.get(name, self.all_to_all))
+        bandwidth = of_slices.get(name, self.all_to_all)
+        return Price(latency, m * size / bandwidth)
 
 
 def ring(devices: int, bytes_per_second: float, latency: float = 2e-5, sharing: int = 1) -> Links:
-    """Rings over links of that speed: an all-gather passes (m - 1) / m of the tensor, an all-reduce
-    twice as much (Thakur et al. 2005). In an all-to-all `sharing` devices send (m - 1) / m of their
-    slices over one link."""
+    """Rings of m devices over links of `bytes_per_second`. Source: Thakur et al. 2005.
+
+    An all-gather and a reduce-scatter pass (m - 1) / m of the tensor over each link, an all-reduce
+    twice as much. In an all-to-all, `sharing` devices send (m - 1) / m of their slices over one
+    link.
+    """
     once = bytes_per_second / (max(devices - 1, 1) / devices)
-    return Links(devices, once, bytes_per_second, once / 2, once, once * devices / sharing, latency)
+    return Links(
+        devices,
+        all_gather=once,
+        broadcast=bytes_per_second,
+        all_reduce=once / 2,
+        reduce_scatter=once,
+        all_to_all=once * devices / sharing,
+        latency=latency,
+    )
 
 
 def links_of(cluster: Cluster) -> Links:
-    """Rings over the slowest link between any two devices of the cluster; every hop of an
-    all-gather waits for a message."""
+    """Rings over the slowest link between any two devices of the cluster. The latency is that of
+    the m - 1 messages which follow each other in an all-gather."""
     m, nodes = len(cluster.devices), [device.node for device in cluster.devices]
     if m == 1:
         return ring(1, 1e15, 0.0)
-    apart = ~np.eye(m, dtype=np.bool_)
-    sharing = max(map(nodes.count, nodes)) if len(set(nodes)) > 1 else 1
+    several_nodes = len(set(nodes)) > 1
+    # in an all-to-all the devices of the fullest node share its network link
+    sharing = max(map(nodes.count, nodes)) if several_nodes else 1
     latency = max((m - 1) * float(cluster.latency().max()), 1e-6)
-    return ring(m, float(cluster.bandwidth()[apart].min()), latency, sharing)
+    between_devices = ~np.eye(m, dtype=np.bool_)
+    slowest = float(cluster.bandwidth()[between_devices].min())
+    return ring(m, slowest, latency, sharing)
 
 
 def three_steps(links: Links, bytes_per_second: float) -> Links:
-    """Collectives between machines of several devices: each begins with a gather or reduction to
-    one device of every machine and ends with a scatter or broadcast from it, both over links of
-    that speed. Source: HAP, Section 6."""
+    """The links of collectives between machines of several devices.
+
+    Each collective begins with a gather or reduction to one device of every machine, and ends with
+    a scatter or broadcast from it. Both steps are inside machines, over links of
+    `bytes_per_second`. Source: HAP, Section 6.
+    """
     names = ("all_gather", "broadcast", "all_reduce", "reduce_scatter", "all_to_all")
     inside = 2 / bytes_per_second
     return replace(links, **{name: 1 / (1 / getattr(links, name) + inside) for name in names})
 
 
 def measured_links(measured: Collectives, devices: int) -> Links:
-    """Links whose collectives take as long as measured on as many ranks as devices.
+    """The links by which collectives take the seconds measured on `devices` ranks.
 
-    A measured size is that of each rank's own bytes; of a reduce-scatter and an all-to-all, of all
-    parts together. Raises UnsupportedError where a collective was not measured on as many ranks.
-    Source: HAP, Section 3.2.
+    The size of a measured collective is that of one rank's input: the whole tensor for an
+    all-reduce and a reduce-scatter, the rank's slice for the others. Raises UnsupportedError where
+    some collective was not measured on `devices` ranks. Source: HAP, Section 3.2.
     """
     fits = {fit.operation: fit for fit in measured.fits if fit.ranks == devices}
     lacking = [name for name in OPERATIONS if name != "send" and name not in fits]

@@ -1,19 +1,20 @@
 """The single-device programs of known networks, all written with the same blocks.
 
-`vgg19`, `vit` and `bert` are the networks of HAP's Table 1: VGG19 (Simonyan and Zisserman 2014) on
-CIFAR's images, whose last 1 x 1 map is repeated to the 7 x 7 that the dense layers expect (as
-adaptive pooling does), ViT (Dosovitskiy et al. 2021) on unfolded patches with a mean in place of
-the class token, BERT (Devlin et al. 2019) with its masked language model's loss on every token,
-every second feed-forward network a mixture of experts where asked (GShard, Lepikhin et al. 2020).
-No dropout. Tokens and patches are marked `unsliced`: where samples can be sliced too, slicing
-tokens saves nothing more.
+`vgg19`, `vit` and `bert` write the networks of HAP's Table 1, without dropout:
+- VGG19 (Simonyan and Zisserman 2014) on CIFAR's images. The last 1 x 1 map is repeated to the 7 x 7
+  that the dense layers expect, as adaptive pooling does.
+- ViT (Dosovitskiy et al. 2021) on unfolded patches, with a mean in place of the class token.
+- BERT (Devlin et al. 2019) with its masked language model's loss on every token. On request every
+  second feed-forward network is a mixture of experts (GShard, Lepikhin et al. 2020).
+Tokens and patches are marked `unsliced`: samples can be sliced instead, and slicing tokens would
+save nothing more.
 
-`program_of` gives the planner's models, layer by layer as their profiles have them. Norms stand
-first in blocks (norms behind the sums cost the same); there is no dropout, no token types and no
-pooler. A mixture of experts is GShard's dispatch with the places of an even load, as profiles
-assume. A class token is one more patch.
+`program_of` writes the program of a model of the planner, with the layers of the model's profile.
+Norms come first in blocks (norms behind the sums cost the same). There is no dropout, no token
+types and no pooler. A mixture of experts is GShard's dispatch, with as many places at each expert
+as an even load needs, which profiles assume, too. A class token is one more patch.
 
-`PUBLISHED` and `BY_LAYER` give the nodes their names, which instances and plan files have.
+The tables `PUBLISHED` and `BY_LAYER` name the nodes. Instances and plan files contain these names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,8 @@ from hetplan.profiling.models.transformer import Experts, Transformer
 from hetplan.profiling.models.zoo import VGG19
 from hetplan.programs.program import SingleProgram, Writer
 
-# Names of nodes. i: number of the block; layer: the block's name in the profile.
+# Part of a network -> name of its node. i: number of the block; layer: the block's layer in the
+# profile.
 PUBLISHED = {
     "attention": "b{i}.attention", "scores": "b{i}.attention.heads", "feed": "b{i}.ff",
     "experts": "b{i}.moe", "norm-1": "b{i}.norm1", "norm-2": "b{i}.norm2", "sum-1": "b{i}.x",
@@ -43,12 +45,18 @@ BY_LAYER = {
 
 
 def published_layers(t: Transformer) -> list[str]:
-    """The layers' names in the papers' networks."""
+    """The names of the layers in the networks of HAP's Table 1."""
     return ["embedding", *(f"block{i}" for i in range(t.layers)), "head"]
 
 
 class Blocks:
-    """Writes the blocks of a transformer. g groups of r query heads share keys and values."""
+    """Writes the blocks of a transformer: each method adds nodes and returns the name of its output
+    tensor.
+
+    Letters of equations: b samples, s tokens, h hidden size, f width of the feed-forward network
+    and u its 2 products if it is gated, e experts, c places at an expert. Attention has g
+    key-value heads with r query heads each; d entries of a group's queries, key and value.
+    """
 
     def __init__(
         self,
@@ -60,14 +68,18 @@ class Blocks:
         norm_first: bool = True,
         places: int = 1,
     ) -> None:
-        """names: of nodes. causal: whether attention hides later tokens. norm_first: whether norms
-        stand before attention and feed-forward network, else behind the sums. places: of the
-        experts, in multiples of the places that an even load needs."""
-        self.w, self.t, self.names, self.causal = w, t, names, causal
-        self.norm_first, self.places = norm_first, places
+        """The arguments are the attributes."""
+        self.w = w  # writes the nodes
+        self.t = t  # the transformer's sizes and kinds of layers
+        self.names = names  # part of a block -> name of its node
+        self.causal = causal  # whether attention hides later tokens
+        # Whether norms come before attention and feed-forward network; else behind the sums.
+        self.norm_first = norm_first
+        # Places at the experts, as a multiple of those that an even load needs.
+        self.places = places
 
     def norm(self, name: str, x: str) -> str:
-        """The transformer's kind of norm."""
+        """A norm of the transformer's kind."""
         w, width = self.w, (self.t.hidden,)
         scale = w.parameter(f"{name}.scale", width)
         if self.t.norm == "rms":
@@ -75,7 +87,8 @@ class Blocks:
         return w.apply("layer-norm", name, x, scale, w.parameter(f"{name}.shift", width))
 
     def attention(self, name: str, scores: str, x: str) -> str:
-        """Projections to heads, attention, projection back."""
+        """The projection to queries, keys and values, the attention itself, and the projection
+        back."""
         w, t = self.w, self.t
         g, r = t.kv_heads, t.heads // t.kv_heads
         weight, bias = (g, (r + 2) * t.head_dim, t.hidden), "gd" if t.attention_bias else None
@@ -85,7 +98,7 @@ class Blocks:
         return w.linear(f"{name}.out", x, "bgsd,hgd->bsh", weight, bias)
 
     def feed_forward(self, name: str, x: str) -> str:
-        """Up, activation, down."""
+        """The product to the inner width, the activation, and the product back."""
         w, t = self.w, self.t
         up, down = (t.feed_forward, t.hidden), (t.hidden, t.feed_forward)
         biased = t.feed_forward_bias
@@ -99,9 +112,11 @@ class Blocks:
         return w.linear(f"{name}.down", x, "bsf,hf->bsh", down, "h" if biased else None)
 
     def experts(self, name: str, x: str, mixture: Experts) -> str:
-        """Router, dispatch, experts, combination; one group of tokens per sample (GShard)."""
+        """The router, the dispatch of tokens, the experts, and the combination of their outputs.
+        The tokens of one sample compete for places (GShard)."""
         w, t, e, tokens = self.w, self.t, mixture.count, self.w.shape(x)[1]
-        places = min(-(-self.places * mixture.active * tokens // e), tokens)
+        wanted = self.places * mixture.active * tokens
+        places = min(-(-wanted // e), tokens)  # rounded up
         gates = w.linear(f"{name}.router", x, "bsh,eh->bse", (e, t.hidden))
         gates = w.apply("softmax", f"{name}.gates", gates)
         weights = w.apply("route", f"{name}.route", gates, active=mixture.active, capacity=places)
@@ -117,7 +132,8 @@ class Blocks:
         return w.apply("contract", f"{name}.combine", weights, x, equation="bsec,bech->bsh")
 
     def block(self, x: str, i: int, layer: str) -> str:
-        """Attention and feed-forward network (or experts), each with its norm and sum."""
+        """Attention, and a feed-forward network or experts, each with its norm and sum. i: number
+        of the block. layer: its layer in the profile."""
         names = {key: name.format(i=i, layer=layer) for key, name in self.names.items()}
         mixture = self.t.experts
         for part in ("1", "2"):
@@ -134,8 +150,8 @@ class Blocks:
         return x
 
     def stack(self, x: str, layers: Sequence[str]) -> str:
-        """One block for each layer but the first and the last; the nodes written behind them
-        belong to the last layer."""
+        """The blocks, one for each layer but the first and the last. The nodes that are written
+        next belong to the last layer."""
         for i, layer in enumerate(layers[1:-1]):
             self.w.layer = layer
             x = self.block(x, i, layer)
@@ -143,8 +159,10 @@ class Blocks:
         return x
 
     def placed(self, x: str, learned: int) -> str:
-        """Add position vectors, of which the model may have more than tokens (`learned`)."""
-        tokens, table = self.w.shape(x)[1], self.w.parameter("positions", (learned, self.t.hidden))
+        """The sum of `x` and position vectors. learned: the number of position vectors that the
+        model has, at least that of tokens."""
+        tokens = self.w.shape(x)[1]
+        table = self.w.parameter("positions", (learned, self.t.hidden))
         if learned != tokens:
             table = self.w.apply(
                 "select", "positions-used", table, dimension=0, start=0, stop=tokens
@@ -155,8 +173,12 @@ class Blocks:
 def language_model(
     blocks: Blocks, batch: int, tokens: int, layers: Sequence[str], *, head_bias: bool = False
 ) -> SingleProgram:
-    """Embedding, blocks, head. Letters of equations: s tokens, h hidden size, e width of the
-    embedding, v vocabulary."""
+    """The program of a language model: embedding, blocks and head.
+
+    layers: names of the embedding, of each block and of the head. head_bias: whether the last
+    product has a bias. Letters of equations: b samples, s tokens, h and g hidden size, e width of
+    the embedding, v vocabulary.
+    """
     w, t, names = blocks.w, blocks.t, blocks.names
     ids = w.placeholder("tokens", (batch, tokens), below=t.vocabulary, unsliced=(1,))
     labels = w.placeholder("labels", (batch, tokens), below=t.vocabulary)
@@ -188,7 +210,11 @@ def language_model(
 
 
 def vgg19(batch: int, width: int, pooled: int, classes: int, dense: int) -> SingleProgram:
-    """16 convolutions in 5 groups, 3 dense layers, for images of 32 x 32."""
+    """VGG19 for images of 32 x 32: 16 convolutions in 5 groups, and 3 dense layers.
+
+    width: channels of the first group. pooled: side of the map that the dense layers read. dense:
+    width of the dense layers.
+    """
     w, group, place = Writer("vgg19"), 1, 1
     x = w.placeholder("images", (batch, 3, 32, 32))
     labels = w.placeholder("labels", (batch,), below=classes)
@@ -208,7 +234,7 @@ def vgg19(batch: int, width: int, pooled: int, classes: int, dense: int) -> Sing
 
 
 def vit(batch: int, t: Transformer, patches: int, pixels: int, classes: int) -> SingleProgram:
-    """The vision transformer, norms first."""
+    """The vision transformer, with norms first. pixels: entries of an unfolded patch."""
     w = Writer("vit")
     blocks = Blocks(w, t, PUBLISHED, causal=False)
     x = w.placeholder("patches", (batch, patches, pixels), unsliced=(1,))
@@ -224,8 +250,8 @@ def vit(batch: int, t: Transformer, patches: int, pixels: int, classes: int) -> 
 def bert(
     batch: int, t: Transformer, tokens: int, vocabulary: int, experts: int | None = None
 ) -> SingleProgram:
-    """BERT, norms last. With `experts`, every second block has so many, with twice the places that
-    an even load needs."""
+    """BERT, with norms behind the sums. experts: number of experts in every second block, which
+    have twice the places that an even load needs; None: no experts."""
     mixture = None if experts is None else Experts(experts, min(2, experts), every=2)
     t = replace(
         t, vocabulary=vocabulary, positions=tokens, embedding_norm=True, final_norm=False,
@@ -237,13 +263,14 @@ def bert(
     return language_model(blocks, batch, tokens, published_layers(t), head_bias=True)
 
 
-IMAGE, CLASSES = 224, 1000  # of VGG-19
+IMAGE, CLASSES = 224, 1000  # side of an image and number of classes, for VGG-19 on ImageNet
 
 
 def program_of(model: Model, batch: int) -> SingleProgram:
-    """The program of one step of `batch` samples; its layers are the model's, by name.
+    """The program of one step of the model on `batch` samples. Its nodes bear the names of the
+    model's layers.
 
-    Raises UnsupportedError for a model that some operator has no rule for.
+    Raises UnsupportedError for a model with an operator that has no sharding rules.
     """
     spec, layers = model.spec, [layer.name for layer in model.layers]
     if spec.program is not None:
@@ -280,9 +307,10 @@ def program_of(model: Model, batch: int) -> SingleProgram:
 
 
 def vision_model(blocks: Blocks, batch: int, tokens: int, model: Model) -> SingleProgram:
-    """Patches, blocks, classifier of the class token."""
+    """The program of a vision transformer: patches, blocks, and a classifier of the class token."""
     w, t, layers = blocks.w, blocks.t, [layer.name for layer in model.layers]
     products = [op for layer in model.layers for op in layer.operators if isinstance(op, Matmul)]
+    # the first product embeds a patch, the last one classifies
     pixels, classes = int(products[0].k), int(products[-1].n)
     x = w.placeholder("image", (batch, tokens, pixels), unsliced=(1,))
     labels = w.placeholder("labels", (batch,), below=classes)
@@ -296,7 +324,8 @@ def vision_model(blocks: Blocks, batch: int, tokens: int, model: Model) -> Singl
 
 
 def imagenet_vgg19(model: Model, batch: int) -> SingleProgram:
-    """Convolutions with their pooling, three dense layers, on images of 224 x 224."""
+    """The program of VGG-19 on images of 224 x 224: convolutions with their pooling, and three
+    dense layers."""
     w, names = Writer(model.name), iter([layer.name for layer in model.layers])
     x = w.placeholder("image", (batch, 3, IMAGE, IMAGE))
     labels = w.placeholder("labels", (batch,), below=CLASSES)
@@ -306,5 +335,6 @@ def imagenet_vgg19(model: Model, batch: int) -> SingleProgram:
             x = w.convolution(w.layer, x, width)
         else:
             x = w.apply("max-pool", f"{w.layer}.pool", x, window=2)
-    x = w.apply("reshape", "features", x, shape=(batch, w.shape(x)[1] * 49))
+    _, channels, height, columns = w.shape(x)
+    x = w.apply("reshape", "features", x, shape=(batch, channels * height * columns))
     return w.classifier(x, labels, dict(zip(names, (4096, 4096, CLASSES), strict=True)))

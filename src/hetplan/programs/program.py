@@ -1,8 +1,10 @@
-"""A single-device program: operators in order, each making one tensor of known shape.
+"""A single-device program: a list of nodes in order of execution, each of which makes one tensor of
+known shape.
 
-Nodes are written through a `Writer`, which infers shapes from the operators. Placeholders (data)
-and parameters are nodes without inputs. One operator reads a parameter. A model that ties two uses
-gets a copy for each, named in `copies`; the gradients of the copies add up to the parameter's.
+A node is an operator, or a placeholder (data) or parameter, which have no inputs. A `Writer` makes
+the nodes and infers their shapes from the operators. Only one operator reads a parameter. In a
+model that ties weights, every further operator reads a copy of the parameter, listed in `copies`;
+the gradients of a parameter and its copies are added up.
 """
 
 from __future__ import annotations
@@ -30,43 +32,43 @@ class Node:
     """A tensor of a program, and the operator that makes it."""
 
     name: str
-    """The tensor's."""
+    """Name of the tensor."""
     kind: str
-    """Kind of operator, or PLACEHOLDER or PARAMETER."""
+    """Name of the operator in `operators.table`, or PLACEHOLDER or PARAMETER."""
     inputs: tuple[str, ...]
     """Names of the tensors that the operator reads."""
     shape: Shape
     attributes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """Of this kind of operator; of a placeholder `below` and `unsliced`."""
+    """Attributes of the operator; `below` and `unsliced` if it is a placeholder."""
     segment: int = 0
-    """The part of the model whose ratios the tensor follows."""
+    """The part of the model whose sharding ratios apply to the tensor."""
     layer: str = ""
-    """The layer that it belongs to, for people and for costs by layer."""
+    """The layer that the node belongs to, for people and for costs by layer."""
 
     @property
     def source(self) -> bool:
-        """A placeholder or a parameter."""
+        """Whether the node is a placeholder or a parameter."""
         return self.kind in (PLACEHOLDER, PARAMETER)
 
     @property
     def elements(self) -> int:
-        """Entries of the tensor."""
+        """The number of the tensor's entries."""
         return math.prod(self.shape)
 
     def compute(self, inputs: Sequence[Tensor], place: Place) -> Tensor:
-        """The output on one device, from torch tensors."""
+        """One device's part of the tensor, from torch tensors."""
         return operator(self.kind).compute(inputs, self.attributes, place)
 
 
 @dataclass(frozen=True)
 class SingleProgram:
-    """The program of one step on one device."""
+    """The program of one training step on one device."""
 
     name: str
     nodes: tuple[Node, ...]
     """In order of execution; the last one is the scalar loss."""
     copies: Mapping[str, str] = field(default_factory=dict)
-    """Parameter -> the parameter that it is a copy of."""
+    """Copy of a parameter -> the parameter."""
 
     @cached_property
     def _by_name(self) -> dict[str, Node]:
@@ -77,27 +79,27 @@ class SingleProgram:
         return self._by_name[name]
 
     def inputs(self, node: Node) -> list[Node]:
-        """The nodes that make its inputs."""
+        """The nodes that make the inputs of `node`."""
         return [self.node(name) for name in node.inputs]
 
     @property
     def loss(self) -> Node:
-        """The last node."""
+        """The node of the loss."""
         return self.nodes[-1]
 
     @property
     def samples(self) -> int:
-        """Rows of the first placeholder."""
+        """The number of samples of one step: the first length of the first placeholder."""
         return next(node for node in self.nodes if node.kind == PLACEHOLDER).shape[0]
 
     @property
     def parameters(self) -> list[Node]:
-        """All parameters, copies included."""
+        """The nodes of all parameters, copies included."""
         return [node for node in self.nodes if node.kind == PARAMETER]
 
     @property
     def computations(self) -> list[Node]:
-        """All nodes that compute."""
+        """The nodes of all operators."""
         return [node for node in self.nodes if not node.source]
 
     @property
@@ -106,49 +108,55 @@ class SingleProgram:
         return 1 + max(node.segment for node in self.nodes)
 
     def needs_gradient(self) -> set[str]:
-        """Tensors that depend on a parameter, and not through an operator without a derivative."""
+        """The tensors whose gradients the backward pass computes: parameters, and tensors that
+        depend on a parameter through operators with a derivative."""
         needed: set[str] = set()
         for node in self.nodes:
-            if node.kind == PARAMETER or (
-                any(name in needed for name in node.inputs) and operator(node.kind).differentiable
-            ):
+            if node.kind == PARAMETER:
+                needed.add(node.name)
+                continue
+            from_needed = any(name in needed for name in node.inputs)
+            if from_needed and operator(node.kind).differentiable:
                 needed.add(node.name)
         return needed
 
     def in_segments(self, segment_of: Mapping[str, int]) -> SingleProgram:
-        """The program with its operators in these segments (0 where left out). Placeholders and
-        parameters go with the first operator that reads them."""
-        first: dict[str, int] = {}
+        """The program with its operators in other segments. A placeholder or parameter is in the
+        segment of the first operator that reads it.
+
+        segment_of: operator -> segment; 0 for an operator that is missing.
+        """
+        segments: dict[str, int] = {}
         for node in self.computations:
             segment = segment_of.get(node.name, 0)
-            first.setdefault(node.name, segment)
+            segments.setdefault(node.name, segment)
             for source in self.inputs(node):
                 if source.source:
-                    first.setdefault(source.name, segment)
-        return self.with_segments({node.name: first.get(node.name, 0) for node in self.nodes})
+                    segments.setdefault(source.name, segment)
+        return self.with_segments({node.name: segments.get(node.name, 0) for node in self.nodes})
 
     def with_segments(self, segment: Mapping[str, int]) -> SingleProgram:
-        """The same with each node in the segment given by its name."""
+        """The program with its nodes in other segments. segment: name of every node -> segment."""
         nodes = tuple(replace(node, segment=segment[node.name]) for node in self.nodes)
         return SingleProgram(self.name, nodes, self.copies)
 
 
 class Writer:
-    """Collects nodes; `layer` names what is written from here on."""
+    """Writes a program: its methods add nodes and return the names of their tensors."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.layer = ""
+        self.name = name  # of the program
+        self.layer = ""  # the layer of the nodes that are added next
         self._nodes: dict[str, Node] = {}
-        self._used = Counter[str]()
-        self._copies: dict[str, str] = {}
+        self._used = Counter[str]()  # parameter -> number of operators that read it
+        self._copies: dict[str, str] = {}  # copy -> parameter
 
     def shape(self, tensor: str) -> Shape:
         """The shape of a tensor written before."""
         return self._nodes[tensor].shape
 
     def node(self, tensor: str) -> Node:
-        """The node that made it."""
+        """The node of a tensor written before."""
         return self._nodes[tensor]
 
     def placeholder(
@@ -159,19 +167,21 @@ class Writer:
         below: int | None = None,
         unsliced: Sequence[int] = (),
     ) -> str:
-        """Data of one step; below: whole numbers from 0 (labels, tokens) instead of real ones.
-        unsliced: dimensions that theories leave whole unless asked (`rules.theory_of`)."""
+        """Add the data of one step.
+
+        below: the data are whole numbers in 0..below - 1 (labels, tokens); None: real numbers.
+        unsliced: dimensions that are not sliced unless `rules.rules_of` is asked for all.
+        """
         attributes: dict[str, Any] = {} if below is None else {"below": below}
-        return self._write(
-            name, PLACEHOLDER, (), tuple(shape), attributes | {"unsliced": tuple(unsliced)}
-        )
+        attributes["unsliced"] = tuple(unsliced)
+        return self._write(name, PLACEHOLDER, (), tuple(shape), attributes)
 
     def parameter(self, name: str, shape: Sequence[int]) -> str:
-        """A parameter."""
+        """Add a parameter."""
         return self._write(name, PARAMETER, (), tuple(shape), {})
 
     def apply(self, kind: str, name: str, *inputs: str, **attributes: Any) -> str:
-        """Operator `kind` on tensors written before; returns its tensor's name."""
+        """Add the operator `kind`, which reads earlier tensors and makes the tensor `name`."""
         inputs = tuple(self._once(tensor) for tensor in inputs)
         shape = operator(kind).shape([self.shape(tensor) for tensor in inputs], attributes)
         return self._write(name, kind, inputs, shape, attributes)
@@ -179,26 +189,30 @@ class Writer:
     def linear(
         self, name: str, x: str, equation: str, weight: Sequence[int], bias: str | None = None
     ) -> str:
-        """A contraction of `x` with a new parameter, and a new bias over the output's letters
-        `bias`."""
+        """Add a contraction of `x` with a new parameter.
+
+        equation: of einsum, for `x` and the parameter. weight: the parameter's shape. bias: the
+        output's letters over which a new bias is added; None: no bias.
+        """
         parameters = [self.parameter(f"{name}.weight", weight)]
         if bias is not None:
             terms, output = equation.split("->")
             lengths = dict(zip(terms.replace(",", ""), (*self.shape(x), *weight), strict=True))
-            parameters.append(self.parameter(f"{name}.bias", [lengths[letter] for letter in bias]))
+            bias_shape = [lengths[letter] for letter in bias]
+            parameters.append(self.parameter(f"{name}.bias", bias_shape))
             equation = f"{terms},{bias}->{output}"
         return self.apply("contract", name, x, *parameters, equation=equation)
 
     def convolution(self, name: str, x: str, channels: int) -> str:
-        """A 3 x 3 convolution with bias that keeps the size, and a ReLU."""
+        """Add a 3 x 3 convolution with bias that keeps the image's size, and a ReLU."""
         weight = self.parameter(f"{name}.weight", (channels, self.shape(x)[1], 3, 3))
-        x = self.apply(
-            "convolve", name, x, weight, self.parameter(f"{name}.bias", (channels,)), padding=1
-        )
+        bias = self.parameter(f"{name}.bias", (channels,))
+        x = self.apply("convolve", name, x, weight, bias, padding=1)
         return self.apply("relu", f"{name}.relu", x)
 
     def classifier(self, x: str, labels: str, widths: Mapping[str, int]) -> SingleProgram:
-        """Dense layers by name, each a layer, with a ReLU between them; and the loss."""
+        """The finished program, with dense layers, a ReLU between any two of them, and the loss.
+        widths: name of each dense layer -> its width."""
         for number, (name, width) in enumerate(widths.items(), 1):
             self.layer = name
             x = self.linear(name, x, "bi,oi->bo", (width, self.shape(x)[1]), "o")
@@ -207,12 +221,12 @@ class Writer:
         return self.loss(x, labels)
 
     def loss(self, logits: str, labels: str) -> SingleProgram:
-        """The program with the mean cross-entropy of all rows as its loss."""
+        """The finished program, with the mean cross-entropy of all rows as its loss."""
         self.apply("cross-entropy", "loss", logits, labels, count=math.prod(self.shape(labels)))
         return self.finish()
 
     def finish(self) -> SingleProgram:
-        """The program; its last node must be a scalar."""
+        """The finished program. Raises InputError unless its last node is a scalar operator."""
         nodes = tuple(self._nodes.values())
         require(
             nodes and not nodes[-1].source and nodes[-1].shape == (),
@@ -224,7 +238,7 @@ class Writer:
         return SingleProgram(self.name, nodes, dict(self._copies))
 
     def _once(self, tensor: str) -> str:
-        """A parameter used again becomes a copy of its own."""
+        """The tensor itself; for a parameter that an operator already reads, a new copy of it."""
         node = self._nodes.get(tensor)
         if node is None:
             raise InputError("unknown tensor", where=self.name, got=tensor)
@@ -245,6 +259,7 @@ class Writer:
         shape: Shape,
         attributes: Mapping[str, Any],
     ) -> str:
+        """Add a node and return its name. Raises InputError for a name that is taken."""
         require(
             name not in self._nodes and "|" not in name,
             "name of a tensor",

@@ -1,8 +1,8 @@
-"""The program of a plan file: written from an SPMD program, and read as a proof.
+"""Writes an SPMD program into a plan file, and reads it back with a check that it is valid.
 
-A plan's program is taken only as the rules of the single-device program allow it: every instruction
-must be one of their steps, in an order that proves the goal. Whatever passes can be executed and
-priced.
+A plan's program is valid if it is a proof by the rules of the single-device program (`rules`):
+every instruction is one of their steps, each step needs only properties that earlier steps give,
+and some step gives the goal. A valid program can be executed and priced.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ NO_MATCH = "program does not match the model"
 
 
 def plan_instruction(step: Step) -> SpmdInstruction:
-    """A step as plan files have it."""
+    """A step as an instruction of a plan file."""
     instruction = step.instruction
     if isinstance(instruction, Run):
         return SpmdInstruction(
@@ -53,7 +53,7 @@ def plan_instruction(step: Step) -> SpmdInstruction:
 
 
 def write_program(decided: Decided) -> SpmdProgram:
-    """The program as plan files have it."""
+    """The program of a plan file, from an SPMD program with its ratios."""
     return SpmdProgram(
         instructions=[plan_instruction(step) for step in decided.steps],
         ratios=[list(row) for row in decided.ratios],
@@ -61,10 +61,11 @@ def write_program(decided: Decided) -> SpmdProgram:
 
 
 def read_program(plan: Plan, program: SingleProgram) -> Decided:
-    """The plan's program for `program`. Raises InputError where it is none for it."""
+    """The SPMD program in a plan. Raises InputError where it is not valid for the single-device
+    program `program`, or has another number of segments."""
     listed = plan.program
     assert listed is not None, "plans with the schedule spmd have a program"
-    if program.segments == 1 < len(listed.ratios):
+    if program.segments == 1 and len(listed.ratios) > 1:
         segment_of = {step.tensor: step.segment for step in listed.instructions if step.do == "Run"}
         program = program.in_segments(segment_of)
     require(
@@ -80,19 +81,20 @@ def read_program(plan: Plan, program: SingleProgram) -> Decided:
 
 
 def proof_of(listed: SpmdProgram, rules: Rules, where: str) -> list[int]:
-    """The numbers of the rules' steps that a plan's instructions stand for.
+    """The steps of a plan's program, by their indices in `rules.steps`.
 
-    Raises InputError for an instruction that is no step, and for a program that is no proof.
+    Raises InputError for an instruction that is no step, and for a program that is no proof. where:
+    the plan, for messages.
     """
-    numbers = grouped(
+    steps_of_text = grouped(
         (plan_instruction(step).model_dump_json(), n) for n, step in enumerate(rules.steps)
     )
     choices = []
     for position, instruction in enumerate(listed.instructions):
-        key = instruction.model_dump_json()
-        if key not in numbers:
+        text = instruction.model_dump_json()
+        if text not in steps_of_text:
             raise refusal(instruction, f"program.instructions[{position}]", rules, where)
-        choices.append(numbers[key])
+        choices.append(steps_of_text[text])
     chosen = told_apart(choices, rules)
     violation = next(violations(chosen, rules), None)
     if violation is not None:
@@ -101,35 +103,38 @@ def proof_of(listed: SpmdProgram, rules: Rules, where: str) -> list[int]:
 
 
 def told_apart(choices: Sequence[Sequence[int]], rules: Rules) -> list[int]:
-    """One step for each instruction, of those that look like it in a plan file.
+    """The step that each instruction stands for. choices: [instruction] the steps that a plan file
+    writes as this instruction.
 
-    Runs of an operator look alike where only the synchronisation behind them tells which of them is
-    meant: the one whose property a synchronisation of the program needs. An instruction that is
-    listed again is another of the steps that look like it, as long as there are others.
+    Several runs of one operator are written alike if they differ only in the property that waits
+    for a synchronisation. The run whose property some synchronisation of the program needs is
+    chosen. An instruction that is listed again stands for another step that is written alike, as
+    long as there is one that was not chosen.
     """
-    synchronised: set[str] = set()
+    synchronised: set[str] = set()  # properties that synchronisations of the program need
     for n in chain.from_iterable(choices):
         instruction = rules.steps[n].instruction
         if isinstance(instruction, Synchronise):
             synchronised.add(instruction.before)
     chosen: list[int] = []
     for choice in choices:
-        left = [n for n in choice if n not in chosen] or choice
-        waiting = [n for n in left if rules.steps[n].instruction.after in synchronised]
-        chosen.append((waiting or left)[0])
+        unused = [n for n in choice if n not in chosen] or choice
+        waiting = [n for n in unused if rules.steps[n].instruction.after in synchronised]
+        chosen.append((waiting or unused)[0])
     return chosen
 
 
 def violations(numbers: Sequence[int], rules: Rules) -> Iterator[str]:
-    """Why these steps, in this order, are no proof."""
-    given: set[str] = set()
-    first: dict[int, int] = {}
+    """The reasons why a sequence of steps is no proof: a repeated step, a step that needs a
+    property which no earlier step gives, and a goal that no step gives."""
+    given: set[str] = set()  # properties
+    first_position: dict[int, int] = {}  # step -> where it stands first
     for position, n in enumerate(numbers):
         step = rules.steps[n]
         text = step.instruction.text()
-        if n in first:
-            yield f"instructions[{position}] ({text}) repeats instructions[{first[n]}]"
-        first.setdefault(n, position)
+        if n in first_position:
+            yield f"instructions[{position}] ({text}) repeats instructions[{first_position[n]}]"
+        first_position.setdefault(n, position)
         for needed in step.needs:
             if needed not in given:
                 yield (
@@ -142,7 +147,8 @@ def violations(numbers: Sequence[int], rules: Rules) -> Iterator[str]:
 
 
 def refusal(instruction: SpmdInstruction, place: str, rules: Rules, where: str) -> InputError:
-    """The error for an instruction that is no step."""
+    """The error for an instruction that is no step of the rules. place: the instruction's, within
+    the plan `where`."""
     if instruction.tensor not in {node.name for node in rules.program.nodes}:
         return InputError(
             f"{NO_MATCH}: {place} is about an unknown tensor",

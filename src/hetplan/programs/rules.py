@@ -1,6 +1,7 @@
 """The rules of a single-device program: every step that an SPMD program for it may have.
 
-Operators run in their ways (`operators`), tensors change form by collectives (Fig. 9, Section 4.4):
+Operators run by their sharding rules (`operators`). Tensors change form by collectives (HAP, Fig. 9
+and Section 4.4):
 
     All-Reduce         e|All-Reduce    -> e|Identity         mirrored: All-Reduce
     Reduce-Scatter(d)  e|All-Reduce    -> e|All-Gather(d)    mirrored: All-Gather
@@ -12,14 +13,17 @@ Operators run in their ways (`operators`), tensors change form by collectives (F
     Repartition        e in one segment's ratios -> another's (Section 5.2): an All-To-All of slices
 
 The rules are about the forward pass; the backward pass mirrors it. Placeholders and parameters are
-loaded in the form that an operator wants and are communicated in no other way (Section 4.5). Where
-a parameter is whole, its gradient comes out in summands: the operator's output counts as had only
-behind a synchronisation, and until then has another name (`e~`). The synchronisation is an
-All-Reduce of the gradient. A matrix product over slices of the batch may gather its factors instead
-and compute the gradient on every device (Section 2.5.2).
+loaded in the form in which an operator reads them, and are never communicated (Section 4.5).
+
+If an operator reads a parameter whole, the parameter's gradient comes in summands, which have to be
+synchronised. A program with such an operator must contain the synchronisation. Therefore the
+operator gives only a property with another name (`e~` for the tensor `e`), and the synchronisation
+takes this property to that of `e`. The synchronisation is an All-Reduce of the gradient. A matrix
+product over slices of the batch may gather its factors instead and compute the gradient on every
+device (Section 2.5.2).
 
 A program is a sequence of steps. It is a proof: each step needs properties that earlier steps give,
-and some step gives the goal, the loss in summands.
+and some step gives the goal, which is the loss in summands.
 
 Source: HAP, Section 4.
 """
@@ -51,18 +55,18 @@ FACTORS: tuple[Gather, Gather] = ("All-Gather factors", "Grouped-Broadcast facto
 
 @dataclass(frozen=True)
 class Step:
-    """One step that a program may have."""
+    """One step that an SPMD program may have."""
 
     instruction: Instruction
     needs: tuple[str, ...]
     """Properties that earlier steps must give."""
     segment: int
-    """The segment whose ratios cut its tensors."""
+    """The segment whose ratios cut the tensors of the instruction."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """All steps for a program."""
+    """All steps that an SPMD program for `program` may have. `rules_of` lists them."""
 
     program: SingleProgram
     steps: tuple[Step, ...]
@@ -71,7 +75,7 @@ class Rules:
 
     @property
     def goal(self) -> str:
-        """The property that a program must give: the loss, in summands."""
+        """The property that an SPMD program must give: the loss in summands."""
         return property_name(self.program.loss.name, PARTIAL)
 
 
@@ -82,10 +86,10 @@ def rules_of(
     all_dimensions: bool = False,
     check: Callable[[], None] | None = None,
 ) -> Rules:
-    """The rules of `program`, whose tensors are cut into `slices` slices.
+    """The rules of `program`, whose tensors are cut into `slices` slices, one per device.
 
-    all_dimensions: also along dimensions that placeholders mark `unsliced`. check: called for every
-    operator; it ends a long run by an exception.
+    all_dimensions: whether tensors are also cut along dimensions that placeholders mark `unsliced`.
+    check: a function that is called for every operator, and may raise to end a long run.
     """
     writer = _Writer(program, slices, all_dimensions=all_dimensions)
     for node in program.computations:
@@ -98,26 +102,28 @@ def rules_of(
 
 
 class _Writer:
-    """Collects steps."""
+    """Collects the steps of `rules_of`."""
 
     def __init__(self, program: SingleProgram, slices: int, *, all_dimensions: bool) -> None:
         self.program, self.slices, self.all_dimensions = program, slices, all_dimensions
         self.axes = Axes(program)
         self.steps: list[Step] = []
-        # (tensor, segment that reads it, form) of the tensors that move between segments, in order
+        # (tensor, segment that reads it, form) of tensors that other segments read; the keys of
+        # the dictionary are a set that keeps its order
         self.elsewhere: dict[tuple[str, int, Form], None] = {}
 
     def allowed(self, node: Node, way: Way) -> bool:
-        """Whether every device can have a part of all that the way slices."""
+        """Whether every device can have a slice of all tensors that the sharding rule slices."""
         return self.axes.sliceable(node, way, self.slices, all_dimensions=self.all_dimensions)
 
     def add(self, instruction: Instruction, needs: tuple[str, ...], segment: int) -> None:
-        """Add one step."""
+        """Add one step; the arguments are its fields."""
         self.steps.append(Step(instruction, needs, segment))
 
     def run(self, node: Node) -> None:
-        """Add the operator in every way that its dimensions allow, the replicated one first, with
-        the synchronisation that its parameters' gradients need."""
+        """Add a step for each sharding rule of an operator that the lengths of its dimensions
+        allow, the replicated rule first. Add the synchronisations of its parameters' gradients."""
+        # (form of the output, whole parameters) -> property that waits for the synchronisation
         waiting: dict[tuple[Form, tuple[str, ...]], str] = {}
         ways = dict.fromkeys([whole_way(len(node.inputs)), *ways_of(self.program, node)])
         for way in ways:
@@ -125,11 +131,11 @@ class _Writer:
                 continue
             done = property_name(node.name, way.output)
             whole = tuple(self.whole_parameters(node, way))
+            needs = self.inputs_of(node, way)
             if not whole:
-                self.add(Run(node.name, way, done), self.inputs_of(node, way), node.segment)
+                self.add(Run(node.name, way, done), needs, node.segment)
                 continue
             key = (way.output, whole)
-            needs = self.inputs_of(node, way)
             if key not in waiting:
                 waiting[key] = property_name(f"{node.name}~{len(waiting) or ''}", way.output)
                 reduced = Synchronise(node.name, whole, "All-Reduce", waiting[key], done)
@@ -139,14 +145,14 @@ class _Writer:
                 self.run_by_factors(node, way, whole)
 
     def whole_parameters(self, node: Node, way: Way) -> Iterator[str]:
-        """The parameters that the operator reads whole."""
+        """The names of the parameters that the operator reads whole."""
         for source, form in zip(self.program.inputs(node), way.inputs, strict=True):
             if source.kind == PARAMETER and form == WHOLE:
                 yield source.name
 
     def inputs_of(self, node: Node, way: Way) -> tuple[str, ...]:
-        """Properties of the computed inputs, each once. A tensor of another segment is needed under
-        the ratios of the node's segment."""
+        """The properties that a run of the operator needs: those of its computed inputs, each once.
+        An input of another segment is needed under the ratios of the node's segment (`e@2`)."""
         needs = []
         for source, form in zip(self.program.inputs(node), way.inputs, strict=True):
             if source.source:
@@ -159,20 +165,21 @@ class _Writer:
         return tuple(dict.fromkeys(needs))
 
     def has_factors(self, node: Node, way: Way, whole: tuple[str, ...]) -> bool:
-        """Whether the operator is a product of a slice of the batch with a whole weight, whose
-        gradient the devices can compute from gathered factors."""
+        """Whether the operator multiplies a slice of the batch by a whole weight, so that every
+        device can compute the weight's gradient from gathered factors."""
         if node.kind != "contract" or way.output < 0:
             return False
         left, right = self.program.inputs(node)[:2]
         if left.kind == PARAMETER or right.name not in whole or way.inputs[0] < 0:
             return False
         terms, output = parsed(node.attributes["equation"])
-        batch = output[way.output]
-        in_parameters = any(batch in term for term in terms[1:])
-        return terms[0][way.inputs[0]] == batch and not in_parameters
+        batch_letter = output[way.output]
+        in_parameters = any(batch_letter in term for term in terms[1:])
+        return terms[0][way.inputs[0]] == batch_letter and not in_parameters
 
     def run_by_factors(self, node: Node, way: Way, whole: tuple[str, ...]) -> None:
-        """Add the operator by sufficient factors, and both ways to gather these."""
+        """Add the run of the operator by sufficient factors, and both collectives that may gather
+        the factors."""
         done = property_name(node.name, way.output)
         waits = property_name(f"{node.name}~factors", way.output)
         run = Run(node.name, way, waits, factors=True)
@@ -182,12 +189,13 @@ class _Writer:
             self.add(gathered, (waits,), node.segment)
 
     def change(self, node: Node) -> None:
-        """Add every change of form of a computed tensor."""
+        """Add every change of form of the operator's output."""
         if node is self.program.loss:
             self.add_change(node, "Share", WHOLE, PARTIAL)
             return
         whole = (WHOLE,) * len(node.inputs)
-        cuts = [d for d in range(len(node.shape)) if self.allowed(node, Way(whole, d))]
+        dimensions = range(len(node.shape))
+        cuts = [d for d in dimensions if self.allowed(node, Way(whole, d))]
         for how, source, target in changes(cuts):
             self.add_change(node, how, source, target)
 
@@ -198,8 +206,8 @@ class _Writer:
         self.add(change, (before,), node.segment)
 
     def move_between_segments(self) -> None:
-        """Add the moves of tensors that another segment reads, under its ratios. A slice moves; in
-        another form the tensor stays as it was."""
+        """Add a repartition for each tensor that another segment reads. A sliced tensor gets the
+        other segment's slices; a tensor in another form stays as it is."""
         for name, segment, form in self.elsewhere:
             before, after = property_name(name, form), property_name(f"{name}@{segment}", form)
             move = Change("Repartition", name, form, form, before, after)

@@ -1,10 +1,10 @@
-"""FLOP/s of device types, weights of operators and saved bytes of a program, from a workload's
-profile.
+"""The speed of each device type, the weight of each operator's FLOP, and the saved bytes of each
+tensor, from a workload's profile. With them an SPMD program takes the profile's seconds and bytes.
 
-- Each device type has one speed. At this speed the whole model takes the seconds of the profile, at
-  the largest micro-batch within an even share of the global batch.
-- The FLOP of an operator have a weight. By the weights, each layer takes the seconds of the
-  profile, in the mean over the devices.
+- Each device type has one speed in FLOP/s. At this speed the whole model takes the seconds of the
+  profile, at the largest micro-batch within an even share of the global batch.
+- The FLOP of each operator are multiplied by a weight. By the weights, each layer takes the seconds
+  of the profile, in the mean over the devices.
 - Some operators mostly move elements, and their FLOP alone would make them too fast. So a moved
   element counts as many FLOP as the first device type computes in the time of moving it.
 """
@@ -28,7 +28,7 @@ LARGE_MOVE = 2.0**27  # elements; the launch of a kernel that moves them is negl
 def speeds_of(
     workload: Workload, program: SingleProgram
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """(FLOP/s of each device type, weight of every operator's FLOP).
+    """(device type -> FLOP/s, operator -> weight of its FLOP).
 
     The weighted FLOP of all operators add up to the FLOP of the model, in which a moved element
     counts by `moved_element_flops`.
@@ -45,6 +45,7 @@ def speeds_of(
         scaled[node.name] = products + moves_factor * moves
         layer_flops[node.layer] = layer_flops.get(node.layer, 0.0) + scaled[node.name]
 
+    # device type -> [L] seconds of the program's samples
     layer_seconds = {
         name: np.array(table.layer_seconds()) * program.samples / table.micro_batch
         for name, table in profile_tables(workload).items()
@@ -57,8 +58,8 @@ def speeds_of(
     for node in program.computations:
         flops = charged[node.name]
         if flops > 0:
-            in_layer = scaled[node.name] / flops
-            weights[node.name] = in_layer * target_flops[node.layer] / layer_flops[node.layer]
+            moves_weight = scaled[node.name] / flops  # weighs moved elements against products
+            weights[node.name] = moves_weight * target_flops[node.layer] / layer_flops[node.layer]
     return speeds, weights
 
 
@@ -85,8 +86,8 @@ def moved_element_flops(workload: Workload) -> float:
 
 
 def profile_tables(workload: Workload) -> dict[str, ProfileTable]:
-    """Device type -> the profile's table of a single device, at the largest micro-batch within an
-    even share of the global batch; at the smallest one where all are larger.
+    """Device type -> the profile's table of a single device. Its micro-batch is the largest within
+    an even share of the global batch, or the smallest if all are larger.
 
     Raises UnsupportedError where the profile has no table of a single device of some type.
     """

@@ -1,9 +1,10 @@
-"""A run of an SPMD program in time: stages of computing, each ended by a collective that all join.
+"""The course of one run of an SPMD program: stages in which every device computes, each ended by a
+collective that all devices join.
 
-Theories price each instruction together with its mirror; here both stand where they happen, in the
-forward and in the backward pass. Slices are whole units, and collectives of slices take as long as
-the longest. Gradients of whole parameters are all-reduced behind the operator's backward pass, in
-the last run of an iteration.
+HAP's theories price an instruction together with its mirror. Here each stands where it happens, in
+the forward or in the backward pass. Slices have whole units, and a collective of slices takes as
+long as the longest slice. In the last run of an iteration, gradients of whole parameters are
+all-reduced after the operator's backward pass.
 """
 
 from collections.abc import Mapping
@@ -22,35 +23,37 @@ from hetplan.programs.work import Work, work_of
 
 @dataclass(frozen=True)
 class Prices:
-    """What seconds are computed from."""
+    """Speeds and bandwidths by which FLOP and bytes become seconds."""
 
     speeds: Floats
     """[m] FLOP/s of each device."""
     weights: Mapping[str, float]
-    """Node -> factor on its FLOP; 1 where left out."""
+    """Node -> factor on its FLOP; 1 for a node that is missing."""
     links: Links
     element_bytes: int
+    """Bytes of a tensor's entry."""
 
 
 @dataclass
 class Stage:
-    """Computing until a collective that all devices join."""
+    """A part of a run in which the devices compute until a collective that all of them join."""
 
     compute: Floats
-    """[m] seconds of each device."""
+    """[m] seconds that each device computes."""
     backward: bool
+    """Whether the stage is in the backward pass."""
     collective: str = ""
-    """The collective that ends the stage; empty: none, at the end of a pass."""
+    """The collective that ends the stage; empty at the end of a pass."""
     seconds: float = 0.0
-    """Of the collective."""
+    """Seconds of the collective."""
 
 
 class Timed:
-    """Runs of a program in time."""
+    """Divides runs of a program into stages; `run` returns them."""
 
     def __init__(self, decided: Decided, prices: Prices) -> None:
         self.decided, self.program, self.prices = decided, decided.program, prices
-        self.gradients = self.program.needs_gradient()
+        self.gradients = self.program.needs_gradient()  # tensors with gradients
         # property that waits for gathered factors -> the collective that gathers them
         self.gathers: dict[str, str] = {}
         for instruction in decided.order:
@@ -58,8 +61,8 @@ class Timed:
                 self.gathers[instruction.before] = instruction.how
 
     def run(self, *, last: bool) -> list[Stage]:
-        """The stages of one run. last: it is the last run of an iteration, which joins the
-        gradients."""
+        """The stages of one run. last: whether it is the last run of an iteration, which
+        synchronises the gradients."""
         self.stages = [self._stage(backward=False)]
         for step in self.decided.steps:
             if isinstance(step.instruction, Run):
@@ -78,57 +81,68 @@ class Timed:
         return self.stages
 
     def _stage(self, *, backward: bool) -> Stage:
+        """A stage in which no device computes yet."""
         return Stage(np.zeros(self.decided.m), backward)
 
-    def _join(self, how: str, what: str, part: float, *nodes: Node) -> None:
-        """End the stage by a collective on tensors. part: the largest part of them on a device."""
+    def _end_stage(self, how: str, what: str, largest: float, *nodes: Node) -> None:
+        """End the last stage by a collective on the tensors of `nodes`, and begin the next one.
+
+        how: the collective. what: its tensors, for people. largest: the largest share of the
+        tensors on a device.
+        """
         size = float(sum(node.elements for node in nodes) * self.prices.element_bytes)
         price = self.prices.links.price(how, size)
         stage = self.stages[-1]
-        stage.collective, stage.seconds = f"{how}{what}", price.fixed + price.shared * part
+        stage.collective = f"{how}{what}"
+        stage.seconds = price.fixed + price.shared * largest
         self.stages.append(self._stage(backward=stage.backward))
 
     def _change(self, step: Step, change: Change, *, backward: bool) -> None:
-        """A collective, in the backward pass its mirror; free changes of form take no time."""
+        """End the stage by the collective of a change of form, or in the backward pass by the
+        collective's mirror. Free changes of form take no time."""
         if is_free(change):
             return
         node = self.program.node(change.tensor)
         how = OPPOSITE.get(change.how, change.how) if backward else change.how
-        self._join(how, f"({node.name})", float(self.decided.shared_by(step).max()), node)
+        largest = float(self.decided.shared_by(step).max())
+        self._end_stage(how, f"({node.name})", largest, node)
 
     def _work(self, run: Run) -> Work:
+        """The weighted FLOP of an operator."""
         weight = self.prices.weights.get(run.node, 1.0)
         return work_of(self.program, self.program.node(run.node), self.gradients, weight)
 
     def _part(self, step: Step, run: Run) -> Floats | float:
-        """[m] each device's part of an operator's work; 1 where each does all of it."""
+        """[m] each device's share of an operator's work; 1 if each device does all of it."""
         return self.decided.shared_by(step) if run.way.shared else 1.0
 
     def _forward(self, step: Step, run: Run) -> None:
-        """An operator's forward pass."""
+        """Add an operator's forward pass to the last stage."""
         flops = self._work(run).forward * self._part(step, run)
         self.stages[-1].compute += flops / self.prices.speeds
 
     def _backward(self, step: Step, run: Run) -> None:
-        """An operator's backward pass; by factors, each device computes the parameters' gradients
-        behind the gathering."""
+        """Add an operator's backward pass to the last stage. By factors, the stage ends by the
+        gathering, and every device then computes the whole gradients of the parameters."""
         work, part, speeds = self._work(run), self._part(step, run), self.prices.speeds
         divided = work.gradients[0] if run.factors else work.backward
         self.stages[-1].compute += divided * part / speeds
         if run.factors:
             node, largest = self.program.node(run.node), float(np.max(part))
-            for tensor in (self.program.inputs(node)[0], node):
-                self._join(self.gathers[run.after], f"({tensor.name})", largest, tensor)
+            first_input = self.program.inputs(node)[0]
+            for tensor in (first_input, node):
+                self._end_stage(self.gathers[run.after], f"({tensor.name})", largest, tensor)
             self.stages[-1].compute += sum(work.gradients[1:]) / speeds
 
     def _join_gradients(self, step: Step, run: Run) -> None:
-        """Join the gradients that the backward pass of an operator leaves in parts."""
+        """Add the collectives that join the gradients of an operator's parameters: an all-reduce of
+        summands, and an all-gather of slices of parameters that every device has whole."""
         reads = self.decided.reads(run)
         whole = [source for source, _, form in reads if form == WHOLE]
         if whole and not run.factors:
             names = ", ".join(source.name for source in whole)
-            self._join("All-Reduce", f" gradient({names})", 1.0, *whole)
-        for source, owner, form in reads:
-            if form != WHOLE and self.decided.shards[owner].joined_apart:
+            self._end_stage("All-Reduce", f" gradient({names})", 1.0, *whole)
+        for source, original, form in reads:
+            if form != WHOLE and self.decided.shards[original].joined_apart:
                 part = float(self.decided.part(source.name, form, step.segment).max())
-                self._join("All-Gather", f" gradient({source.name})", part, source)
+                self._end_stage("All-Gather", f" gradient({source.name})", part, source)

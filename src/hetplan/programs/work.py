@@ -1,4 +1,5 @@
-"""The FLOP of a program's operators, as theories charge them."""
+"""The FLOP of a program's operators in both passes, as HAP's theories count them: only gradients
+that the backward pass computes count, and moved elements count as FLOP."""
 
 from collections.abc import Set
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ class Work:
     """FLOP of one operator."""
 
     forward: float
+    """FLOP of the forward pass."""
     gradients: tuple[float, ...] = ()
-    """Of the backward pass, for each input; 0 where no gradient is needed."""
+    """[input] FLOP of the input's gradient in the backward pass; 0 where none is computed."""
 
     @property
     def backward(self) -> float:
@@ -28,9 +30,9 @@ class Work:
 
 
 def work_of(program: SingleProgram, node: Node, needed: Set[str], weight: float = 1.0) -> Work:
-    """The work that theories charge for a node.
+    """The FLOP of a node, moved elements included.
 
-    needed: the tensors with gradients, `program.needs_gradient()`. weight: a factor on all of it.
+    needed: the tensors with gradients, `program.needs_gradient()`. weight: a factor on the FLOP.
     """
     shapes = [source.shape for source in program.inputs(node)]
     work = operator(node.kind).work(shapes, node.shape, node.attributes)
@@ -38,7 +40,7 @@ def work_of(program: SingleProgram, node: Node, needed: Set[str], weight: float 
 
 
 def products_of(program: SingleProgram, node: Node, needed: Set[str]) -> Work:
-    """The part of a node's work that is products of matrices, as counters of FLOP see it."""
+    """The FLOP of a node's matrix products alone, as counters of FLOP count them."""
     shapes = [source.shape for source in program.inputs(node)]
     products = operator(node.kind).products(shapes, node.shape, node.attributes)
     return _charged(program, node, needed, products)
@@ -51,7 +53,7 @@ def _charged(
     work: FlopOfInputs,
     weight: float = 1.0,
 ) -> Work:
-    """The work without the gradients that are not needed, times the weight."""
+    """The FLOP `work` of a node, without gradients that are not computed, times `weight`."""
     forward, backward = work
     gradients = [0.0] * len(backward)
     if node.name in needed:
@@ -71,6 +73,6 @@ def by_layer(program: SingleProgram) -> dict[str, float]:
 
 
 def worked_out(program: SingleProgram) -> list[Node]:
-    """The operators that compute something; the others make views."""
+    """The operators that take FLOP; the other operators make views."""
     needed = program.needs_gradient()
     return [node for node in program.computations if work_of(program, node, needed).total > 0]

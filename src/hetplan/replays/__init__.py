@@ -1,1 +1,1 @@
-"""Seconds and bytes of a plan: what a plan of a workload takes and holds, event by event."""
+"""Replays of plans: the seconds that an iteration takes, and the bytes that each device holds."""

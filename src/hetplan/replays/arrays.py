@@ -1,4 +1,4 @@
-"""Arrays of numbers."""
+"""Types of the arrays that the formulas of this package take and return."""
 
 from typing import Any
 
@@ -8,5 +8,5 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-# One number, of one plan; or an array, of many strategies at once.
+# A number of one plan, or an array with one entry for each of many strategies.
 Numbers = float | NDArray[np.floating[Any]] | NDArray[np.integer[Any]]

@@ -1,4 +1,4 @@
-"""What closed forms of seconds and bytes assume besides the model and its devices."""
+"""The assumptions of the formulas of seconds and bytes, besides the model and its devices."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,35 +11,37 @@ from hetplan.profiling.rates.efficiency import Learned, LearnedLinks
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What pricing and memory assume besides the model and the pool.
+    """What the formulas assume of the training software, its measurements and its memory.
 
-    profile: measured layers; where it has no table they are predicted. learned: by device type,
-    how much longer its own operators take than predicted. links: learned efficiency of links; None:
-    measured fabrics inside nodes, `network_share` between them.
-    network_share: what large collectives reach of a node's network: 24 of 25 GB/s for each HDR
-    adapter of A800 nodes (NVIDIA/nccl#412), 96 of 100 GB/s for three DGX A100
-    (NVIDIA/nccl-tests#119).
-    stack: the software that computes; its sequence parallelism is the strategy's.
-    bucket_params, bucket_params_per_rank: parameters whose gradients are reduced together, at
-    least, and per data rank (Megatron Core, `DistributedDataParallelConfig.bucket_size`).
-    framework: what trains, and what it holds on every device; the strategies are Megatron-LM's.
-    reserved_bytes: memory of each device that training cannot use, None: what the framework's
-    allocator does not count. memory_margin: share of each device's memory that stays free besides.
+    The strategies that the formulas describe are Megatron-LM's.
     """
 
-    framework: Framework = MEGATRON
+    framework: Framework = MEGATRON  # the framework that trains, and its memory on every device
+    # bytes of each device that training cannot use; None: those that the framework's allocator
+    # does not count
     reserved_bytes: float | None = None
-    memory_margin: float = 0.0
+    memory_margin: float = 0.0  # share of each device's memory that stays free besides
+    # measured seconds of layers; the seconds of layers without a table are predicted
     profile: Profile | None = None
+    # device type -> how much longer its operators take than predicted, by measurements on it
     learned: Mapping[str, Learned] = field(default_factory=dict)
+    # learned efficiency of links; None: measured curves inside nodes, `network_share` between them
     links: LearnedLinks | None = None
+    # The share of a node's network bandwidth that large collectives reach: 24 of 25 GB/s for each
+    # HDR adapter of A800 nodes (NVIDIA/nccl#412), 96 of 100 GB/s for three DGX A100
+    # (NVIDIA/nccl-tests#119).
     network_share: float = 0.96
+    # the software that computes; a strategy says whether it is sequence parallel
     stack: Stack = DEFAULT_STACK
+    # A bucket, whose gradients are reduced together, has at least `bucket_params` parameters, and
+    # at least `bucket_params_per_rank` for each data rank (Megatron Core,
+    # `DistributedDataParallelConfig.bucket_size`).
     bucket_params: float = 40e6
     bucket_params_per_rank: float = 1e6
 
     @property
     def reserved(self) -> float:
         """Bytes of each device that training cannot use."""
-        known = self.reserved_bytes
-        return self.framework.reserved_bytes if known is None else known
+        if self.reserved_bytes is None:
+            return self.framework.reserved_bytes
+        return self.reserved_bytes

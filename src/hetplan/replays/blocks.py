@@ -1,4 +1,4 @@
-"""Seconds that the blocks of a model compute on one type of device, of one micro-batch."""
+"""Seconds that one rank computes for one micro-batch: a block, the embedding and the head."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ class BlockSeconds(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """A rank's passes of a micro-batch."""
+    """The forward and backward pass of one micro-batch on one rank."""
 
     tensor: int  # tensor-parallel degree
     micro_batch: int  # samples
@@ -37,18 +37,21 @@ class Pass(NamedTuple):
     cut: Cut  # the rank's part of the model
 
 
-def block_times(facts: ModelFacts, offer: Offer, assumed: Assumptions, of: Pass) -> BlockSeconds:
-    """Seconds of an average block, and of embedding and head.
+def block_times(
+    facts: ModelFacts, offer: Offer, assumed: Assumptions, rank_pass: Pass
+) -> BlockSeconds:
+    """Seconds of an average block, of the embedding and of the head on a device of type `offer`.
 
-    `hetplan.profiling.rates.times` gives the seconds of operators. A measured profile replaces the
-    totals of an uncut model where it has a table; parts of a block keep their shares of the total.
+    `hetplan.profiling.rates.times` predicts the seconds of operators. Where the assumed profile has
+    a table of an uncut model, its seconds of layers replace the predicted ones. The parts of a
+    block keep their shares of the block's seconds.
     """
-    on_rank = facts.divided(of.cut)
+    on_rank = facts.divided(rank_pass.cut)
     parts = np.zeros(5)
     for block, share in on_rank.different_blocks:
-        parts += share * layer_parts(block, on_rank, offer, assumed, of)
-    embedding = layer_parts(on_rank.embedding, on_rank, offer, assumed, of)
-    head = layer_parts(on_rank.head, on_rank, offer, assumed, of)
+        parts += share * layer_parts(block, on_rank, offer, assumed, rank_pass)
+    embedding = layer_parts(on_rank.embedding, on_rank, offer, assumed, rank_pass)
+    head = layer_parts(on_rank.head, on_rank, offer, assumed, rank_pass)
     forward, backward, core, products, products_back = parts.tolist()
     predicted = BlockSeconds(
         forward=forward,
@@ -56,28 +59,30 @@ def block_times(facts: ModelFacts, offer: Offer, assumed: Assumptions, of: Pass)
         core_forward=core,
         products_forward=products,
         products_backward=products_back,
-        embedding=float(embedding[:2].sum()),  # forward and backward
+        embedding=float(embedding[:2].sum()),  # the first two parts: forward and backward
         head=float(head[:2].sum()),
     )
     if assumed.profile is None:
         return predicted
-    return measured(predicted, facts, offer, assumed.profile, of)
+    return measured(predicted, facts, offer, assumed.profile, rank_pass)
 
 
 def layer_parts(
-    layer: Layer, facts: ModelFacts, offer: Offer, assumed: Assumptions, of: Pass
+    layer: Layer, facts: ModelFacts, offer: Offer, assumed: Assumptions, rank_pass: Pass
 ) -> Floats:
-    """[5] forward, backward, core forward, products forward, products backward of one layer."""
+    """[5] predicted seconds of one layer: its forward and its backward pass, the forward pass of
+    attention's core, and the matrix products of the forward and of the backward pass."""
+    micro_batch, tensor = rank_pass.micro_batch, rank_pass.tensor
     learned = assumed.learned.get(offer.name)
-    stack = replace(assumed.stack, sequence_parallel=of.sequence_parallel)
+    stack = replace(assumed.stack, sequence_parallel=rank_pass.sequence_parallel)
     rates = Rates(offer.name, offer.spec, facts.precision, stack)
-    whole = layer_time(layer, rates, micro_batch=of.micro_batch, tensor=of.tensor, learned=learned)
+    whole = layer_time(layer, rates, micro_batch=micro_batch, tensor=tensor, learned=learned)
     core_forward = products_forward = products_backward = 0.0
     for op in layer.operators:
         if not isinstance(op, Matmul) and op.name not in CORE:
             continue
-        time = operator_time(op, rates, of.micro_batch, of.tensor)
-        factor = learned.factor(op, of.micro_batch, of.tensor) if learned else 1.0
+        time = operator_time(op, rates, micro_batch, tensor)
+        factor = learned.factor(op, micro_batch, tensor) if learned else 1.0
         if op.name in CORE:
             core_forward += factor * time.forward
         if isinstance(op, Matmul):
@@ -89,16 +94,20 @@ def layer_parts(
 
 
 def measured(
-    predicted: BlockSeconds, facts: ModelFacts, offer: Offer, profile: Profile, of: Pass
+    predicted: BlockSeconds, facts: ModelFacts, offer: Offer, profile: Profile, rank_pass: Pass
 ) -> BlockSeconds:
-    """The same with the totals of the profile's table, where it has one."""
-    table = profile.table(offer.name, of.tensor, of.micro_batch)
-    if table is None or of.cut != Cut():
+    """The seconds of the profile's table, with a block's parts in proportion to the predicted ones.
+
+    Returns `predicted` where the profile has no table of the pass, and where the model is cut.
+    """
+    table = profile.table(offer.name, rank_pass.tensor, rank_pass.micro_batch)
+    if table is None or rank_pass.cut != Cut():
         return predicted
-    blocks = [i for i, layer in enumerate(facts.model.layers) if layer in facts.blocks]
-    forward = mean_of(table.forward_seconds, blocks)
-    backward = mean_of(table.backward_seconds, blocks)
-    slower_forward, slower_backward = forward / predicted.forward, backward / predicted.backward
+    block_layers = [l for l, layer in enumerate(facts.model.layers) if layer in facts.blocks]
+    forward = mean_of(table.forward_seconds, block_layers)
+    backward = mean_of(table.backward_seconds, block_layers)
+    slower_forward = forward / predicted.forward
+    slower_backward = backward / predicted.backward
     seconds = table.layer_seconds()
     return BlockSeconds(
         forward=forward,
@@ -112,5 +121,5 @@ def measured(
 
 
 def mean_of(seconds: Sequence[float], layers: Sequence[int]) -> float:
-    """The mean over some layers."""
+    """The mean of the seconds [L] over the given layers."""
     return float(np.mean([seconds[layer] for layer in layers]))

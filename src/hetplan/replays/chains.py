@@ -1,13 +1,17 @@
-"""A plan replayed on the simulator: seconds per iteration and memory per device. It is the
-objective of the sixth problem, and what plans of all families compare by.
+"""A plan of stages replayed on the event-driven simulator: seconds per iteration and memory per
+device.
 
-Beyond the families' closed forms it counts: every micro-batch's transfers in their order, network
-cards that ranks of a node share, gradients joined where they belong (layer by layer when replicas
-are cut differently, tied embeddings across stages), and the optimizer's step.
+The replayed seconds are the objective of the problem `joint`, and the measure by which plans of all
+families are compared. Beyond the families' closed forms the replay counts:
+
+- the transfers of every micro-batch in their order, and network cards that ranks of a node share;
+- the all-reduces of gradients between the stages that hold the same layers: layer by layer where
+  replicas are cut differently, and across stages for tied embeddings;
+- the optimizer's step.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
@@ -28,38 +32,42 @@ from hetplan.replays.simulator.pipeline import (
     simulate_replicas,
     tasks_of,
 )
-from hetplan.replays.simulator.tasks import Tasks, Timeline, simulate
+from hetplan.replays.simulator.tasks import Tasks, Timeline, Traffic, simulate
 from hetplan.replays.zero import Owner, ZeroCosts
 
-SHAPES = 256  # replicas that are remembered
+CACHED_PIPELINES = 256  # the number of replicas whose pipelines a replayer keeps
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a plan is run, where the plan does not say it. The defaults are what our runtime does.
+    """How a plan is run, as far as the plan does not say it. By default as hetplan's runtime does.
 
-    buckets: parts of the last backward pass that gradients leave in (1: no overlap). sends: see
-    `Replica`; our runtime sends by isend and receives when it needs to, and both gloo and NCCL move
-    a message when its receiver has asked for it. exchange_seconds: of the host, for each message at
-    each of its ends, beside the link's latency. prefetch: layers that ZeRO 2 and 3 gather ahead
-    while others compute, 0: nothing overlaps (see `zero`; FSDP's default is 1).
+    The runtime sends by isend and receives when it needs the message. Both gloo and NCCL move a
+    message when its receiver has asked for it, hence the default of `sends`.
     """
 
-    buckets: int = 1
-    sends: Sends = "waiting"
+    buckets: int = 1  # parts of the last backward pass, each with its gradients; 1: no overlap
+    sends: Sends = "waiting"  # as in `simulator.pipeline.Replica`
+    # the host's seconds for each message at each of its ends, besides the link's latency
     exchange_seconds: float = 0.0
+    # layers that ZeRO 2 and 3 gather ahead while others compute (`replays.zero`); 0: nothing
+    # overlaps. FSDP's default is 1.
     prefetch: int = 0
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Of a robust replay: every duration is multiplied by a number of its own between 1 - share and
-    1 + share (uniform), `draws` times. An assumption, not a measurement: enough that no plan owes
-    its place to moments that only just meet."""
+    """The random durations of a robust replay.
 
-    share: float = 0.02
-    draws: int = 9
-    seed: int = 0
+    The replay is repeated `draws` times. In each repetition every duration is multiplied by a
+    factor of its own, uniform between 1 - share and 1 + share. The share is an assumption, not a
+    measurement. It is large enough that no plan ranks high only because some events happen to end
+    at the same moment.
+    """
+
+    share: float = 0.02  # the largest relative change of a duration
+    draws: int = 9  # repetitions
+    seed: int = 0  # of the random numbers
 
 
 @dataclass(frozen=True)
@@ -75,13 +83,13 @@ class Replay:
     owners: tuple[Owner, ...]
     """[U] (replica, stage) of each unit."""
     devices: tuple[tuple[int, ...], ...]
-    """[U] the devices of each unit."""
+    """[U] devices of each unit."""
     peak_bytes: tuple[float, ...]
-    """[D] peak of the bytes that the allocator counts; 0 on unused devices."""
+    """[D] bytes that the allocator counts at the peak of each device; 0 on unused devices."""
     limit_bytes: tuple[float, ...]
-    """[D] bytes that each device may hold."""
+    """[D] bytes that training can use on each device."""
     held: tuple[Held[float], ...] = ()
-    """[D] the peak by component; empty for SPMD programs."""
+    """[D] bytes at the peak of each device, by component; empty for SPMD programs."""
 
     @property
     def seconds(self) -> float:
@@ -90,72 +98,83 @@ class Replay:
 
     @property
     def by_device(self) -> bool:
-        """Whether the units are devices of one stage that run one program, not stages."""
+        """Whether the units are the devices of an SPMD program, and not stages."""
         return len(set(self.owners)) < len(self.owners)
 
     @property
     def fits(self) -> bool:
-        """Whether every device holds what it must."""
+        """Whether the peak of every device is within its limit."""
         return all(
             held <= limit for held, limit in zip(self.peak_bytes, self.limit_bytes, strict=True)
         )
 
 
 class ChainReplayer:
-    """Replays plans of one instance, one after the other; what they have in common is kept.
+    """Replays plans of one instance, one after the other.
 
-    costs: of each mode of recomputation.
+    It caches the costs of each mode of recomputation, and the pipelines of the last replicas,
+    because plans that a search compares share many of them.
     """
 
     def __init__(
         self, costs: Callable[[Recomputation], Costs], settings: Settings | None = None
     ) -> None:
+        """costs: gives the costs under a mode of recomputation. settings: the defaults unless
+        given."""
         self.costs = cache(costs)
         self.settings = settings or Settings()
-        self._pipeline = lru_cache(SHAPES)(new_pipeline)
+        self._pipeline = lru_cache(CACHED_PIPELINES)(new_pipeline)
 
     @classmethod
     def of(cls, data: ReplayData, settings: Settings | None = None) -> "ChainReplayer":
-        """Of an instance."""
+        """The replayer of an instance."""
         return cls(lambda mode: Costs(data, mode), settings)
 
     def seconds(self, plan: Plan, limit: float = math.inf) -> float:
-        """Seconds per iteration of a plan; where they are surely more than `limit`, some number
-        between both. Raises what `replay` does."""
+        """Seconds per iteration of a plan.
+
+        Where a lower bound of these seconds already exceeds `limit`, the bound is returned and
+        nothing is simulated. Raises UnsupportedError where `parts` does.
+        """
         parts = self.parts(plan)
-        least = least_seconds(*parts)
-        return least if least > limit else simulate(tasks_of(*parts)).seconds
+        bound = least_seconds(*parts)
+        if bound > limit:
+            return bound
+        return simulate(tasks_of(*parts)).seconds
 
     def excess(self, plan: Plan) -> float:
-        """By what share of its memory the fullest device holds too much."""
-        zero, kept = self.zero(plan), [p.peak_bytes for p in self.parts(plan)[0]]
-        each = zip(memory(zero, np.concatenate(kept)), limits(plan, zero.costs), strict=True)
-        return max(max(device.allocated / max(limit, 1.0) - 1, 0.0) for device, limit in each)
+        """The largest share of its limit by which a device's peak exceeds that limit; 0 where the
+        plan fits."""
+        zero = self.zero(plan)
+        pipelines, _ = self.parts(plan)
+        kept = np.concatenate([pipeline.peak_bytes for pipeline in pipelines])
+        excess = 0.0
+        for held, limit in zip(memory(zero, kept), limits(plan, zero.costs), strict=True):
+            excess = max(excess, held.allocated / max(limit, 1.0) - 1)
+        return excess
 
     def robust_seconds(self, plan: Plan, noise: Noise | None = None) -> float:
-        """The median of replays whose durations are noisy."""
+        """The median of the seconds per iteration over replays with random durations (`Noise`)."""
         noise, tasks = noise or Noise(), self.tasks(plan)
         draw = np.random.default_rng(noise.seed).uniform
         low, high = 1 - noise.share, 1 + noise.share
-        noisy = [
-            simulate(
-                replace(
-                    tasks,
-                    seconds=tasks.seconds * draw(low, high, len(tasks)),
-                    delay=tasks.delay * draw(low, high, len(tasks)),
-                )
-            ).seconds
-            for _ in range(noise.draws)
-        ]
-        return float(np.median(noisy))
+        drawn = []
+        for _ in range(noise.draws):
+            seconds = tasks.seconds * draw(low, high, len(tasks))
+            delay = tasks.delay * draw(low, high, len(tasks))
+            drawn.append(simulate(replace(tasks, seconds=seconds, delay=delay)).seconds)
+        return float(np.median(drawn))
 
     def tasks(self, plan: Plan) -> Tasks:
-        """One iteration of a plan without a program as tasks."""
+        """The tasks of one iteration of a plan of stages."""
         return tasks_of(*self.parts(plan))
 
     def parts(self, plan: Plan) -> tuple[list[Pipeline], list[Collective]]:
-        """What the simulator takes. Refused: stages that visit each other in a ring and would wait
-        for each other for ever."""
+        """(pipelines of the replicas, collectives between them) that the simulator runs.
+
+        Raises UnsupportedError for rendezvous sends under the interleaved schedule: its stages send
+        to each other in a ring, and would wait for each other for ever.
+        """
         require(
             self.settings.sends != "rendezvous" or plan.schedule != "interleaved-1f1b",
             "stages of several chunks cannot all wait for both ends of their messages",
@@ -169,14 +188,16 @@ class ChainReplayer:
             settings = replace(settings, sends="asynchronous")
         zero = self.zero(plan)
         pipelines = [self.pipeline(plan, replica, zero, settings) for replica in plan.replicas]
-        joined = zero.collectives() if zero.rings else gradient_collectives(zero, settings)
-        return pipelines, joined
+        if zero.rings:
+            return pipelines, zero.collectives()
+        return pipelines, gradient_collectives(zero, settings)
 
     def pipeline(
         self, plan: Plan, replica: Replica, zero: ZeroCosts, settings: Settings
     ) -> Pipeline:
-        """The replica's passes, transfers and updates as the simulator takes them."""
-        made = self._pipeline(
+        """The replica's passes, transfers and updates for the simulator; collectives of ZeRO that
+        overlap the passes are part of them."""
+        pipeline = self._pipeline(
             zero.costs,
             plan.pass_schedule,
             tuple(replica.stages),
@@ -185,13 +206,14 @@ class ChainReplayer:
             settings,
         )
         if not zero.overlaps:
-            return made
+            return pipeline
         sizes = [batch.samples for batch in replica.micro_batches]
+        # [S, B, 2] seconds of (forward, backward); the simulator wants [S, C, B] with C = 1 chunk
         passes = np.array([[zero.passes(stage, n) for n in sizes] for stage in replica.stages])
-        return replace(made, forward=passes[:, None, :, 0], backward=passes[:, None, :, 1])
+        return replace(pipeline, forward=passes[:, None, :, 0], backward=passes[:, None, :, 1])
 
     def zero(self, plan: Plan) -> ZeroCosts:
-        """The plan's costs, with those of its sharded states."""
+        """The plan's costs, with the collectives of its sharded model states."""
         return ZeroCosts.of(plan, self.costs(plan.recomputation), self.settings.prefetch)
 
     def replay(self, plan: Plan) -> Replay:
@@ -202,12 +224,12 @@ class ChainReplayer:
         ]
         held = memory(zero, timeline.peak_bytes)
         return Replay(
-            timeline,
-            tuple(owners),
-            tuple(tuple(plan.replicas[i].stages[j].all_devices) for i, j in owners),
-            tuple(device.allocated for device in held),
-            limits(plan, zero.costs),
-            held,
+            timeline=timeline,
+            owners=tuple(owners),
+            devices=tuple(tuple(plan.replicas[i].stages[j].all_devices) for i, j in owners),
+            peak_bytes=tuple(device.allocated for device in held),
+            limit_bytes=limits(plan, zero.costs),
+            held=held,
         )
 
 
@@ -219,43 +241,61 @@ def new_pipeline(
     optimizer: tuple[float, ...],
     settings: Settings,
 ) -> Pipeline:
-    """A replica with micro-batches (count, samples)."""
-    sizes, S, C = tuple(size for _, size in batches), len(stages), len(stages[0].layers)
-    each = [costs.stage_seconds(stage, sizes) for stage in stages]
-    times = np.array([stage.passes for stage in each])
+    """The pipeline of a replica for the simulator, with S stages of C model chunks.
+
+    batches: (count, samples) of each kind of micro-batch, in their order. optimizer [S]: seconds of
+    each stage's update.
+    """
+    S, C = len(stages), len(stages[0].layers)
+    counts = [count for count, _ in batches]
+    sizes = tuple(samples for _, samples in batches)
+    of_stages = [costs.stage_seconds(stage, sizes) for stage in stages]
+    passes = np.array([seconds.passes for seconds in of_stages])  # [S, C, B, 2]
     hops = [
         costs.boundary_transfers(stages[v % S], stages[(v + 1) % S], v // S, sizes)
-        for v in range(S * C - 1)
+        for v in range(S * C - 1)  # virtual stage v is chunk v // S of stage v % S
     ]
-    divided = any(len(stage.tensor_shares) > 1 for stage in stages)
+    reduces: tuple[Sequence[Sequence[Sequence[Traffic]]], ...] = ()
+    if any(len(stage.tensor_shares) > 1 for stage in stages):
+        reduces = tuple(zip(*(seconds.reduces for seconds in of_stages), strict=True))
     return Pipeline(
         stages=S,
-        micro_batches=sum(count for count, _ in batches),
+        micro_batches=sum(counts),
         chunks=C,
         schedule=schedule,
         sends=settings.sends,
         exchange_seconds=settings.exchange_seconds,
-        forward=times[..., 0],
-        backward=times[..., 1],
-        kinds=np.repeat(np.arange(len(sizes)), [count for count, _ in batches]),
+        forward=passes[..., 0],
+        backward=passes[..., 1],
+        kinds=np.repeat(np.arange(len(sizes)), counts),
         optimizer=optimizer,
-        saved_bytes=[stage.saved_bytes for stage in each],
+        saved_bytes=[seconds.saved_bytes for seconds in of_stages],
         hops=tuple(zip(*hops, strict=True)),
-        reduces=tuple(zip(*(stage.reduces for stage in each), strict=True)) if divided else (),
+        reduces=reduces,
     )
 
 
 def gradient_collectives(zero: ZeroCosts, settings: Settings) -> list[Collective]:
-    """What is joined of layers that several devices hold: ZeRO 0, and ZeRO 1 to 3 on pipelines."""
-    joined = []
-    for owners, gradients, weights, buckets in zero.joined():
+    """The collectives over weights that several stages hold (`ZeroCosts.joined`): the reduction of
+    gradients, and with ZeRO the all-gather of updated weights."""
+    collectives = []
+    for joined in zero.joined():
+        gradients, weights = joined.gradients, joined.weights
         if gradients.seconds == 0:
             continue
-        parts, ports = max(settings.buckets, buckets), gradients.ports
-        joined.append(
-            Collective(members=owners, seconds=gradients.seconds, ports=ports, buckets=parts)
+        reduction = Collective(
+            members=joined.owners,
+            seconds=gradients.seconds,
+            ports=gradients.ports,
+            buckets=max(settings.buckets, joined.buckets),
         )
+        collectives.append(reduction)
         if weights is not None:
-            after, ports = weights.seconds, weights.ports
-            joined.append(Collective(members=owners, seconds=after, ports=ports, when="parameters"))
-    return joined
+            gathering = Collective(
+                members=joined.owners,
+                seconds=weights.seconds,
+                ports=weights.ports,
+                when="parameters",
+            )
+            collectives.append(gathering)
+    return collectives

@@ -1,6 +1,9 @@
 """Seconds and bytes of the parts of a plan on the devices of `ReplayData`: passes, transfers of
 activations, all-reduces of tensor groups and updates.
 
+A stage's devices are divided into row groups, which divide the samples of a micro-batch. The
+devices of a row group are the ranks of one tensor group, which divide every weight.
+
 A stage with tensor ranks sends each activation once over the network: every rank sends its part
 (scatter-gather, Narayanan et al. 2021 (SC), Section 4.1).
 """
@@ -37,7 +40,8 @@ Sizes = tuple[int, ...]
 
 
 class StageSeconds(NamedTuple):
-    """Passes of a stage, for each of its C model chunks and of B sizes of a micro-batch."""
+    """Seconds and bytes of a stage's passes, for each of its C model chunks and of B sizes of a
+    micro-batch."""
 
     passes: list[list[tuple[float, float]]]
     """[C][B] (forward, backward) seconds, without the all-reduces of tensor groups."""
@@ -57,23 +61,20 @@ class StageBytes(NamedTuple):
 
 class Costs(Links):
     """Seconds and bytes on the devices of one instance, under one mode of recomputation. Results
-    are cached.
-
-    links: learned efficiency of messages and collectives; None: they reach the links' bandwidths.
-    """
+    are cached."""
 
     context = 1
-    """Context degree: number of row groups of a stage that compute every sample together, each with
-    an equal part of its tokens. Seconds and bytes per sample are then of such a part. With 1, row
-    groups divide the samples."""
+    """Context degree: the number of row groups of a stage that compute every sample together, each
+    with an equal part of its tokens. Seconds and bytes "per sample" are then of such a part, and a
+    row of a row group is such a part. With degree 1 a row is a sample."""
     degrees: Degrees | None = None
-    """The plan's further degrees (context, expert ranks …), None without any."""
+    """The plan's further degrees (context, expert ranks, …); None without any."""
     device_types: list[str]
     """[D] the type of each device."""
     param_sums: list[float]
     """[L + 1] bytes of the weights of all layers before layer l."""
     expert_sums: list[float]
-    """[L + 1] bytes, of `param_sums`, of experts that are spread over ranks."""
+    """[L + 1] the part of `param_sums` that belongs to experts which are spread over ranks."""
     tied_layers: list[int]
     """Layers that share weights with the first layer."""
 
@@ -83,6 +84,8 @@ class Costs(Links):
         recomputation: Recomputation = "none",
         links: LearnedLinks | None = None,
     ) -> None:
+        """links: learned efficiency of messages and collectives; None: they reach the links'
+        bandwidths."""
         super().__init__(data, links)
         self.recomputation = recomputation
         self.device_types = [device_type for device_type, _ in data.devices]
@@ -98,6 +101,7 @@ class Costs(Links):
         self.expert_sums = [0.0] * len(self.param_sums)
         self.tied_layers = [l for l, layer in enumerate(data.layers) if layer.tied_param_bytes]
         kept = [layer.kept[recomputation] for layer in data.layers]
+        # [3, L] each, of `bytes_by_division`
         self._saved = bytes_by_division(
             kept, "saved_bytes", "replicated_saved_bytes", "gathered_bytes"
         )
@@ -110,8 +114,8 @@ class Costs(Links):
         return param_bytes / self.data.element_bytes * self.data.gradient_bytes
 
     def _layer_seconds(self, device_type: str, tensor: int, rows: int) -> Floats:
-        """[4, L] seconds of `rows` samples on one device of a group of `tensor` ranks: forward,
-        backward, and the seconds that the host spends on launching each.
+        """[4, L] seconds of `rows` rows on one device of a group of `tensor` ranks: the forward and
+        the backward pass, then the seconds that the host spends on launching either.
 
         The seconds are interpolated linearly between the profile's micro-batches. Below the first
         micro-batch they are those of the first; beyond the last one the slope of the last piece
@@ -120,7 +124,7 @@ class Costs(Links):
         if rows == 0:
             return np.zeros((4, len(self.data.layers)))
         sizes, seconds = self._profile_points(device_type, tensor)
-        after = int(np.searchsorted(sizes, rows))
+        after = int(np.searchsorted(sizes, rows))  # the first measured size of at least `rows`
         if after == len(sizes):
             beyond = (rows - sizes[-1]) * slope(sizes, seconds[:, :2])
             host_beyond = np.zeros_like(beyond)  # launches do not depend on the number of samples
@@ -133,7 +137,8 @@ class Costs(Links):
     def _read_profile_points(self, device_type: str, tensor: int) -> tuple[Floats, Floats]:
         """(micro-batches [B], seconds [B, 4, L] as in `layer_seconds`) of the profile.
 
-        Without a table of the tensor degree, seconds are an even part of those of one device.
+        Where the profile has no table of the tensor degree, each rank takes an even part of the
+        seconds of one device.
         """
         of_type = [table for table in self.data.tables if table.type == device_type]
         tables = [table for table in of_type if table.tensor == tensor]
@@ -200,7 +205,7 @@ class Costs(Links):
         for device_type, part in distinct:
             sums = self._layer_second_sums(device_type, tensor, rows)
             seconds = [part * (row[last] - row[first]) for row in sums]
-            slowest = list(map(max, slowest, seconds))
+            slowest = [max(pair) for pair in zip(slowest, seconds, strict=True)]
         return slowest
 
     def _sum_layer_seconds(self, device_type: str, tensor: int, rows: int) -> list[list[float]]:
@@ -209,19 +214,20 @@ class Costs(Links):
         return [prefix_sums(row) for row in seconds.tolist()]
 
     def rows(self, stage: Stage, samples: int) -> list[int]:
-        """Samples of a micro-batch on each row group of a stage."""
+        """Rows of a micro-batch on each row group of a stage."""
         if len(stage.devices) == 1:
             return [samples]
         return [end - begin for begin, end in split(samples * self.context, stage.row_shares)]
 
     def reduces(self, stage: Stage, layers: Range, samples: int) -> tuple[Traffic, Traffic]:
-        """Seconds that the all-reduces of the stage's tensor groups add to the forward and to the
-        backward pass of a micro-batch. They keep the device busy, not the host."""
+        """The all-reduces of the stage's tensor groups, with the seconds that they add to the
+        forward and to the backward pass of a micro-batch. They keep the device busy, not the
+        host."""
         size = self._tensor_byte_sums[layers[1]] - self._tensor_byte_sums[layers[0]]
         if len(stage.tensor_shares) == 1 or size == 0:
             return Traffic(), Traffic()
         ring = self.ring(stage.devices, [size * rows for rows in self.rows(stage, samples)])
-        in_forward = ring.seconds / 2
+        in_forward = ring.seconds / 2  # `size` counts both passes
         in_backward = in_forward * REPEATED_REDUCES.get(self.recomputation, 1.0)
         forward, backward, forward_host, backward_host = self._slowest_group(stage, layers, samples)
         return (
@@ -232,7 +238,7 @@ class Costs(Links):
     def _added_seconds(self, seconds: float, host: float, reduces: float) -> float:
         """Seconds that all-reduces of `reduces` seconds add to a pass of `seconds`, in which the
         host is busy for `host` seconds."""
-        # the inverse of `together`, which joins the device's and the host's seconds to a pass
+        # the inverse of `together`, which gives a pass's seconds from the device's and the host's
         device = math.sqrt(max(seconds * seconds - host * host, 0.0))
         window = device if self.data.hidden_reduces else 0.0
         device_with_reduces = device + float(uncovered(reduces, window))
@@ -258,6 +264,7 @@ class Costs(Links):
                 parts = max(len(senders), len(receivers))
                 part_bytes = rows * row_bytes / parts
                 for part in range(parts):
+                    # a rank of the smaller group sends or receives several parts
                     source = senders[part * len(senders) // parts]
                     target = receivers[part * len(receivers) // parts]
                     messages.append((source, target, part_bytes))
@@ -280,19 +287,19 @@ class Costs(Links):
         return float(self._on_a_rank(self._saved, layers, tensor).sum())
 
     def working_bytes(self, layers: Range, tensor: int) -> float:
-        """Bytes per sample that each device of a tensor group needs in addition while a layer is
-        computed again; the most of any of the layers."""
+        """Bytes per sample that each device of a tensor group needs in addition while one of the
+        layers is computed again; the largest over the layers."""
         return float(self._on_a_rank(self._working, layers, tensor).max())
 
     def _on_a_rank(self, by_division: Floats, layers: Range, tensor: int) -> Floats:
-        """[number of layers] bytes per sample on each tensor rank. by_division: from
-        `bytes_by_division`."""
+        """[number of layers] bytes per sample of each layer of the range on one tensor rank.
+        by_division: from `bytes_by_division`."""
         divided, whole, gathered = by_division[:, layers[0] : layers[1]]
         tokens_divided = self.data.framework.sequence_parallel
         return on_a_rank(divided, whole, gathered, tensor, tokens_divided)
 
     def passes_bytes(self, layers: Sequence[Range], tensor: int) -> Passes[float]:
-        """Bytes per sample that the passes of a stage keep on each device of a tensor group.
+        """Bytes per sample that the passes of a stage need on each device of a tensor group.
         layers: one range per model chunk."""
         data, framework = self.data, self.data.framework
         boundary = 0.0
@@ -315,8 +322,8 @@ class Costs(Links):
     def _stage_bytes(
         self, layers: tuple[Range, ...], tensor: int, copied: tuple[tuple[int, float], ...]
     ) -> StageBytes:
-        """Bytes of a stage. copied: (layer, bytes) of weights that the stage copies, since another
-        stage has the layer that they are tied to."""
+        """The bytes of a stage. copied: (layer, bytes) of weights that the stage copies, because
+        another stage owns the layer to which they are tied."""
         copied_bytes = dict(copied)
         layer_bytes = [
             self.data.layers[l].param_bytes + copied_bytes.get(l, 0.0)
@@ -328,8 +335,11 @@ class Costs(Links):
     def _stage_update_seconds(
         self, stage: Stage, shares: tuple[float, ...], copied: tuple[tuple[int, float], ...]
     ) -> float:
-        """Seconds of the optimizer's step on the slowest device of a stage. shares: for each
-        device, its share of the optimizer states of its weights. copied: as for `stage_bytes`."""
+        """Seconds of the optimizer's step on the slowest device of a stage.
+
+        shares: for each device of the stage, its share of the optimizer states of its weights.
+        copied: as for `stage_bytes`.
+        """
         sums = self.param_sums
         weights = sum(sums[last] - sums[first] for first, last in stage.layers)
         weights += sum(size for _, size in copied)
@@ -339,18 +349,18 @@ class Costs(Links):
         return slowest
 
     def _stage_seconds(self, stage: Stage, sizes: Sizes) -> StageSeconds:
-        """Passes of a stage. sizes [B]: samples of micro-batches."""
+        """The passes of a stage. sizes [B]: samples of each kind of micro-batch."""
         tensor = len(stage.tensor_shares)
         largest_share = self.context * max(stage.row_shares) / sum(stage.row_shares)
-        passes, forward, backward, saved = [], [], [], []
+        passes, forward_reduces, backward_reduces, saved = [], [], [], []
         for chunk in stage.layers:
             reduces = [self.reduces(stage, chunk, n) for n in sizes]
-            forward.append([in_forward for in_forward, _ in reduces])
-            backward.append([in_backward for _, in_backward in reduces])
+            forward_reduces.append([in_forward for in_forward, _ in reduces])
+            backward_reduces.append([in_backward for _, in_backward in reduces])
             passes.append([self.passes(stage, chunk, n) for n in sizes])
             sample_bytes = self.saved_bytes(chunk, tensor)
             saved.append([math.ceil(n * largest_share) * sample_bytes for n in sizes])
-        return StageSeconds(passes, [forward, backward], saved)
+        return StageSeconds(passes, [forward_reduces, backward_reduces], saved)
 
     def _boundary_transfers(
         self, before: Stage, after: Stage, chunk: int, sizes: Sizes
@@ -365,9 +375,10 @@ class Costs(Links):
 
 
 def bytes_by_division(kept: Sequence[Kept], total: str, replicated: str, gathered: str) -> Floats:
-    """[3, L] bytes per sample of each layer, by how tensor ranks divide them: bytes that they
-    always divide, bytes that they divide only where they divide tokens, and the part of the latter
-    that they gather then.
+    """[3, L] bytes per sample of each layer, by how tensor ranks divide them.
+
+    The three rows are the bytes that the ranks always divide, the bytes that they divide only where
+    they divide tokens, and the part of the latter that they gather then.
 
     total, replicated, gathered: names of fields of `Kept`.
     """
@@ -378,7 +389,7 @@ def bytes_by_division(kept: Sequence[Kept], total: str, replicated: str, gathere
 
 
 def prefix_sums(values: Iterable[float]) -> list[float]:
-    """[n + 1] the sum of the first i values, for each i from 0 on."""
+    """[n + 1] the sums of the first i of n values, for i from 0 to n."""
     return list(accumulate(values, initial=0.0))
 
 

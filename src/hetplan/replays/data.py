@@ -1,9 +1,10 @@
-"""The numbers that a replay reads, as they stand in files: instances of problem `joint` are these.
+"""The numbers that a replay reads, as they stand in files: the instances of problem `joint`.
 
 Sets    l layers in a chain, n nodes, d devices (numbered node by node), G samples of an iteration.
-Data    per device type, tensor degree and micro-batch the seconds of every layer; bytes of weights,
-        of what passes between layers, of what tensor ranks join and of what is kept; links and
-        memory.
+Data    for each device type, tensor degree and micro-batch: the seconds of every layer;
+        for each layer: bytes of weights, of activations and gradients sent to its neighbours, of
+        all-reduces in tensor groups, and of tensors kept for the backward pass;
+        for each node: its links; for each device type: its memory.
 """
 
 import math
@@ -27,103 +28,99 @@ from hetplan.schema import (
     StrictModel,
     check_length,
 )
-from hetplan.text import grouped
 
 
 class Node(StrictModel):
-    """Equal devices behind one network card: bytes/s and seconds per message inside the node and of
-    the card, per direction. switch: under which one it is, None: under one that all others
-    without are; uplink_bandwidth: its part of that switch's links to all others, None: they are no
-    limit. rails: every device has a card of its own, an even part of the bandwidth. all_reduce: by
-    the number of ranks, where such a fabric was measured."""
+    """A node: equal devices behind one network card. Bandwidths are bytes/s per direction,
+    latencies seconds per message."""
 
-    device: Name
-    devices: Annotated[int, Field(ge=1, le=4096)]
-    intra_bandwidth: Positive
+    device: Name  # type of the devices
+    devices: Annotated[int, Field(ge=1, le=4096)]  # number of devices
+    intra_bandwidth: Positive  # between two devices of the node
     intra_latency: NonNegative
-    network_bandwidth: Positive
+    network_bandwidth: Positive  # of the network card
     network_latency: NonNegative
+    # number of the switch above the node; None: one switch above all nodes without a number
     switch: Count | None = None
+    # the node's part of the links from its switch to other switches; None: they are no limit
     uplink_bandwidth: Positive | None = None
-    rails: bool = False
+    rails: bool = False  # whether every device has a card of its own, an even part of the bandwidth
+    # number of ranks -> measured curve of an all-reduce inside the node, where one was measured
     all_reduce: dict[Annotated[PositiveCount, Strict(False)], CollectiveCurve] = Field(
         default_factory=dict
     )
 
 
 class DeviceType(StrictModel):
-    """memory_bytes: that training can use. update: seconds of an optimizer's step by the bytes that
-    it moves."""
+    """The memory and the optimizer's speed of one device type."""
 
-    memory_bytes: NonNegative
-    update: MoveCurve
+    memory_bytes: NonNegative  # bytes of a device that training can use
+    update: MoveCurve  # seconds of an optimizer's step, by the bytes that it moves
 
 
 class Kept(StrictModel):
-    """Bytes per sample of one layer under one mode of recomputation.
+    """The bytes per sample that one layer keeps under one mode of recomputation.
 
-    saved: from forward to backward pass. working: needed beside while the layer is computed again.
-    Tensor ranks divide both but for the replicated parts. gathered, gathered_working: what sequence
-    parallel ranks, who divide everything else, gather and keep whole.
+    Saved bytes are kept from the forward to the backward pass. Working bytes are needed in addition
+    while the layer is computed again.
     """
 
     saved_bytes: NonNegative
+    # the part of `saved_bytes` that every tensor rank keeps whole without sequence parallelism
     replicated_saved_bytes: NonNegative = 0.0
     working_bytes: NonNegative = 0.0
-    replicated_working_bytes: NonNegative = 0.0
+    replicated_working_bytes: NonNegative = 0.0  # the same part of `working_bytes`
+    # the part of `saved_bytes` that sequence-parallel ranks, which divide all other tensors, gather
+    # and keep whole
     gathered_bytes: NonNegative = 0.0
-    gathered_working_bytes: NonNegative = 0.0
+    gathered_working_bytes: NonNegative = 0.0  # the same part of `working_bytes`
 
 
 class Layer(StrictModel):
-    """One layer. param_bytes: weights; tied_param_bytes: a copy of the first layer's, which a stage
-    without that layer needs. activation_bytes: sent to the next layer, per sample. tensor_bytes:
-    all-reduced in a tensor group, forward and backward, per sample. kept: by mode."""
+    """The bytes of one layer."""
 
     name: Name
-    param_bytes: NonNegative
+    param_bytes: NonNegative  # bytes of its weights
+    # bytes of weights shared with the first layer; a stage without that layer holds a copy of them
     tied_param_bytes: NonNegative = 0.0
-    activation_bytes: NonNegative
-    tensor_bytes: NonNegative
-    kept: dict[Recomputation, Kept] = Field(min_length=1)
+    activation_bytes: NonNegative  # bytes per sample sent to the next layer
+    tensor_bytes: NonNegative  # bytes per sample all-reduced in a tensor group, in both passes
+    kept: dict[Recomputation, Kept] = Field(min_length=1)  # by mode of recomputation
 
 
 class Table(StrictModel):
-    """Seconds of every layer [L] for one micro-batch on one device of a tensor group, and what the
-    host takes of them (`hetplan.profiling.rates.times.together`). repeated: by mode, the share of
-    the forward pass that the backward pass repeats (1 or more: all of it)."""
+    """Seconds of every layer for one micro-batch on one device of a tensor group."""
 
-    type: Name
-    tensor: PositiveCount
-    micro_batch: PositiveCount
-    forward_seconds: Row
-    backward_seconds: Row
+    type: Name  # of the device
+    tensor: PositiveCount  # ranks of the tensor group
+    micro_batch: PositiveCount  # samples
+    forward_seconds: Row  # [L] of a layer's forward pass
+    backward_seconds: Row  # [L] of a layer's backward pass
+    # [L] the host's launches within the pass (`hetplan.profiling.rates.times.together`)
     forward_host_seconds: Row
     backward_host_seconds: Row
+    # mode of recomputation -> [L] the share of the forward pass that the backward pass repeats; 1:
+    # all of it
     repeated: dict[Recomputation, Row] = Field(default_factory=dict)
 
 
 class ReplayData(StrictModel):
-    """The numbers that a replay reads. See the module; element_bytes: of a weight; gradient_bytes:
-    of its gradient where replicas exchange it; logit_elements, logit_bytes: per sample, of what the
-    last layer keeps for the loss; reserved_bytes: of each device, beside its usable memory;
-    hidden_reduces: whether tensor ranks' collectives hide behind products; framework: what it holds
-    beside what the model needs."""
+    """The numbers that a replay reads; `pose.pose` derives them from a workload."""
 
     model: Name = "model"
     cluster: Name = "cluster"
-    global_batch: PositiveCount
-    sequence: PositiveCount | None = None
+    global_batch: PositiveCount  # samples of an iteration
+    sequence: PositiveCount | None = None  # tokens per sample; None for images
     precision: Literal["fp16", "bf16", "fp32"] = "fp16"
-    stack: Name = "fused"
-    element_bytes: PositiveCount
-    gradient_bytes: Positive
-    logit_elements: NonNegative = 0.0
-    logit_bytes: NonNegative = 0.0
-    reserved_bytes: NonNegative = 0.0
-    hidden_reduces: bool = False
-    framework: Framework
-    tensor_degrees: list[PositiveCount] = Field(min_length=1)
+    stack: Name = "fused"  # name of the software stack
+    element_bytes: PositiveCount  # bytes of a weight
+    gradient_bytes: Positive  # bytes of a weight's gradient where replicas exchange it
+    logit_elements: NonNegative = 0.0  # logits per sample that the last layer keeps for the loss
+    logit_bytes: NonNegative = 0.0  # bytes of these logits per sample
+    reserved_bytes: NonNegative = 0.0  # bytes of each device besides its usable memory
+    hidden_reduces: bool = False  # whether all-reduces of tensor groups hide behind products
+    framework: Framework  # the memory that it needs besides the model's
+    tensor_degrees: list[PositiveCount] = Field(min_length=1)  # degrees that plans may choose
     nodes: list[Node] = Field(min_length=1, max_length=4096)
     types: dict[Name, DeviceType] = Field(min_length=1)
     layers: list[Layer] = Field(min_length=1, max_length=4096)
@@ -155,12 +152,12 @@ class ReplayData(StrictModel):
                 raise ValueError(f"tables has none of {name!r}")
 
     def _check_tables_are_distinct(self) -> None:
-        first: dict[tuple[str, int, int], int] = {}
+        place_of: dict[tuple[str, int, int], int] = {}
         for i, table in enumerate(self.tables):
             key = (table.type, table.tensor, table.micro_batch)
-            if key in first:
-                raise ValueError(f"tables[{i}] repeats tables[{first[key]}]")
-            first[key] = i
+            if key in place_of:
+                raise ValueError(f"tables[{i}] repeats tables[{place_of[key]}]")
+            place_of[key] = i
 
     def _check_rows(self, table: Table, where: str) -> None:
         rows = {
@@ -177,24 +174,26 @@ class ReplayData(StrictModel):
 
     @property
     def devices(self) -> list[tuple[str, int]]:
-        """[D] type and node of every device."""
+        """[D] (type, number of the node) of every device."""
         return [(node.device, n) for n, node in enumerate(self.nodes) for _ in range(node.devices)]
 
     @cached_property
     def uplinks(self) -> dict[int, float]:
-        """Bytes/s of a switch's links to all others, which the nodes under it share."""
-        each = ((n.switch, n.uplink_bandwidth or math.inf) for n in self.nodes)
-        under = grouped((switch, rate) for switch, rate in each if switch is not None)
-        return {switch: sum(rates) for switch, rates in under.items()}
+        """Switch -> bytes/s of its links to all other switches, which the nodes under it share."""
+        parts: dict[int, list[float]] = {}
+        for node in self.nodes:
+            if node.switch is not None:
+                parts.setdefault(node.switch, []).append(node.uplink_bandwidth or math.inf)
+        return {switch: sum(of_nodes) for switch, of_nodes in parts.items()}
 
     @property
     def modes(self) -> tuple[Recomputation, ...]:
-        """Modes of recomputation to choose from."""
+        """The modes of recomputation that plans may choose."""
         return tuple(self.layers[0].kept)
 
     @property
     def common_fields(self) -> dict[str, Any]:
-        """What all plan files for these data have in common."""
+        """The fields of a plan file that are equal in all plans for these data."""
         return common_fields(
             PlanWorkload(
                 model=self.model,
@@ -210,6 +209,6 @@ class ReplayData(StrictModel):
         )
 
     def plan(self, replicas: Any, **more: Any) -> Plan:
-        """A plan file for these data. more: other fields of it. Raises pydantic's ValidationError
-        where the plan breaks a rule of the file."""
+        """A plan for these data. replicas, more: the other fields of the plan file. Raises
+        pydantic's ValidationError where the plan breaks a rule of the file."""
         return Plan.model_validate({**self.common_fields, "replicas": replicas, **more})

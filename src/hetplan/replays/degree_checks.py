@@ -1,4 +1,5 @@
-"""What the replay of plans with further degrees refuses."""
+"""Checks of plans with further degrees (`Degrees`): what their replay cannot do, and degrees that
+the model or the plan cannot have."""
 
 import math
 
@@ -11,7 +12,7 @@ from hetplan.replays.ranks import Ranks
 
 
 def ranks_of(plan: Plan, degrees: Degrees) -> Ranks[int]:
-    """How the plan's ranks divide the model, all replicas being alike."""
+    """The degrees by which the plan's ranks divide the model; all replicas are alike."""
     return Ranks(
         tensor=len(plan.replicas[0].stages[0].tensor_shares),
         context=degrees.context,
@@ -23,9 +24,10 @@ def ranks_of(plan: Plan, degrees: Degrees) -> Ranks[int]:
 
 
 def check_replayable(plan: Plan, workload: Workload, degrees: Degrees) -> None:
-    """Raise UnsupportedError for what this replay does not have, InputError for degrees that the
-    model or the plan cannot have."""
-    lacking = [name for name, lacks in unsupported(plan, workload, degrees).items() if lacks]
+    """Raise UnsupportedError for a plan that this replay does not support, InputError for degrees
+    that the model or the plan cannot have."""
+    features = unsupported(plan, workload, degrees)
+    lacking = [name for name, plan_has_it in features.items() if plan_has_it]
     require(
         not lacking,
         f"the replay of further degrees has no {', '.join(lacking)}",
@@ -33,13 +35,13 @@ def check_replayable(plan: Plan, workload: Workload, degrees: Degrees) -> None:
         got=degrees.text,
         kind=UnsupportedError,
     )
-    for name, parts, what, whole in divisions(plan, workload, degrees):
+    for name, degree, divided, count in divisions(plan, workload, degrees):
         require(
-            whole % parts == 0,
-            f"{name} does not divide {what}",
+            count % degree == 0,
+            f"{name} does not divide {divided}",
             where=plan.name,
-            got=parts,
-            expected=f"a divisor of {whole}",
+            got=degree,
+            expected=f"a divisor of {count}",
         )
     require(
         not scattered(plan, degrees),
@@ -52,10 +54,13 @@ def check_replayable(plan: Plan, workload: Workload, degrees: Degrees) -> None:
 
 
 def unsupported(plan: Plan, workload: Workload, degrees: Degrees) -> dict[str, bool]:
-    """Whether the plan has each of the things that the replay lacks, by name."""
+    """Name of each feature that the replay does not support -> whether the plan has it."""
     tensor = len(plan.replicas[0].stages[0].tensor_shares)
     stages = [stage for replica in plan.replicas for stage in replica.stages]
-    forms = {str(([s.layers for s in r.stages], r.micro_batches)) for r in plan.replicas}
+    forms = set()  # layers of the stages and micro-batches of each replica, as a text
+    for replica in plan.replicas:
+        layers = [stage.layers for stage in replica.stages]
+        forms.add(str((layers, replica.micro_batches)))
     types = [{plan.devices[d].type for d in stage.all_devices} for stage in stages]
     return {
         "ZeRO 2": plan.zero == 2,
@@ -72,46 +77,50 @@ def unsupported(plan: Plan, workload: Workload, degrees: Degrees) -> dict[str, b
 def divisions(
     plan: Plan, workload: Workload, degrees: Degrees
 ) -> tuple[tuple[str, int, str, int], ...]:
-    """(degree's name, degree, what it must divide, how many of these there are)."""
+    """(name of a degree, degree, name of the things that it must divide, number of the things)."""
     shape, ranks = facts_of(workload).shape, ranks_of(plan, degrees)
-    experts = shape.experts
-    heads = math.gcd(shape.heads, shape.kv_heads)
-    exchanging = degrees.context * ranks.tensor if degrees.exchange == "all-to-all" else 1
-    width = (experts.width if experts else None) or shape.feed_forward
     tokens = workload.model.tokens_per_sample
-    held = experts.count if experts else 1
-    alike = ranks.tensor * ranks.context * ranks.data // ranks.expert_ranks
+    heads = math.gcd(shape.heads, shape.kv_heads)
+    exchanging_ranks = 1  # ranks that each have some of the heads after the exchange
+    if degrees.exchange == "all-to-all":
+        exchanging_ranks = degrees.context * ranks.tensor
+    experts, columns = 1, shape.feed_forward
+    if shape.experts:
+        experts, columns = shape.experts.count, shape.experts.width or shape.feed_forward
+    same_experts = ranks.tensor * ranks.context * ranks.data // ranks.expert_ranks
+    groups = degrees.shard_groups
     return (
         ("degrees.context", degrees.context, "the tokens of a sample", tokens),
-        ("degrees.context x tensor ranks", exchanging, "the heads", heads),
-        ("degrees.expert", degrees.expert, "the experts", held),
+        ("degrees.context x tensor ranks", exchanging_ranks, "the heads", heads),
+        ("degrees.expert", degrees.expert, "the experts", experts),
         ("degrees.expert_tensor", degrees.expert_tensor, "the tensor ranks", ranks.tensor),
-        ("degrees.expert_tensor", degrees.expert_tensor, "an expert's columns", width),
-        ("degrees.shard_groups", degrees.shard_groups, "the ranks with the same experts", alike),
+        ("degrees.expert_tensor", degrees.expert_tensor, "an expert's columns", columns),
+        ("degrees.shard_groups", groups, "the ranks with the same experts", same_experts),
     )
 
 
 def scattered(plan: Plan, degrees: Degrees) -> bool:
-    """Whether context ranks, or ranks that share a block's experts, are on more nodes than as many
-    devices behind the first of them, or of several types.
+    """Whether a group of ranks that exchange tokens is scattered (`is_scattered`).
 
-    In a stage's order of replicas, row groups and tensor ranks they follow each other.
+    The groups are the tensor and context ranks of a sample, and the ranks that share a block's
+    experts. In the order of replicas, row groups and tensor ranks of a stage, the ranks of a group
+    are neighbours.
     """
     for stages in zip(*(replica.stages for replica in plan.replicas), strict=True):
         order = [device for stage in stages for device in stage.all_devices]
         tensor = len(stages[0].tensor_shares)
-        for ranks in (degrees.context * tensor, degrees.expert * degrees.expert_tensor):
-            blocks = [order[begin : begin + ranks] for begin in range(0, len(order), ranks)]
-            if any(is_scattered(plan, block) for block in blocks):
+        for size in (degrees.context * tensor, degrees.expert * degrees.expert_tensor):
+            groups = [order[begin : begin + size] for begin in range(0, len(order), size)]
+            if any(is_scattered(plan, group) for group in groups):
                 return True
     return False
 
 
-def is_scattered(plan: Plan, block: list[int]) -> bool:
-    """Whether these devices are of several types, or on more nodes than as many devices in a row
-    behind the first of them."""
-    first = min(block)
-    straight = plan.devices[first : first + len(block)]
-    nodes = {plan.devices[device].node for device in block}
-    types = {plan.devices[device].type for device in block}
+def is_scattered(plan: Plan, group: list[int]) -> bool:
+    """Whether the devices of a group are of several types, or are on more nodes than the same
+    number of consecutive devices would be, counted from the group's first device."""
+    first = min(group)
+    straight = plan.devices[first : first + len(group)]
+    nodes = {plan.devices[device].node for device in group}
+    types = {plan.devices[device].type for device in group}
     return len(nodes) > len({device.node for device in straight}) or len(types) > 1

@@ -1,22 +1,30 @@
 """The replay of plans with further degrees (`Degrees`): context, expert, expert-tensor and sequence
 parallelism, full shards in pipelines, overlapped communication, offloaded optimizer states.
 
-Layers are one rank's cut of the model (`profiling.models.transformer.Cut`), priced as every
-predicted profile is. `exchanges.BlockExchanges` gives the seconds that a block waits inside a pass:
-for tokens on their way to experts, for keys and heads between context ranks, for the shards of its
-weights. Ranks are in Megatron's order. The replay adds the rest: the schedule, the messages between
-stages (each context rank sends its tokens), the collectives of tensor ranks, and last the reduction
-of gradients. Gradients of dense weights are reduced over replicas and context ranks, gradients of
-experts over the ranks that hold the same experts.
+The layers of the replay are those of one rank's cut of the model
+(`profiling.models.transformer.Cut`), and their seconds are predicted as in every predicted profile.
+`exchanges.BlockExchanges` gives the seconds that a block waits inside a pass: for the exchange of
+tokens with experts, for keys or heads between context ranks, and for the shards of its weights.
+Ranks are in Megatron's order.
+
+The simulator adds the schedule, the messages between stages (each context rank sends its tokens),
+the collectives of tensor ranks, and at the end the reduction of gradients. Gradients of dense
+weights are reduced over replicas and context ranks, gradients of experts over the ranks that hold
+the same experts.
 
 With `degrees` ZeRO 3 is FSDP, on pipelines too: each block's weights are gathered in both passes
 and its gradients scattered, behind its computation; with several shard groups (HSDP) the gradients
 of shards are reduced over the groups at the end. Embedding and head are not gathered.
 
-`overlap` names what hides. Collectives of tensor ranks hide behind the computation of their pass.
-Gradients leave in buckets during the last backward pass. Weights are gathered during the next
-forward pass; the seconds of gathering that this pass does not cover follow the update. A message
-leaves as soon as its tensor is computed, because its receive is posted ahead.
+`Degrees.overlap` names the communication that hides behind computation:
+
+- `tensor`: collectives of tensor ranks hide behind the computation of their pass;
+- `gradients`: gradients leave in buckets during the last backward pass;
+- `weights`: weights are gathered during the next forward pass, and the seconds of gathering that
+  this pass does not cover follow the update;
+- `messages`: a message leaves as soon as its tensor is computed, because its receive is posted
+  ahead;
+- `offload`: transfers of offloaded optimizer states hide behind a backward pass.
 """
 
 import math
@@ -55,16 +63,16 @@ Rings = Sequence[Sequence[int]]  # groups of devices that join the same bytes, i
 
 
 def cut_of(plan: Plan, degrees: Degrees) -> Cut:
-    """The degrees that divide every block of the model over a plan's ranks."""
+    """The cut of every block of the model over a plan's ranks."""
     ranks = ranks_of(plan, degrees)
     return Cut(ranks.context, ranks.expert, ranks.tensor // ranks.expert_tensor)
 
 
 def one_rank(plan: Plan, workload: Workload, degrees: Degrees) -> Workload:
-    """The workload whose model is one rank's cut.
+    """The workload with one rank's cut of its model.
 
-    A profile is predicted for the plan's tensor degree and micro-batches where the workload's own
-    profile is not of this cut.
+    Where the workload's profile is not of this cut, a profile is predicted for the plan's tensor
+    degree and micro-batches.
     """
     tensor = ranks_of(plan, degrees).tensor
     cut = cut_of(plan, degrees)
@@ -96,8 +104,8 @@ class DegreeCosts(Costs):
     """The costs of a plan with further degrees.
 
     `Costs` gives each tensor rank an even part of a layer's weights, but experts are divided by
-    `Ranks.expert_ranks`. So a layer's `param_bytes` count tensor / expert_ranks of its experts'
-    bytes: a tensor rank's part of the sum is then what it holds.
+    `Ranks.expert_ranks`. So a layer's `param_bytes` count its experts' bytes times
+    tensor / expert_ranks: one tensor-th of the sum is then what a tensor rank holds.
     """
 
     degrees: Degrees
@@ -109,11 +117,11 @@ class DegreeCosts(Costs):
         self.tensor = self.ranks.tensor  # ranks of a tensor group
         modes = tuple(dict.fromkeys((*PLAIN, plan.recomputation)))
         data = pose(of_rank, modes)
-        expert_bytes, layers = [], []
+        expert_bytes, layers = [], []  # expert_bytes [L]: bytes of each layer's experts, as counted
         for posed, uncut, cut in zip(
             data.layers, workload.model.layers, of_rank.model.layers, strict=True
         ):
-            # Parameters of a cut layer are those of all ranks, all experts among them.
+            # The parameters of a cut layer are those of all ranks, with all experts among them.
             all_experts = expert_params_of(uncut) * data.element_bytes
             dense = posed.param_bytes - all_experts
             counted_experts = all_experts * self.tensor / self.ranks.expert_ranks
@@ -122,8 +130,8 @@ class DegreeCosts(Costs):
                 again = mode == "full"
                 kept[mode] = further_kept(plain, cut, degrees, self.tensor, of_rank, again=again)
             expert_bytes.append(counted_experts)
-            update = {"param_bytes": dense + counted_experts, "kept": kept}
-            layers.append(posed.model_copy(update=update))
+            changes = {"param_bytes": dense + counted_experts, "kept": kept}
+            layers.append(posed.model_copy(update=changes))
         super().__init__(
             data.model_copy(update={"layers": layers}), plan.recomputation, workload.links
         )
@@ -135,12 +143,12 @@ class DegreeCosts(Costs):
         )
         self.facts = facts_of(workload)  # of the whole model
         self.offers = {offer.name: offer for offer in offers_of_cluster(workload.cluster)}
-        self.waits = cache(self._waits)
+        self.waits = cache(self._waits)  # (device type, samples) -> (forward, backward) seconds
 
     def exchanges(self, kind: str, samples: int) -> BlockExchanges[int]:
-        """The exchanges of a block in a micro-batch.
+        """The exchanges of a block for one micro-batch.
 
-        kind: the name of the ranks' device type. samples: of the micro-batch.
+        kind: the ranks' device type. samples: number of samples of the micro-batch.
         """
         return BlockExchanges(
             facts=self.facts,
@@ -153,7 +161,7 @@ class DegreeCosts(Costs):
         )
 
     def _waits(self, kind: str, samples: int) -> tuple[float, float]:
-        """(forward, backward) seconds that a block waits for exchanges in a micro-batch of
+        """(forward, backward) seconds that a block waits for exchanges, for a micro-batch of
         `samples` samples on devices of type `kind`."""
         rank_pass = Pass(self.tensor, samples, self.degrees.sequence_parallel, self.cut)
         block = block_times(self.facts, self.offers[kind], self.assumed, rank_pass)
@@ -163,8 +171,10 @@ class DegreeCosts(Costs):
         return float(forward), float(backward)
 
     def passes(self, stage: Stage, layers: Range, samples: int) -> tuple[float, float]:
-        """(forward, backward) seconds of one micro-batch, with the waits of blocks for exchanges;
-        a full recomputation waits for the forward pass's exchanges again."""
+        """(forward, backward) seconds of one micro-batch, with the waits of blocks for exchanges.
+
+        A full recomputation repeats the exchanges of the forward pass, and waits for them again.
+        """
         forward, backward = super().passes(stage, layers, samples)
         blocks = self.blocks_among(layers)
         first_device = stage.devices[0][0]
@@ -174,7 +184,8 @@ class DegreeCosts(Costs):
         return forward + blocks * forward_wait, backward + blocks * backward_wait
 
     def blocks_among(self, layers: Range) -> int:
-        """Blocks of a range of layers: all but the model's first and last layer."""
+        """The number of blocks in a range of layers. All layers but the model's first and last one
+        are blocks."""
         first, last = max(layers[0], 1), min(layers[1], len(self.data.layers) - 1)
         return last - first
 
@@ -187,8 +198,8 @@ def further_kept(
     Attention's output is kept twice where context ranks exchange tokens for heads: before the
     exchange and after it. Tensor ranks that divide the columns of an expert gather its input.
 
-    kept: the layer's bytes without further degrees. tensor: the tensor degree. workload: of one
-    rank. again: whether the layer is computed again in the backward pass.
+    kept: the layer's bytes without further degrees. tensor: the tensor degree. workload: the one of
+    `one_rank`. again: whether the layer is computed again in the backward pass.
     """
     attention_output = 0.0
     if degrees.exchange == "all-to-all":
@@ -213,8 +224,8 @@ class DegreeZero(ZeroCosts):
     costs: DegreeCosts
 
     def held(self, stage: Stage) -> tuple[float, float]:
-        """(dense, expert) bytes of weights that a tensor group of the stage holds, as `DegreeCosts`
-        counts them."""
+        """(dense, expert) bytes of the weights of a stage, as `DegreeCosts` counts them: each
+        tensor rank holds one tensor-th of either."""
         weights, experts = self.costs.param_sums, self.costs.expert_sums
         all_weights = sum(weights[last] - weights[first] for first, last in stage.layers)
         expert_weights = sum(experts[last] - experts[first] for first, last in stage.layers)
@@ -222,18 +233,21 @@ class DegreeZero(ZeroCosts):
         return all_weights - expert_weights + copied_tied_weights, expert_weights
 
     def shares(self, stage: Stage) -> tuple[float, ...]:
-        """The share that each device of a stage has of the model states of its weights, dense
-        weights and experts together; the same for all devices."""
+        """For each device of a stage, the share of its weights' model states that it holds.
+
+        The share is taken of dense weights and experts together, and is equal on all devices.
+        """
         dense, experts = self.held(stage)
         sharing = expert_sharing = 1
         if self.plan.zero:
             ranks = self.costs.ranks
             sharing, expert_sharing = ranks.sharing, ranks.expert_sharing
-        share = float(own_shards(dense, experts, sharing, expert_sharing)) / (dense + experts)
+        shards = float(own_shards(dense, experts, sharing, expert_sharing))
+        share = shards / (dense + experts)
         return (share,) * len(stage.all_devices)
 
     def update_seconds(self, stage: Stage) -> float:
-        """Seconds of a stage's update: on the device, then on the host for the offloaded states."""
+        """Seconds of a stage's update: on the device, then on the host for offloaded states."""
         on_device = super().update_seconds(stage)
         offloaded = self.costs.degrees.offloaded
         if not offloaded:
@@ -241,14 +255,16 @@ class DegreeZero(ZeroCosts):
         return (1 - offloaded) * on_device + self.host_seconds(stage, offloaded)
 
     def host_seconds(self, stage: Stage, offloaded: float) -> float:
-        """Seconds of the host's part of a stage's update; its transfers hide behind a backward pass
-        where offloading overlaps.
+        """Seconds of the host's part of a stage's update. Its transfers hide behind one backward
+        pass where the plan overlaps offloading.
 
-        offloaded: share of the optimizer states that are on the host.
+        offloaded: share of the optimizer states that is on the host.
         """
         costs = self.costs
-        offer = costs.offers[costs.device_types[stage.devices[0][0]]]
+        first_device = stage.devices[0][0]
+        offer = costs.offers[costs.device_types[first_device]]
         weight_bytes, gradient_bytes = EXCHANGED_BYTES[costs.facts.precision]
+        # bytes of the weights that one device updates; all devices have equally many
         updated_bytes = sum(self.held(stage)) * stage.parts[0] * self.shares(stage)[0]
         window = 0.0
         if "offload" in costs.degrees.overlap:
@@ -266,14 +282,17 @@ class DegreeZero(ZeroCosts):
 
     def stage_passes(self, stage: Stage, samples: int) -> tuple[float, float]:
         """(forward, backward) seconds of one micro-batch in all chunks of the stage."""
-        each = [self.costs.passes(stage, chunk, samples) for chunk in stage.layers]
-        return sum(forward for forward, _ in each), sum(backward for _, backward in each)
+        of_chunks = [self.costs.passes(stage, chunk, samples) for chunk in stage.layers]
+        forward = sum(forward for forward, _ in of_chunks)
+        backward = sum(backward for _, backward in of_chunks)
+        return forward, backward
 
     def ring_parts(self, owners: Sequence[Owner]) -> Iterator[tuple[Rings, float]]:
         """(rings, part) of the gradients of dense weights, then of experts.
 
-        rings: devices that reduce the same gradients. part: the part of a rank's bytes that a ring
-        reduces: all of them, or the rank's shard where stages are fully sharded.
+        owners: the stages that hold the weights. rings: devices that reduce the same gradients.
+        part: the part of a rank's bytes that a ring reduces: all of them, or the rank's shard where
+        stages are fully sharded.
         """
         by_stage = sorted(owners, key=lambda owner: owner[1])
         holders = [self.plan.replicas[i].stages[j] for i, j in by_stage]
@@ -287,13 +306,13 @@ class DegreeZero(ZeroCosts):
                 yield spaced(order, stride, stages * sharing), 1.0
                 continue
             shard = 1 / sharing
-            if stages > 1:  # tied weights: each ring joins one shard over the stages that hold it
+            if stages > 1:  # tied weights: each ring reduces one shard over the stages that hold it
                 yield spaced(order, len(order) // stages, stages), shard
             else:
                 yield spaced(order, stride * sharing, ranks.shard_groups), shard
 
     def joined(self) -> Iterator[Joined]:
-        """The collectives at the end of an iteration, apart for dense weights and for experts,
+        """The collectives at the end of an iteration. Dense weights and experts have separate ones,
         because different ranks hold them."""
         for owners, sizes in self.shared_parts().items():
             for size, (rings, part) in zip(sizes, self.ring_parts(owners), strict=True):
@@ -301,14 +320,16 @@ class DegreeZero(ZeroCosts):
                 if size and ranks > 1:
                     rank_bytes = size * part / self.costs.tensor
                     joined = self.join(owners, rings, rank_bytes, divided=0 < self.plan.zero < 3)
-                    yield self.hidden(joined, rank_bytes, ranks, size / sum(sizes))
+                    yield self.exposed(joined, rank_bytes, ranks, size / sum(sizes))
 
-    def hidden(self, joined: Joined, size: float, ranks: int, part: float) -> Joined:
-        """The same collectives as far as the plan's overlap leaves them exposed: gradients in
-        buckets, weights by the seconds of gathering that the next forward pass does not cover.
+    def exposed(self, joined: Joined, size: float, ranks: int, part: float) -> Joined:
+        """The part of the collectives that the plan's overlap leaves exposed.
+
+        Overlapped gradients leave in buckets. Of overlapped weights, the seconds of gathering that
+        the next forward pass does not cover are exposed.
 
         size: bytes of weights on a rank. ranks: ranks that join them. part: the part of the forward
-        pass behind which they may hide.
+        pass behind which the gathering may hide.
         """
         assumed, overlap = self.costs.assumed, self.costs.degrees.overlap
         bucket = bucket_params(ranks, assumed.bucket_params, assumed.bucket_params_per_rank)
@@ -326,7 +347,7 @@ class DegreeZero(ZeroCosts):
 
 
 def spaced(order: Sequence[int], stride: int, ranks: int) -> Rings:
-    """Rings of `ranks` devices each, whose places in `order` are `stride` apart."""
+    """Rings of `ranks` devices each; neighbours of a ring are `stride` places apart in `order`."""
     rings = []
     for begin in range(0, len(order), stride * ranks):
         end = begin + stride * ranks
@@ -335,11 +356,11 @@ def spaced(order: Sequence[int], stride: int, ranks: int) -> Rings:
 
 
 def zero_costs(plan: Plan, workload: Workload) -> ZeroCosts | None:
-    """The costs of a plan with further degrees; None where the plan has none, or is the same plan
-    without them.
+    """The costs of a plan with further degrees; None where the plan has none, or where its degrees
+    change nothing.
 
-    `DegreeCosts` are computed once for plans that differ in nothing they depend on, and stored with
-    the workload. Raises UnsupportedError or InputError as `check_replayable` does.
+    The workload caches `DegreeCosts` by everything that they depend on. Raises UnsupportedError or
+    InputError where `check_replayable` does.
     """
     degrees = plan.degrees
     if degrees is None:
@@ -348,8 +369,8 @@ def zero_costs(plan: Plan, workload: Workload) -> ZeroCosts | None:
     tensor = len(stages[0].tensor_shares)
     if not facts_of(workload).expert_params:
         degrees = degrees.model_copy(update={"expert_tensor": tensor})
-    # On pipelines `degrees` turn ZeRO 3 into FSDP even where each of them has its default; without
-    # them the runtime reduces gradients once per iteration.
+    # On pipelines, `degrees` turn ZeRO 3 into FSDP even where each degree has its default. Without
+    # `degrees` the runtime reduces gradients once per iteration.
     fully_sharded = plan.zero == 3
     sharded_pipeline = fully_sharded and len(stages) > 1
     if degrees == Degrees(expert_tensor=tensor) and not sharded_pipeline:

@@ -1,4 +1,4 @@
-"""What ranks exchange in the passes of a block and between stages: seconds of collectives.
+"""Seconds of the communication of ranks in the passes of a block, and between stages.
 
 Every function takes numbers of one plan, or arrays over many strategies. The argument
 `group_seconds` is a `groups.GroupSeconds`: it gives the seconds of one collective or message in
@@ -38,8 +38,8 @@ def expert_seconds(
 ) -> Floats:
     """Seconds of sending a block's tokens to their experts and back, in one pass: two all-to-alls.
 
-    size: bytes of the tokens that one rank dispatches, a token once for each of its experts.
-    expert: ranks over which the experts are spread; they are `expert_tensor` apart.
+    size: bytes of the tokens that one rank dispatches; a token counts once for each expert that it
+    visits. expert: ranks over which the experts are spread; they are `expert_tensor` apart.
     Source: Lepikhin et al. 2021 (GShard), Section 3.2.
     """
     return np.asarray(2 * group_seconds("all-to-all", size, expert_tensor, expert))
@@ -48,8 +48,8 @@ def expert_seconds(
 def ring_seconds(
     group_seconds: GroupSeconds, size: Numbers, context: Numbers, tensor: Numbers
 ) -> Floats:
-    """Seconds of a block's keys and values going once round the context ranks: context - 1 messages
-    in turn.
+    """Seconds in which a block's keys and values go once round the ring of context ranks: context -
+    1 messages, one after the other.
 
     size: bytes of a rank's keys and values. context: ranks of the ring; they are `tensor` apart.
     Source: Liu et al. 2023 (Ring Attention), Section 3.
@@ -60,7 +60,7 @@ def ring_seconds(
 def heads_seconds(
     group_seconds: GroupSeconds, size: Numbers, context: Numbers, tensor: Numbers
 ) -> Floats:
-    """Seconds of exchanging tokens for heads in one pass of a block: an all-to-all each of queries,
+    """Seconds of exchanging tokens for heads in one pass of a block: four all-to-alls, of queries,
     keys, values and outputs.
 
     size: bytes of a rank's queries, keys, values and outputs together. context: ranks that
@@ -76,13 +76,14 @@ def tensor_seconds(
     tensor: Numbers,
     sequence_parallel: Numbers,
 ) -> Floats:
-    """Seconds of the tensor ranks' collectives in one pass of a block: all-reduces, or with
-    sequence parallelism an all-gather and a reduce-scatter in place of each (Korthikanti et al.
-    2022, Section 4.2.2).
+    """Seconds of the tensor ranks' collectives in one pass of a block.
 
-    size: bytes of a block's output for all tokens. collectives: number of all-reduces in one pass
-    (2: behind attention and behind the feed-forward part). tensor: ranks next to each other.
-    sequence_parallel: whether tensor ranks divide tokens between their products.
+    They are all-reduces. With sequence parallelism, an all-gather and a reduce-scatter, which take
+    equally long, replace each all-reduce (Korthikanti et al. 2022, Section 4.2.2).
+
+    size: bytes of a block's output for all tokens. joins: number of all-reduces in one pass (2:
+    after attention and after the feed-forward network). tensor: tensor ranks, which are
+    neighbours. sequence_parallel: whether tensor ranks divide tokens between their products.
     """
     reduced = joins * group_seconds("all-reduce", size, 1, tensor)
     gathered = 2 * joins * group_seconds("all-gather", size, 1, tensor)
@@ -92,27 +93,27 @@ def tensor_seconds(
 def shard_seconds(
     group_seconds: GroupSeconds, shared: Sequence[Shared], element_bytes: int
 ) -> Floats:
-    """Seconds of gathering a block's weights from their shards, or of reducing and scattering its
-    gradients to them: one all-gather of each part.
+    """Seconds of all-gathering a block's weights from their shards, or of reduce-scattering its
+    gradients to the shards, which takes equally long.
 
-    shared: parameters of dense weights, and of experts. element_bytes: per parameter.
-    Source: Rajbhandari et al. 2020 (ZeRO), Section 7.
+    shared: parameters of dense weights, and of experts. element_bytes: bytes of a parameter's
+    weight or gradient. Source: Rajbhandari et al. 2020 (ZeRO), Section 7.
     """
-    each = [
+    of_parts = [
         group_seconds("all-gather", part.params * element_bytes, part.stride, part.ranks)
         for part in shared
     ]
-    return np.asarray(sum(each))
+    return np.asarray(sum(of_parts))
 
 
 def crossing_seconds(
     group_seconds: GroupSeconds, size: Numbers, stage_ranks: Numbers, stages: Numbers
 ) -> Floats:
-    """Seconds of one micro-batch crossing a stage boundary: its activation forward and its gradient
-    backward, before any overlap; 0 for one stage.
+    """Seconds of the two messages of one micro-batch over a stage boundary, before any overlap: its
+    activation forward and its gradient backward; 0 for one stage.
 
-    size: bytes of the activation that one rank sends. stage_ranks: ranks of a stage; stages lie
-    that far apart.
+    size: bytes of the activation that one rank sends. stage_ranks: ranks of a stage, and so the
+    distance from a rank to its neighbour in the next stage. stages: number of stages.
     """
     return np.asarray(2 * group_seconds("send", size, stage_ranks, stages))
 
@@ -127,16 +128,17 @@ class BlockExchanges(Generic[Degree]):
     rows: Numbers  # samples of the micro-batch over the context degree
     sequence_parallel: bool | Flags  # whether tensor ranks divide tokens between products
     all_to_all: bool | Flags  # whether context ranks exchange tokens for heads; else by the ring
-    # Whether weights are all-gathered before each pass and gradients are reduce-scattered after it.
+    # whether weights are all-gathered for each pass, and gradients are reduce-scattered after the
+    # backward pass
     fully_sharded: bool | Flags
-    """Whether weights are gathered for each pass, and gradients are scattered behind it."""
 
     @cached_property
     def experts(self) -> Floats:
         """Seconds of sending tokens to their experts and back, in one pass; 0 without experts.
 
-        Tensor ranks that divide tokens, or do not divide experts, each dispatch their part of the
-        tokens."""
+        Tensor ranks each dispatch a part of the tokens where they are sequence parallel, and where
+        some of them hold whole experts. Otherwise each rank dispatches all tokens.
+        """
         ranks = self.ranks
         divided = self.sequence_parallel | np.less(ranks.expert_tensor, ranks.tensor)
         size = self.facts.dispatched_bytes * self.rows / np.where(divided, ranks.tensor, 1)
@@ -190,21 +192,21 @@ class BlockExchanges(Generic[Degree]):
     def waits(
         self, forward: Numbers, backward: Numbers, core_forward: Numbers
     ) -> tuple[Floats, Floats]:
-        """Seconds that one block's forward and backward pass wait for experts, context ranks and
+        """(forward, backward) seconds that one block's passes wait for experts, context ranks and
         shards.
 
-        The ring hides behind attention's core; in the backward pass keys, values and their
-        gradients go round, which takes twice as long beside twice the core. Shards hide behind the
-        whole pass: gathered weights in both, scattered gradients in the backward pass. Nothing
-        hides tokens on their way.
+        The ring hides behind attention's core. In the backward pass keys, values and their
+        gradients go round, which takes twice as long, beside twice the core's seconds. The
+        all-gathers of weights hide behind both passes, the reduce-scatters of gradients behind the
+        backward pass. Nothing hides the exchange of tokens with experts.
 
-        forward, backward: seconds of the block's computation. core_forward: of attention's core in
-        the forward pass.
+        forward, backward: seconds of the block's computation. core_forward: seconds of attention's
+        core in the forward pass.
         """
         gather, scatter = self.shards
-        there = self._context(1, core_forward) + uncovered(gather, forward)
-        back = self._context(2, core_forward) + uncovered(gather + scatter, backward)
-        return np.asarray(self.experts + there), np.asarray(self.experts + back)
+        forward_wait = self._context(1, core_forward) + uncovered(gather, forward)
+        backward_wait = self._context(2, core_forward) + uncovered(gather + scatter, backward)
+        return np.asarray(self.experts + forward_wait), np.asarray(self.experts + backward_wait)
 
     def _context(self, rounds: int, core_forward: Numbers) -> Floats:
         """Seconds that context ranks wait in a pass in which keys and values go round `rounds`

@@ -1,9 +1,9 @@
-"""Figures of a transformer for cost formulas that see one kind of block between an embedding and
+"""Sizes of a transformer for cost formulas that describe a model as an embedding, equal blocks and
 a head.
 
-`ModelFacts` reads them from the layer chain, so that built-in models and configuration files serve
-alike. Blocks that differ, such as those with and without experts, become an average block: its
-seconds, parameters and activations are the means over all blocks.
+`ModelFacts` reads the sizes from the model's chain of layers. Blocks that differ, such as blocks
+with and without experts, become an average block, whose parameters, bytes and collectives are the
+means over all blocks.
 """
 
 from collections import Counter
@@ -27,25 +27,21 @@ class SavedBytes(NamedTuple):
 
     divided: float  # of tensors that tensor ranks divide
     whole: float  # of tensors that every tensor rank has
-    core: float  # of attention's core, part of `divided`; selective recomputation frees them
+    core: float  # the part of `divided` of attention's core, which selective recomputation frees
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Figures of one model at one sequence length and precision."""
+    """Sizes of one model at one sequence length and precision, or of one rank's part of it."""
 
-    model: Model
-    shape: Transformer
-    """Sizes of its blocks."""
-    embedding: Layer
-    """The first layer of the chain."""
-    blocks: tuple[Layer, ...]
-    """All layers between."""
-    head: Layer
-    """The last layer of the chain."""
+    model: Model  # the whole model
+    shape: Transformer  # sizes of the blocks
+    embedding: Layer  # the first layer of the chain
+    blocks: tuple[Layer, ...]  # all layers between embedding and head
+    head: Layer  # the last layer of the chain
 
     def divided(self, cut: Cut) -> "ModelFacts":
-        """The facts of one rank's part under a cut. Only text models can be cut."""
+        """The facts of one rank's part of the model under a cut. Only text models can be cut."""
         if cut not in self._parts:
             layers = transformer_layers(replace(self.shape, cut=cut), self.sequence)
             embedding, *blocks, head = layers
@@ -55,7 +51,7 @@ class ModelFacts:
 
     @cached_property
     def _parts(self) -> "dict[Cut, ModelFacts]":
-        """Earlier answers of `divided`."""
+        """Cut -> the facts of one rank's part, as far as `divided` has computed them."""
         return {Cut(): self}
 
     @property
@@ -75,10 +71,11 @@ class ModelFacts:
 
     @cached_property
     def different_blocks(self) -> list[tuple[Layer, float]]:
-        """(block, share of all blocks with its operators): one block for each list of operators."""
-        blocks = {block.operators: block for block in self.blocks}
+        """(block, share of the blocks that have equal operators), once for each list of
+        operators."""
+        block_with = {block.operators: block for block in self.blocks}
         count = Counter(block.operators for block in self.blocks)
-        return [(block, count[block.operators] / self.layers) for block in blocks.values()]
+        return [(block, count[block.operators] / self.layers) for block in block_with.values()]
 
     @cached_property
     def block_params(self) -> float:
@@ -87,8 +84,9 @@ class ModelFacts:
 
     @cached_property
     def trained_share(self) -> float:
-        """The share of the blocks' parameters that has gradients and optimizer states. It is small
-        where adapters are trained, and counts for embedding and head, too."""
+        """The share of the blocks' parameters that are trained, with gradients and optimizer
+        states. It is small where only adapters are trained. Formulas take it for the embedding and
+        the head as well."""
         frozen = sum(block.frozen for block in self.blocks) / self.layers
         return 1 - frozen / self.block_params
 
@@ -108,13 +106,13 @@ class ModelFacts:
         experts = self.shape.experts
         if experts is None:
             return 0.0
-        share = sum(block.kind == "moe-block" for block in self.blocks) / self.layers
+        share_with_experts = sum(block.kind == "moe-block" for block in self.blocks) / self.layers
         token_bytes = (experts.latent or self.shape.hidden) * ELEMENT_BYTES[self.precision]
-        return share * experts.rows(self.sequence) * token_bytes
+        return share_with_experts * experts.rows(self.sequence) * token_bytes
 
     @cached_property
     def saved(self) -> SavedBytes:
-        """Bytes that an average block keeps."""
+        """Bytes per sample that an average block keeps for its backward pass."""
         divided = whole = core = 0.0
         for block in self.blocks:
             for tensor in block.saved:
@@ -128,13 +126,13 @@ class ModelFacts:
         return SavedBytes(divided, whole, core)
 
     def tensor_bytes(self, name: str) -> float:
-        """Bytes per sample that an average block keeps of one tensor. name: of a `Saved` tensor."""
+        """Bytes per sample that an average block keeps of the `Saved` tensor called `name`."""
         each_block = (saved_bytes_of(block, name, self.precision) for block in self.blocks)
         return sum(each_block) / self.layers
 
     def attention_bytes(self, heads: int) -> float:
-        """Bytes per sample of keys and values of so many heads; queries and outputs have equally
-        many."""
+        """Bytes per sample of the keys and values of `heads` heads. The queries and outputs of that
+        number of heads have equally many bytes."""
         width = self.shape.head_dim + self.shape.value_dim
         return float(self.sequence * heads * width * ELEMENT_BYTES[self.precision])
 
@@ -156,8 +154,9 @@ def expert_params_of(layer: Layer) -> float:
 
 def model_facts(model: Model) -> ModelFacts:
     """The facts of a transformer. Raises UnsupportedError for any other chain of layers, which has
-    no heads to divide."""
-    chain, shape = model.layers, model.spec.shape or model.spec.encoder
+    no attention heads to divide."""
+    chain = model.layers
+    shape = model.spec.shape or model.spec.encoder
     blocks = tuple(layer for layer in chain if layer.kind in BLOCKS)
     if shape is None or chain[1:-1] != blocks:
         raise UnsupportedError(
@@ -170,5 +169,5 @@ def model_facts(model: Model) -> ModelFacts:
 
 
 def facts_of(workload: Workload) -> ModelFacts:
-    """The facts of the workload's model, which the workload keeps."""
+    """The facts of the workload's model; the workload caches them."""
     return workload.answers.once(ModelFacts, lambda: model_facts(workload.model))

@@ -5,16 +5,18 @@ and pipeline ranks lie farthest apart. A node has consecutive ranks. A group has
 s is the distance from one member to the next. The group lies inside one node when s n <= devices
 per node. Otherwise min(s, devices per node) such groups share the network of each node equally.
 
-- Inside a node, a collective takes the seconds that were measured on the node's fabric
-  (`hetplan.profiling.rates.collectives`).
+The seconds of an operation are:
+
+- Inside a node, a collective takes the seconds that the node's fabric gives, by measured curves or
+  by latency and bandwidth (`hetplan.profiling.rates.collectives`).
 - Between nodes, a ring takes the bytes that pass its slowest link over the bandwidth that NCCL
   reaches of it, and the latency of every hop. One hop leads out of each node; the other hops stay
   within nodes.
 - With learned links, the seconds of both are bytes over the learned share of the bandwidth. The
   share includes the latency.
-- Between switches, a node has the bandwidth of its uplink. In a ring, one node sends beyond the
-  switch, over the uplinks of all the ring's nodes under that switch. In an all-to-all, every node
-  sends over its own uplink.
+- Between switches, a node has the bandwidth of its uplink. In a ring, one node under each switch
+  sends to another switch, over the uplinks of all the ring's nodes under its switch. In an
+  all-to-all, every node sends over its own uplink.
 """
 
 import math
@@ -33,7 +35,7 @@ MESSAGES = ("send", "all-to-all")  # point-to-point operations; all others are r
 
 
 class GroupSeconds(Protocol):
-    """A function like `group_seconds`, for one device type and its assumptions."""
+    """The function `group_seconds` with its first two arguments bound."""
 
     def __call__(self, operation: str, size: Numbers, stride: Numbers, ranks: Numbers) -> Floats:
         """See `group_seconds`."""
@@ -48,20 +50,24 @@ def group_seconds(
     stride: Numbers,
     ranks: Numbers,
 ) -> Floats:
-    """Seconds of an operation in each of several groups, in the common shape of the arguments.
+    """Seconds of an operation in each of several groups, in the common shape of the last three
+    arguments, which may be arrays.
 
     operation: all-reduce, all-gather, all-to-all, or send for one message. A reduce-scatter takes
     as long as an all-gather. size: bytes of the whole tensor; for send, of the message. stride:
     ranks from one member of a group to the next. ranks: members of a group; 1 takes no time.
     """
+    # Groups of equal stride and number of ranks are computed together, each distinct size once.
     sizes, shapes = np.broadcast_arrays(size, stride * MAX_RANKS + ranks)
     seconds = np.zeros(sizes.shape)
     for shape in np.unique(shapes).tolist():
         group_stride, group_ranks = divmod(shape, MAX_RANKS)
         same_shape = shapes == shape
         distinct, inverse = np.unique(sizes[same_shape], return_inverse=True)
-        each = same_shape_seconds(offer, assumed, operation, distinct, group_stride, group_ranks)
-        seconds[same_shape] = each[inverse]
+        of_distinct = same_shape_seconds(
+            offer, assumed, operation, distinct, group_stride, group_ranks
+        )
+        seconds[same_shape] = of_distinct[inverse]
     return seconds
 
 
@@ -97,8 +103,8 @@ def learned_seconds(
     *,
     inside: bool,
 ) -> Floats:
-    """Seconds by the learned share of the links' bandwidth. inside: whether a group lies inside one
-    node."""
+    """Seconds of an operation by the learned share of the links' bandwidth, for each of `sizes`.
+    inside: whether a group lies inside one node."""
     bandwidth = offer.intra
     group: Group = "node"
     if not inside:
@@ -117,7 +123,8 @@ def between_nodes_seconds(
     stride: int,
     ranks: int,
 ) -> Floats:
-    """Seconds by bandwidth and latency, for groups that span several nodes."""
+    """Seconds of an operation by bandwidth and latency, for each of `sizes`, in groups that span
+    several nodes."""
     ranks_per_node = max(1, offer.node_devices // stride)
     moved = slowest_link_bytes(operation, sizes, ranks)
     if operation == "all-to-all":  # bytes for ranks of the same node do not pass the network

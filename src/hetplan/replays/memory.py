@@ -1,8 +1,8 @@
-"""Peak memory of a device, by component: the one formula of the replay, of `fits` and of
-`plan search`.
+"""Peak memory of a device, by component: the one formula of the replay and of the commands `fits`
+and `plan search`.
 
 Sizes are numbers (of one device) or arrays (of the devices of many strategies at once). The peak is
-at the loss or at the recomputation of a layer, whichever is larger, because a backward pass does
+at the loss or at the recomputation of a layer, whichever needs more, because a backward pass does
 not do both at the same time. For a framework that states no bytes of its logits the two are added,
 which is an upper bound.
 """
@@ -18,8 +18,8 @@ from hetplan.replays.arrays import Flags, Floats, Numbers
 from hetplan.text import bytes_text
 
 SMALL = 0.005  # share of the allocated bytes up to which `Held.text` leaves a component out
-# Names of saved tensors in `profiling.models.transformer`.
-# inputs of the products that tensor ranks divide by columns
+# Names of saved tensors in `profiling.models.transformer`:
+# the inputs of the products that tensor ranks divide by columns
 INPUTS = frozenset(("qkv input", "up input", "head input"))
 LOGITS = "logits"  # kept by the head for the loss
 ATTENTION_OUTPUT = "attention output"  # before context ranks exchange tokens for heads
@@ -27,20 +27,20 @@ EXPERT_INPUT = "up input"  # input of the product whose columns expert-tensor ra
 
 
 def saved_bytes_of(layer: Layer, name: str, precision: Precision) -> float:
-    """Bytes per sample of the saved tensors named `name`, 0 where there are none."""
+    """Bytes per sample of the layer's saved tensors named `name`; 0 where it has none."""
     return float(sum(t.size(precision) for t in layer.saved if t.name == name))
 
 
 def inputs_bytes(layer: Layer, precision: Precision) -> float:
-    """Bytes per sample of the inputs of products that sequence parallel ranks gather."""
+    """Bytes per sample of the inputs of products that sequence-parallel ranks gather."""
     return sum(t.size(precision) for t in layer.saved if t.name in INPUTS)
 
 
 def logits_of(head: Layer, precision: Precision) -> tuple[float, float]:
     """(number of logits, bytes of them that the head keeps), per sample."""
     logits = [t for t in head.saved if t.name == LOGITS]
-    number = sum(t.elements for t in logits)
-    return float(number), saved_bytes_of(head, LOGITS, precision)
+    count = sum(t.elements for t in logits)
+    return float(count), saved_bytes_of(head, LOGITS, precision)
 
 
 def on_a_rank(
@@ -53,10 +53,10 @@ def on_a_rank(
 
     Source: Korthikanti et al. 2022, Sections 4.2.2 and 4.2.3.
 
-    split: bytes of tensors that tensor ranks always divide. whole: bytes of tensors that they
-    divide only where they divide tokens; these lie between products. gathered: bytes of the part of
-    `whole` that ranks gather and keep although they divide tokens. tensor: the tensor degree.
-    divided: whether tensor ranks divide tokens (sequence parallelism).
+    split: bytes of tensors that tensor ranks always divide. whole: bytes of tensors between
+    products, which tensor ranks divide only where they divide tokens. gathered: the part of `whole`
+    that ranks gather and keep although they divide tokens. tensor: the tensor degree. divided:
+    whether tensor ranks divide tokens (sequence parallelism).
     """
     divided_tokens = whole / tensor + gathered * (1 - 1 / tensor)
     return np.asarray(split / tensor + np.where(divided, divided_tokens, whole))
@@ -88,7 +88,8 @@ class Passes(Generic[Size]):
     working: Size  # tensors of the layer that is computed again
     logits: Size  # logits that are kept, 0 without the head
     loss: Size  # logits with their copies and gradient at the loss
-    boundary: Size  # the larger of the tensors it receives and sends; 0 for the whole model
+    # the larger one of the activations that the stage receives and sends; 0 for the whole model
+    boundary: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +98,13 @@ class Held(Generic[Size]):
 
     weights: Size
     gradients: Size
-    optimizer: Size  # with the fp32 weights of mixed precision
-    activations: Size  # kept from forward to backward passes, without logits
-    working: Size  # of the layer that is computed again
-    logits: Size  # of the micro-batch at the loss, with their copies and gradient
+    optimizer: Size  # optimizer states, with the fp32 weights of mixed precision
+    activations: Size  # tensors kept from forward to backward passes, without logits
+    working: Size  # tensors of the layer that is computed again
+    logits: Size  # logits of the micro-batch at the loss, with their copies and gradient
     collectives: Size  # gathered layers, gradients being reduced, buckets
     transfers: Size  # buffers of activations and gradients between stages
-    workspace: float  # of the framework's libraries
+    workspace: float  # workspaces of the framework's libraries
     reserved: float  # CUDA context and NCCL, which no allocator counts
 
     @property
@@ -115,7 +116,7 @@ class Held(Generic[Size]):
 
     @property
     def text(self) -> str:
-        """The components of `allocated` on one device that are not small, the largest first:
+        """The components of `allocated` above the share `SMALL` of it, the largest first, such as
         `weights 1.2 GiB, …`."""
         components = asdict(self)
         del components["reserved"]
@@ -147,18 +148,18 @@ def held_on(
     rows: Size,
     reserved: float,
 ) -> Held[Size]:
-    """Bytes on a device at its peak.
+    """The bytes on a device at its peak.
 
     states: bytes of the model states on the device. passes: bytes per sample of its stage. kept:
-    bytes of all micro-batches that it keeps at once, logits among them. rows: its samples of the
-    largest micro-batch. reserved: bytes that the allocator does not count.
+    bytes of all micro-batches that the stage keeps at the same time, logits among them. rows: the
+    device's samples of the largest micro-batch. reserved: bytes that the allocator does not count.
     """
     logits = rows * passes.logits
     loss = rows * passes.loss
     working = rows * passes.working
-    # Products with comparisons, which count as 1 or 0, serve numbers and arrays alike.
+    # Multiplying by a comparison, which counts as 1 or 0, selects for numbers and for arrays.
     if framework.logit_bytes is not None:
-        at_recomputation = working > loss  # where the peak is
+        at_recomputation = working > loss  # whether the peak is there, and not at the loss
         working = working * at_recomputation
         loss = loss * (1 - at_recomputation)
     return Held(

@@ -1,8 +1,7 @@
-"""Device types with their links, counts and prices, one record for all devices of a type.
+"""Offers: device types with their number of devices, their links and their prices.
 
-A type's links: `intra` bytes/s between two devices of a node, `network` bytes/s in and out of one
-node, shared by all its devices. Where no cluster file gives them, `offer_of` knows the usual
-machines.
+An `Offer` describes all devices of one type. Its links come from a cluster (`offers_of_cluster`),
+or from the machines in which the type is usually sold (`offer_of`).
 """
 
 import math
@@ -23,8 +22,9 @@ from hetplan.profiling.hardware.cluster import (
 )
 from hetplan.text import grouped
 
-# (devices per node, intra-node Gbit/s of one device in one direction, network Gbit/s of the node,
-# GB/s of one device to its host and of the host's memory per device), by prefix.
+# By prefix of the device's name: (devices per node, intra-node Gbit/s of one device in one
+# direction, network Gbit/s of the node, GB/s of one device to its host, GB/s of the host's memory
+# per device).
 # NVLink totals of the datasheets (both directions): V100 300, A100 600, A800 and H800 400, H100 and
 # H200 900 GB/s, B200 to GB300 1,800 GB/s; Infinity Fabric: MI300X and MI325X 896, MI355X 1,075
 # GB/s; Gaudi 2 and 3: 21 Ethernet ports of 100 and 200 Gbit/s inside, three outside.
@@ -53,33 +53,26 @@ _MACHINES: Mapping[str, tuple[int, float, float, float, float]] = {
     "Gaudi2": (8, 2100, 2400, 25, 51),
     "Gaudi3": (8, 4200, 4800, 50, 77),
 }
-# Anything else: PCIe 4.0 x16 and one adapter of 100 Gbit/s.
+# All other devices: PCIe 4.0 x16 and one adapter of 100 Gbit/s.
 _PLAIN = (8, 200.0, 100.0, 25.0, 51.0)
 
 
 @dataclass(frozen=True)
 class Offer:
-    """One type of device: its specification, its count and its links, in SI units.
+    """One type of device: its specification, its number of devices and its links, in SI units."""
 
-    most: devices, of this type. node_devices: devices of one node. intra: bytes/s between two
-    devices of a node. network: bytes/s in and out of a node. host_link: bytes/s of one device to
-    its host. host_memory: bytes/s of the host's memory per device. intra_latency, network_latency:
-    seconds per message. switch_nodes: nodes under one switch. uplink: bytes/s of one node to nodes
-    under other switches.
-    """
-
-    name: str
+    name: str  # the catalogue's name of the type
     spec: DeviceSpec
-    most: int
-    node_devices: int
-    intra: float
-    network: float
-    host_link: float
-    host_memory: float
-    intra_latency: float = INTRA_NODE_LATENCY_US * 1e-6
-    network_latency: float = NETWORK_LATENCY_US * 1e-6
-    switch_nodes: int = MAX_DEVICES
-    uplink: float = math.inf
+    most: int  # devices of this type
+    node_devices: int  # devices of one node
+    intra: float  # bytes/s between two devices of a node
+    network: float  # bytes/s in and out of one node, shared by all its devices
+    host_link: float  # bytes/s of one device to its host
+    host_memory: float  # bytes/s of the host's memory, per device
+    intra_latency: float = INTRA_NODE_LATENCY_US * 1e-6  # seconds per message within a node
+    network_latency: float = NETWORK_LATENCY_US * 1e-6  # seconds per message between nodes
+    switch_nodes: int = MAX_DEVICES  # nodes under one switch
+    uplink: float = math.inf  # bytes/s of one node to nodes under other switches
 
     @property
     def price_per_second(self) -> float | None:
@@ -89,46 +82,58 @@ class Offer:
 
     @property
     def node(self) -> Node:
-        """A full node of it."""
-        links = self.intra, self.network, self.intra_latency, self.network_latency
-        return Node(self.name, self.node_devices, *links)
+        """A node full of devices of this type."""
+        return Node(
+            device=self.name,
+            devices=self.node_devices,
+            intra_bandwidth=self.intra,
+            network_bandwidth=self.network,
+            intra_latency=self.intra_latency,
+            network_latency=self.network_latency,
+        )
 
 
 def find_device(name: str) -> tuple[str, DeviceSpec]:
-    """The catalogue's entry `name`, or the only one that starts with it (`A800`), in SXM form where
-    there are others; raises InputError."""
-    known = catalogue()
-    if name in known:
-        return name, known[name]
-    near = [other for other in known if other.lower().startswith(name.lower())]
-    near = [other for other in near if "-SXM" in other] or near
+    """(name, specification) of the catalogue's entry `name`, or else of the only entry whose name
+    begins so (`A800`). Where several do, only those in SXM form count.
+
+    Raises InputError where several entries, or none, remain.
+    """
+    entries = catalogue()
+    if name in entries:
+        return name, entries[name]
+    near = [other for other in entries if other.lower().startswith(name.lower())]
+    in_sxm_form = [other for other in near if "-SXM" in other]
+    near = in_sxm_form or near
     require(
         len(near) <= 1,
         "several devices have that name",
         got=name,
         expected=f"one of {', '.join(near)}",
     )
-    return (near[0], known[near[0]]) if near else (name, device(name))
+    if not near:
+        return name, device(name)  # raises InputError that suggests the nearest names
+    return near[0], entries[near[0]]
 
 
 def links_of(name: str) -> tuple[int, float, float, float, float]:
-    """(devices per node, bytes/s: intra, network of a node, host_link, host_memory) of the usual
-    machine with that device."""
-    node, intra, network, host_link, host_memory = next(
-        (m for prefix, m in _MACHINES.items() if name.startswith(prefix)), _PLAIN
-    )
-    return node, intra * GBIT, network * GBIT, host_link * 1e9, host_memory * 1e9
+    """(devices per node, then bytes/s as in `Offer`: intra, network, host_link, host_memory) of the
+    usual machine with that device."""
+    machines = (machine for prefix, machine in _MACHINES.items() if name.startswith(prefix))
+    devices, intra, network, host_link, host_memory = next(machines, _PLAIN)
+    return devices, intra * GBIT, network * GBIT, host_link * 1e9, host_memory * 1e9
 
 
 def offer_of(name: str, most: int) -> Offer:
-    """`most` devices of a catalogued type in its usual machines; raises InputError."""
-    full, spec = find_device(name)
-    return Offer(full, spec, most, *links_of(full))
+    """The offer of `most` devices of a catalogued type in its usual machines. Raises InputError
+    where `find_device` does."""
+    full_name, spec = find_device(name)
+    return Offer(full_name, spec, most, *links_of(full_name))
 
 
 def offers_of_cluster(cluster: Cluster) -> tuple[Offer, ...]:
-    """The types of a cluster with their counts; of differing nodes of one type the slowest figures
-    count."""
+    """The offer of each device type of a cluster. Where nodes of one type differ, the smallest
+    bandwidths and the largest latencies count."""
     return tuple(
         Offer(
             name=name,

@@ -1,7 +1,8 @@
-"""What every device of a plan holds at its peak.
+"""The bytes that every device of a plan of stages holds at its peak, and may hold.
 
-Model states follow from the plan's ZeRO level and each device's share of them, activations from the
-micro-batches that the schedule keeps at once; `replays.memory` puts them together.
+The bytes of model states follow from the plan's ZeRO level and from each device's share of them.
+The bytes of activations follow from the micro-batches that the schedule keeps at the same time.
+`replays.memory` adds them up.
 """
 
 from collections.abc import Iterator
@@ -15,8 +16,11 @@ from hetplan.replays.zero import ZeroCosts
 
 
 def memory(zero: ZeroCosts, kept: Floats) -> tuple[Held[float], ...]:
-    """[D] what devices hold at their peak. kept: bytes that every stage of the first replica, then
-    of the second, … keeps at once."""
+    """[D] the bytes that each device holds at its peak, by component.
+
+    kept: the most bytes of micro-batches that each stage keeps at the same time, for the stages of
+    the first replica, then of the second one, and so on.
+    """
     plan, kept_by_stage = zero.plan, iter(kept.tolist())
     held = [UNUSED] * len(plan.devices)
     for replica in plan.replicas:
@@ -32,28 +36,37 @@ def memory(zero: ZeroCosts, kept: Floats) -> tuple[Held[float], ...]:
 def stage_memory(
     zero: ZeroCosts, stage: Stage, samples: int, kept: float, *, staged: bool
 ) -> Iterator[tuple[int, Held[float]]]:
-    """(device, what it holds) of a stage. samples: of its largest micro-batch. kept: bytes of the
-    micro-batches that it keeps at once. staged: whether it is a stage of a pipeline."""
+    """(device, bytes that it holds at its peak) for each device of a stage.
+
+    samples: samples of the replica's largest micro-batch. kept: as for `memory`, of this stage.
+    staged: whether the replica has several stages.
+    """
     costs, data = zero.costs, zero.costs.data
     offloaded = costs.degrees.offloaded if costs.degrees else 0.0
     rows = samples * costs.context * max(stage.row_shares) / sum(stage.row_shares)
-    held = costs.stage_bytes(tuple(stage.layers), len(stage.tensor_shares), zero.copied_in(stage))
-    alike: dict[tuple[float, float], Held[float]] = {}
+    stage_bytes = costs.stage_bytes(
+        tuple(stage.layers), len(stage.tensor_shares), zero.copied_in(stage)
+    )
+    # devices with the same part of the weights and the same share of the states hold the same
+    computed: dict[tuple[float, float], Held[float]] = {}
     for device, part, share in zip(stage.all_devices, stage.parts, zero.shares(stage), strict=True):
-        if (part, share) not in alike:
+        if (part, share) not in computed:
             states = data.framework.held_bytes(
-                part * held.weights,
-                part * held.largest,
+                part * stage_bytes.weights,
+                part * stage_bytes.largest,
                 data.element_bytes,
                 zero.level,
                 share,
                 staged=staged,
             )
-            whole = held_on(data.framework, states, held.passes, kept, rows, data.reserved_bytes)
-            alike[part, share] = replace(whole, optimizer=whole.optimizer * (1 - offloaded))
-        yield device, alike[part, share]
+            held = held_on(
+                data.framework, states, stage_bytes.passes, kept, rows, data.reserved_bytes
+            )
+            on_device = replace(held, optimizer=held.optimizer * (1 - offloaded))
+            computed[part, share] = on_device
+        yield device, computed[part, share]
 
 
 def limits(plan: Plan, costs: Costs) -> tuple[float, ...]:
-    """[D] bytes that each device may hold."""
+    """[D] bytes that training can use on each device."""
     return tuple(costs.data.types[device.type].memory_bytes for device in plan.devices)

@@ -1,4 +1,4 @@
-"""The sixth problem of a workload: its numbers, gathered into one self-contained instance."""
+"""The numbers of a workload's replays: an instance of problem `joint`, and the costs from it."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -17,20 +17,29 @@ from hetplan.replays.data import DeviceType, Kept, Layer, Node, ReplayData, Tabl
 from hetplan.replays.memory import inputs_bytes, logits_of
 from hetplan.schema import derived
 
-GATHERED_AGAIN = ("operators", "full")  # recomputation that does not keep them in blocks
+# Modes of recomputation in which the blocks do not keep gathered inputs, but gather them again.
+GATHERED_AGAIN = ("operators", "full")
 PLAIN: tuple[Recomputation, ...] = ("none",)
 
 
 def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> ReplayData:
-    """The instance of a workload. modes: of recomputation, which plans may choose from; the first
-    is `none`. Learned links are not part of it (`Costs` takes them). Raises InputError where a
-    number is out of range."""
+    """The instance of a workload.
+
+    Learned efficiency of links is not part of it; `Costs` takes it apart. Raises InputError where a
+    number is out of range.
+
+    modes: the modes of recomputation that plans may choose; the first one is `none`.
+    """
     model, cluster, profile = workload.model, workload.cluster, workload.profile
-    width = ELEMENT_BYTES[workload.precision]
-    exchanged = workload.stack.gradient_bytes
+    element_bytes = ELEMENT_BYTES[workload.precision]
+    gradient_bytes = workload.stack.gradient_bytes
+    if gradient_bytes is None:
+        gradient_bytes = element_bytes
     logits, logit_bytes = logits_of(model.layers[-1], workload.precision)
-    largest = max(node.devices for node in cluster.nodes)
-    usable, switches = workload.device_bytes(), dict.fromkeys(n.switch for n in cluster.nodes)
+    largest_node = max(node.devices for node in cluster.nodes)
+    usable_bytes = workload.device_bytes()
+    switches = dict.fromkeys(node.switch for node in cluster.nodes)
+    repeating_modes = [mode for mode in modes if mode != "none"]
     with derived(f"{model.name} on {cluster.name}"):
         return ReplayData(
             model=model.name,
@@ -39,21 +48,21 @@ def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> ReplayDa
             sequence=workload.sequence,
             precision=workload.precision,
             stack=workload.stack.name,
-            element_bytes=width,
-            gradient_bytes=width if exchanged is None else exchanged,
+            element_bytes=element_bytes,
+            gradient_bytes=gradient_bytes,
             logit_elements=logits,
             logit_bytes=logit_bytes,
             reserved_bytes=workload.reserved_bytes,
             hidden_reduces=workload.stack.hidden_reduces,
             framework=workload.framework,
-            tensor_degrees=[t for t in range(1, largest + 1) if model.tensor_degree_fits(t)],
+            tensor_degrees=[t for t in range(1, largest_node + 1) if model.tensor_degree_fits(t)],
             nodes=[node_of(node, switches) for node in cluster.nodes],
             types={
-                kind: DeviceType(
-                    memory_bytes=usable[kind],
-                    update=move_curve("binary", kind, cluster.specs[kind]),
+                name: DeviceType(
+                    memory_bytes=usable_bytes[name],
+                    update=move_curve("binary", name, cluster.specs[name]),
                 )
-                for kind in cluster.types
+                for name in cluster.types
             },
             layers=[
                 Layer(
@@ -67,17 +76,19 @@ def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> ReplayDa
                 for l, layer in enumerate(profile.layers)
             ],
             tables=[
-                table_of(workload, table, [mode for mode in modes if mode != "none"])
+                table_of(workload, table, repeating_modes)
                 for table in profile.tables
-                if table.device in usable
+                if table.device in usable_bytes
             ],
         )
 
 
 def node_of(node: ClusterNode, switches: Collection[tuple[int, int]]) -> Node:
-    """The node with the measured all-reduces of its fabric. switches: of the cluster, in order."""
-    fabric, limited = node_fabric(node), node.uplink < math.inf
+    """The node with the measured all-reduces of its fabric. switches: the switches of the cluster,
+    in the order of its nodes."""
+    fabric = node_fabric(node)
     curves = {n: stretched(fabric, "all-reduce", n) for n in range(2, node.devices + 1)}
+    has_uplink = node.uplink < math.inf
     return Node(
         device=node.device,
         devices=node.devices,
@@ -85,16 +96,16 @@ def node_of(node: ClusterNode, switches: Collection[tuple[int, int]]) -> Node:
         intra_latency=node.intra_latency,
         network_bandwidth=node.network_bandwidth,
         network_latency=node.network_latency,
-        switch=[*switches].index(node.switch) if limited else None,
-        uplink_bandwidth=node.uplink if limited else None,
+        switch=[*switches].index(node.switch) if has_uplink else None,
+        uplink_bandwidth=node.uplink if has_uplink else None,
         rails=node.rails,
         all_reduce={n: curve for n, curve in curves.items() if curve is not None},
     )
 
 
 def table_of(workload: Workload, table: ProfileTable, modes: Sequence[Recomputation]) -> Table:
-    """A table of the profile with what each mode repeats."""
-    none = [0.0] * len(table.forward_seconds)
+    """A table of the profile with the share of the forward pass that each mode repeats."""
+    no_seconds = [0.0] * len(table.forward_seconds)
     spec = workload.cluster.specs[table.device]
     rates = Rates(table.device, spec, workload.precision, workload.stack)
     repeated: dict[Recomputation, list[float]] = {}
@@ -110,47 +121,61 @@ def table_of(workload: Workload, table: ProfileTable, modes: Sequence[Recomputat
         micro_batch=table.micro_batch,
         forward_seconds=table.forward_seconds,
         backward_seconds=table.backward_seconds,
-        forward_host_seconds=table.forward_host_seconds or none,
-        backward_host_seconds=table.backward_host_seconds or none,
+        forward_host_seconds=table.forward_host_seconds or no_seconds,
+        backward_host_seconds=table.backward_host_seconds or no_seconds,
         repeated=repeated,
     )
 
 
-def kept_of(workload: Workload, at: int, mode: Recomputation) -> Kept:
-    """What a layer keeps and needs. Without recomputation the profile says it, which may have been
-    measured; the rest follows from what one device keeps and what two tensor ranks do."""
-    layer, precision = workload.model.layers[at], workload.precision
-    posed, repeats = workload.profile.layers[at], layer.kind in REPEATED
+def kept_of(workload: Workload, l: int, mode: Recomputation) -> Kept:
+    """The bytes that layer l keeps under a mode of recomputation.
+
+    Without recomputation they are those of the profile, which may have been measured. Otherwise
+    they follow from the layer's saved tensors (`kept_bytes`).
+    """
+    layer, precision = workload.model.layers[l], workload.precision
     gathered = gathered_bytes(workload, layer)
-    before = workload.profile.layers[at - 1].activation_bytes if at else 0.0
-    again = repeats and mode in GATHERED_AGAIN
     if mode == "none":
-        saved, whole = posed.saved_bytes, posed.replicated_saved_bytes
-        return Kept(saved_bytes=saved, replicated_saved_bytes=whole, gathered_bytes=gathered)
-    saved, halved = (kept_bytes(layer, mode, precision, tensor, before) for tensor in (1, 2))
-    whole = min(max(2 * halved - saved, 0.0), saved)
-    all_of_it = sum(t.size(precision) for t in layer.saved)
-    undivided = sum(t.size(precision) for t in layer.saved if not t.split)
+        profiled = workload.profile.layers[l]
+        return Kept(
+            saved_bytes=profiled.saved_bytes,
+            replicated_saved_bytes=profiled.replicated_saved_bytes,
+            gathered_bytes=gathered,
+        )
+    input_bytes = workload.profile.layers[l - 1].activation_bytes if l else 0.0
+    saved = kept_bytes(layer, mode, precision, 1, input_bytes)
+    # Each of two tensor ranks keeps replicated + (saved - replicated) / 2 bytes.
+    on_each_of_two = kept_bytes(layer, mode, precision, 2, input_bytes)
+    replicated = min(max(2 * on_each_of_two - saved, 0.0), saved)
+    working = replicated_working = 0.0
+    gathers_again = False
+    if layer.kind in REPEATED:
+        all_bytes = sum(t.size(precision) for t in layer.saved)
+        all_replicated = sum(t.size(precision) for t in layer.saved if not t.split)
+        working = max(all_bytes - saved, 0.0)
+        replicated_working = max(all_replicated - replicated, 0.0)
+        gathers_again = mode in GATHERED_AGAIN
     return Kept(
         saved_bytes=saved,
-        replicated_saved_bytes=whole,
-        working_bytes=max(all_of_it - saved, 0.0) if repeats else 0.0,
-        replicated_working_bytes=max(undivided - whole, 0.0) if repeats else 0.0,
-        gathered_bytes=0.0 if again else gathered,
-        gathered_working_bytes=gathered if again else 0.0,
+        replicated_saved_bytes=replicated,
+        working_bytes=working,
+        replicated_working_bytes=replicated_working,
+        gathered_bytes=0.0 if gathers_again else gathered,
+        gathered_working_bytes=gathered if gathers_again else 0.0,
     )
 
 
 def gathered_bytes(workload: Workload, layer: operators.Layer) -> float:
-    """Bytes per sample of the inputs of products that sequence parallel ranks gather and keep."""
+    """Bytes per sample of the inputs of products that sequence-parallel ranks gather and keep; 0
+    where the framework does not keep them."""
     return workload.framework.whole_inputs * inputs_bytes(layer, workload.precision)
 
 
 def costs_of(workload: Workload, mode: Recomputation = "none") -> Costs:
-    """The workload's costs under a mode of recomputation: made once, kept with the workload."""
+    """The workload's costs under a mode of recomputation; the workload caches them."""
 
-    def posed() -> Costs:
+    def new_costs() -> Costs:
         modes = tuple(dict.fromkeys((*PLAIN, mode)))
         return Costs(pose(workload, modes), mode, workload.links)
 
-    return workload.answers.once((Costs, mode), posed)
+    return workload.answers.once((Costs, mode), new_costs)

@@ -1,9 +1,10 @@
-"""SPMD programs of plans replayed: their stages on the event-driven simulator, and what each device
-holds.
+"""SPMD programs of plans replayed: their stages on the event-driven simulator, and the bytes that
+each device holds.
 
-Devices compute at the speeds that the workload's profile gives them (`programs.speeds`) and wait
-for the slowest at every collective; collectives are rings over the slowest link. Behind the last
-run each device updates what it holds.
+A plan runs its program one or several times in an iteration. Devices compute at the speeds that the
+workload's profile gives them (`programs.speeds`) and wait for the slowest one at every collective.
+Collectives are rings over the slowest link. After the last run each device updates the parameters
+that it holds.
 """
 
 import math
@@ -31,44 +32,48 @@ from hetplan.replays.simulator.tasks import Timeline
 
 @dataclass(frozen=True)
 class SpmdCosts:
-    """A plan's program on its workload."""
+    """Seconds and bytes of a plan's program on m devices of its workload."""
 
     plan: Plan
     workload: Workload
-    decided: Decided
-    devices: tuple[int, ...]
-    """[rank] the device of each rank, in the order of the program's ratios."""
-    prices: Prices
+    decided: Decided  # the program with the plan's choices
+    devices: tuple[int, ...]  # [m] the device of each rank, in the order of the program's ratios
+    prices: Prices  # speeds of the devices and of their links
 
     @classmethod
     def of(cls, plan: Plan, workload: Workload, links: Links | None = None) -> "SpmdCosts":
-        """The costs of a plan. links: default rings over the workload's. Raises InputError where
-        the program is not the model's, UnsupportedError for a model without one."""
+        """The costs of a plan. Raises InputError where the plan's program is not one of the model,
+        UnsupportedError for a model without programs.
+
+        links: the seconds of collectives; by default those of rings over the cluster's links.
+        """
         program = program_of(workload.model, workload.global_batch // plan.replicas[0].steps)
         devices = plan.replicas[0].stages[0].devices[0]
         decided = read_program(plan, program)
-        own = on_nodes_of(workload, devices)
-        speeds, weights = speeds_of(own, program)
+        used_part = on_nodes_of(workload, devices)
+        speeds, weights = speeds_of(used_part, program)
         prices = Prices(
             np.array([speeds[workload.cluster.devices[d].type] for d in devices]),
             weights,
-            replace(links or links_of(own.cluster), devices=len(devices)),
+            replace(links or links_of(used_part.cluster), devices=len(devices)),
             ELEMENT_BYTES[workload.precision],
         )
         return cls(plan, workload, decided, tuple(devices), prices)
 
     def stages(self) -> list[tuple[int, Stage]]:
-        """(run, stage) of an iteration; the last run joins the gradients."""
+        """(number of the run, stage) of each stage of an iteration. The last run also reduces the
+        gradients."""
         timed, runs = Timed(self.decided, self.prices), self.plan.replicas[0].steps
-        between, last = timed.run(last=False), timed.run(last=True)
-        each = [(run, stage) for run in range(runs - 1) for stage in between]
-        return each + [(runs - 1, stage) for stage in last]
+        stages_of_run, stages_of_last_run = timed.run(last=False), timed.run(last=True)
+        stages = [(run, stage) for run in range(runs - 1) for stage in stages_of_run]
+        stages += [(runs - 1, stage) for stage in stages_of_last_run]
+        return stages
 
     def updates(self) -> list[float]:
-        """[m] seconds of the optimizer's step."""
-        costs, size = costs_of(self.workload), self.prices.element_bytes
+        """[m] seconds of the optimizer's step on each device."""
+        costs, element_bytes = costs_of(self.workload), self.prices.element_bytes
         return [
-            costs.update_seconds(device, size * float(entries))
+            costs.update_seconds(device, element_bytes * float(entries))
             for device, entries in zip(self.devices, self.decided.entries(), strict=True)
         ]
 
@@ -84,8 +89,8 @@ class SpmdCosts:
         )
 
     def peak_bytes(self) -> tuple[float, ...]:
-        """[D] predicted bytes: parameters with gradients and optimizer states as they are held, and
-        the tensors kept for the backward pass, as HAP's problem counts them."""
+        """[D] predicted bytes as HAP's problem counts them: each device's parameters with their
+        gradients and optimizer states, and the tensors that it keeps for the backward pass."""
         states = self.workload.state_bytes_per_param_byte * self.prices.element_bytes
         holding = Holding(states, saved_bytes(self.workload, self.decided.program))
         held = dict(zip(self.devices, self.decided.bytes(holding), strict=True))
@@ -93,7 +98,7 @@ class SpmdCosts:
 
 
 def on_nodes_of(workload: Workload, devices: Sequence[int]) -> Workload:
-    """The workload on the nodes of these devices alone."""
+    """The workload on the part of its cluster with the nodes of the given devices."""
     nodes = sorted({workload.cluster.devices[d].node for d in devices})
     if len(nodes) == len(workload.cluster.nodes):
         return workload
@@ -107,15 +112,19 @@ class ProgramReplayer:
         self.workload, self.settings = workload, settings or Settings()
 
     def seconds(self, plan: Plan, limit: float = math.inf) -> float:
-        """Seconds per iteration, whatever the limit."""
+        """Seconds per iteration. `limit` has no effect: a program's replay has no cheap bound."""
         return self.replay(plan).seconds
 
     def robust_seconds(self, plan: Plan, noise: Noise | None = None) -> float:
-        """Seconds per iteration: a program's collectives leave no moments that only just meet."""
+        """Seconds per iteration without noise: all devices wait at every collective, so that no
+        plan gains from events that happen to end at the same moment."""
         return self.replay(plan).seconds
 
     def replay(self, plan: Plan) -> Replay:
-        """One iteration; every device is a unit of its own."""
+        """One iteration of a plan; its units are the devices of the program.
+
+        Raises UnsupportedError for other settings than the default.
+        """
         require(
             self.settings == Settings(),
             "collectives of SPMD programs stand where the program has them",
@@ -124,7 +133,8 @@ class ProgramReplayer:
             expected="the default",
             kind=UnsupportedError,
         )
-        costs, usable = SpmdCosts.of(plan, self.workload), self.workload.device_bytes()
+        costs = SpmdCosts.of(plan, self.workload)
+        usable = self.workload.device_bytes()  # by device type
         return Replay(
             timeline=costs.timeline(),
             owners=((0, 0),) * len(costs.devices),

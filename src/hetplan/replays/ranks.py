@@ -1,4 +1,4 @@
-"""Degrees of parallelism, and the ranks that hold the same."""
+"""Degrees of parallelism, and the ranks over which model states are spread."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -12,24 +12,20 @@ Degree = TypeVar("Degree", int, Ints)
 
 @dataclass(frozen=True)
 class Ranks(Generic[Degree]):
-    """How many ranks divide what: numbers of one plan, or arrays over many strategies.
-
-    tensor: ranks that divide each product of a block. context: ranks that divide the tokens of a
-    sample. data: replicas. expert: ranks over which a block's experts are spread. expert_tensor:
-    ranks that divide each expert's products. shard_groups: groups of ranks that each hold all
-    shards of the model states (HSDP).
+    """The degrees by which ranks divide a model: numbers of one plan, or arrays over many
+    strategies.
 
     Ranks are numbered tensor first, then context and data, as Megatron-LM does (Narayanan et al.
-    2021 (SC), Section 3): those that hold the same dense weights are `tensor` apart, those that
-    hold the same experts are `expert_ranks` apart.
+    2021 (SC), Section 3). So ranks that hold the same dense weights are `tensor` apart, and ranks
+    that hold the same experts are `expert_ranks` apart.
     """
 
-    tensor: Degree
-    context: Degree
-    data: Degree
-    expert: Degree
-    expert_tensor: Degree
-    shard_groups: Degree
+    tensor: Degree  # ranks that divide each product of a block
+    context: Degree  # ranks that divide the tokens of a sample
+    data: Degree  # replicas
+    expert: Degree  # ranks over which a block's experts are spread
+    expert_tensor: Degree  # ranks that divide each expert's products
+    shard_groups: Degree  # groups of ranks that each hold all shards of the model states (HSDP)
 
     @property
     def sharing(self) -> Degree:
@@ -50,11 +46,10 @@ class Ranks(Generic[Degree]):
 def own_shards(
     dense: Numbers, experts: Numbers, sharing: Numbers, expert_sharing: Numbers
 ) -> Floats:
-    """What one rank has of model states that are divided evenly: dense / sharing +
-    experts / expert_sharing, in the unit of dense and experts (Rajbhandari et al. 2020 (ZeRO),
-    Section 5.1).
+    """The part of evenly divided model states that one rank holds:
+    dense / sharing + experts / expert_sharing (Rajbhandari et al. 2020 (ZeRO), Section 5.1).
 
-    dense, experts: states of a rank's part of the model. sharing, expert_sharing: ranks that divide
-    them.
+    dense, experts: states of a rank's part of the model, in any one unit. sharing, expert_sharing:
+    ranks that divide the states of dense weights, and of experts.
     """
     return np.asarray(dense / sharing + experts / expert_sharing)

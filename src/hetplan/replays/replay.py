@@ -1,5 +1,5 @@
-"""Plans of every family replayed on a workload: the entry that chooses between plans of stages
-(`chains`) and SPMD programs (`programs`)."""
+"""The entry to replays: plans of every family on a workload, by the replayer of stages (`chains`)
+or of SPMD programs (`programs`)."""
 
 import math
 from functools import partial
@@ -17,20 +17,22 @@ __all__ = ["Noise", "Replay", "Replayer", "Settings", "check_same", "replay"]
 
 
 class StageReplayer(ChainReplayer):
-    """Replays plans of stages of one workload, with their further degrees."""
+    """Replays plans of stages on one workload, with their further degrees."""
 
     def __init__(self, workload: Workload, settings: Settings | None = None) -> None:
         super().__init__(partial(costs_of, workload), settings)
         self.workload = workload
 
     def zero(self, plan: Plan) -> ZeroCosts:
-        """The plan's costs, with its further degrees."""
-        further = None if plan.degrees is None else zero_costs(plan, self.workload)
-        return further or super().zero(plan)
+        """The plan's costs, with its further degrees where it has any."""
+        with_degrees = zero_costs(plan, self.workload)
+        if with_degrees is not None:
+            return with_degrees
+        return super().zero(plan)
 
 
 class Replayer:
-    """Replays plans of one workload, one after the other; what they have in common is kept."""
+    """Replays plans of every family on one workload, one after the other, with common caches."""
 
     def __init__(self, workload: Workload, settings: Settings | None = None) -> None:
         self.workload = workload
@@ -38,8 +40,8 @@ class Replayer:
         self.programs = ProgramReplayer(workload, settings)
 
     def of(self, plan: Plan) -> StageReplayer | ProgramReplayer:
-        """The replayer of the plan's kind. Raises InputError unless the plan was made for such a
-        workload."""
+        """The replayer for a plan of stages or for a plan with a program. Raises InputError where
+        `check_same` does."""
         check_same(plan, self.workload)
         return self.stages if plan.program is None else self.programs
 
@@ -48,30 +50,30 @@ class Replayer:
         return self.of(plan).replay(plan)
 
     def seconds(self, plan: Plan, limit: float = math.inf) -> float:
-        """Seconds per iteration of a plan; where they are surely more than `limit`, some number
-        between both."""
+        """Seconds per iteration of a plan; or a lower bound of them that exceeds `limit`."""
         return self.of(plan).seconds(plan, limit)
 
     def robust_seconds(self, plan: Plan, noise: Noise | None = None) -> float:
-        """The median of replays whose durations are noisy; of an SPMD program its seconds."""
+        """The median seconds per iteration over replays with random durations; for an SPMD program
+        its seconds without noise."""
         return self.of(plan).robust_seconds(plan, noise)
 
 
 def replay(plan: Plan, workload: Workload, settings: Settings | None = None) -> Replay:
-    """One iteration of the plan. Raises InputError unless plan and workload belong together,
-    UnsupportedError for what is not modelled."""
+    """One iteration of the plan, with its timeline and memory. Raises InputError where `check_same`
+    does, UnsupportedError for a plan or settings that the replay does not support."""
     return Replayer(workload, settings).replay(plan)
 
 
 def check_same(plan: Plan, workload: Workload) -> None:
-    """Raise InputError unless the plan was made for such a model, cluster and batch."""
-    made, devices = plan.workload, workload.cluster.devices
+    """Raise InputError unless the plan was made for the workload's model, devices and batch."""
+    planned, devices = plan.workload, workload.cluster.devices
     for name, of_plan, of_workload in (
-        ("model", made.model, workload.model.name),
-        ("global_batch", made.global_batch, workload.global_batch),
-        ("sequence", made.sequence, workload.sequence),
-        ("precision", made.precision, workload.precision),
-        ("number of layers", len(made.layers), len(workload.profile.layers)),
+        ("model", planned.model, workload.model.name),
+        ("global_batch", planned.global_batch, workload.global_batch),
+        ("sequence", planned.sequence, workload.sequence),
+        ("precision", planned.precision, workload.precision),
+        ("number of layers", len(planned.layers), len(workload.profile.layers)),
         ("devices", [d.type for d in plan.devices], [d.type for d in devices]),
         ("nodes", [d.node for d in plan.devices], [d.node for d in devices]),
     ):

@@ -1,7 +1,7 @@
 """A replayed plan as a table with one row per stage.
 
-Replicas that differ only in the numbers of their devices share their rows. Of a program that all
-devices run together, each device has a row.
+Replicas that differ only in the numbers of their devices share their rows. A plan with an SPMD
+program has one row per device.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,16 @@ from hetplan.text import (
     share_text,
 )
 
-MOST_ROWS = 40  # of the table
+MOST_ROWS = 40  # further rows of a table are left out
 
 
 @dataclass(frozen=True)
 class StageRow:
-    """A row of the table: the units of a replay (see `Replay`) that are one stage of like replicas,
-    or one device of a program."""
+    """A row of the table: one stage of like replicas, or one device of a program."""
 
     plan: Plan
     run: Replay
-    units: list[int]
+    units: list[int]  # the units of the replay (`Replay`) in this row
 
     @property
     def replica(self) -> Replica:
@@ -61,12 +60,13 @@ class StageRow:
         return self.plan.program.ratios[0][self.units[0]]
 
     def computing_seconds(self) -> float:
-        """Seconds of computation in the slowest replica."""
+        """Seconds of computation of the unit that computes longest."""
         return max(float(self.run.timeline.busy[unit]) for unit in self.units)
 
     def idle_share(self) -> float:
-        """The least share of the iteration that a replica is idle."""
-        return min(float(self.run.timeline.idle[unit]) for unit in self.units) / self.run.seconds
+        """The share of the iteration in which the unit that is least idle does not compute."""
+        idle_seconds = min(float(self.run.timeline.idle[unit]) for unit in self.units)
+        return idle_seconds / self.run.seconds
 
     def memory_text(self) -> str:
         """Bytes of the device nearest to its limit, and the limit."""
@@ -112,9 +112,9 @@ def stage_table(plan: Plan, run: Replay, title: str, notes: Sequence[str] = ()) 
 
 
 def units_of_like_stages(plan: Plan, run: Replay) -> list[list[int]]:
-    """For each stage of each set of like replicas, its units in all of these replicas. Like
+    """For each stage of each group of like replicas, its units in all of these replicas. Like
     replicas differ only in the numbers of their devices."""
-    like_replicas = grouped((likeness(plan, r), i) for i, r in enumerate(plan.replicas))
+    like_replicas = grouped((form_of(plan, r), i) for i, r in enumerate(plan.replicas))
     unit_of = {owner: unit for unit, owner in enumerate(run.owners)}
     rows = []
     for members in like_replicas.values():
@@ -123,8 +123,8 @@ def units_of_like_stages(plan: Plan, run: Replay) -> list[list[int]]:
     return rows
 
 
-def likeness(plan: Plan, replica: Replica) -> str:
-    """A text that like replicas share: device types, layers and micro-batches."""
+def form_of(plan: Plan, replica: Replica) -> str:
+    """A text that is equal for like replicas: device types, layers and micro-batches."""
     types = [
         [[plan.devices[device].type for device in group] for group in stage.devices]
         for stage in replica.stages

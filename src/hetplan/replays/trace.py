@@ -1,4 +1,4 @@
-"""A replayed or measured iteration as a trace for Perfetto."""
+"""A replayed or measured iteration as a file that Perfetto and chrome://tracing open."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,16 +11,16 @@ MICRO = 1e6  # seconds to microseconds
 
 
 def trace(replayed: Replay) -> dict[str, Any]:
-    """The replay as a trace.
+    """The replay as a trace: one process per replica, two rows per unit of the replay.
 
-    Each stage has a row 2 n for computing and a row 2 n + 1 for communicating. Under an SPMD
-    program each device has them; collectives stand in the first device's.
+    Row 2 n has the computation of unit n, row 2 n + 1 its communication. A unit is numbered by its
+    stage, or under an SPMD program by its device; collectives are events of the first unit that
+    joins them.
     """
     places: list[tuple[int, int]] = []  # (replica, n) of each unit of the replay
     rows: list[tuple[int, int, str]] = []
-    for unit, ((replica, stage), devices) in enumerate(
-        zip(replayed.owners, replayed.devices, strict=True)
-    ):
+    units = zip(replayed.owners, replayed.devices, strict=True)
+    for unit, ((replica, stage), devices) in enumerate(units):
         numbers = ", ".join(map(str, devices))
         if replayed.by_device:
             n, label = unit, f"device {numbers}"
@@ -31,9 +31,10 @@ def trace(replayed: Replay) -> dict[str, Any]:
         rows.append((replica, 2 * n + 1, f"{label} communicates"))
     spans = []
     for event in replayed.timeline.events():
-        (replica, n), kind = places[event["unit"]], event["kind"]
+        replica, n = places[event["unit"]]
+        kind, micro_batch = event["kind"], event["micro_batch"]
         row = 2 * n + 1 if kind in COMMUNICATES else 2 * n
-        name = kind if event["micro_batch"] < 0 else f"{kind} {event['micro_batch']}"
+        name = kind if micro_batch < 0 else f"{kind} {micro_batch}"
         spans.append((replica, row, name, kind, event["start"], event["end"]))
     return trace_document(rows, spans)
 
@@ -42,9 +43,10 @@ def trace_document(
     rows: Iterable[tuple[int, int, str]],
     spans: Iterable[tuple[int, int, str, str, float, float]],
 ) -> dict[str, Any]:
-    """The Trace Event Format, which chrome://tracing and Perfetto open.
+    """A document in the Trace Event Format.
 
-    rows: (replica, number, label). spans: (replica, row, name, category, start, end) in seconds.
+    rows: (replica, number of the row, label). spans: (replica, number of the row, name, category,
+    start, end); start and end in seconds.
     """
     events: list[dict[str, Any]] = []
     for replica, row, label in rows:

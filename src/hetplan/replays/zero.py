@@ -1,10 +1,10 @@
 """The collectives of ZeRO's sharded states, per step and per iteration, and how computation hides
 them. A step is one micro-batch on every replica.
 
-The model holds for replicas of one stage, with or without tensor ranks, that take every step
-together. The levels are the ones of Rajbhandari et al. 2020 (ZeRO), Section 5. Level 1
-reduce-scatters gradients and all-gathers weights once per iteration. Level 2 reduce-scatters
-gradients in every step. Level 3 also all-gathers each layer's weights before each of its passes.
+Replicas of one stage, with or without tensor ranks, take every step together. Their levels are the
+ones of Rajbhandari et al. 2020 (ZeRO), Section 5. Level 1 reduce-scatters gradients and all-gathers
+weights once per iteration. Level 2 reduce-scatters gradients in every step. Level 3 also
+all-gathers each layer's weights before each of its passes.
 
 Without prefetch a step's collectives follow its passes. For replicas of one device each their time
 is that of Poplar's formula (`collectives.collective_seconds`). With prefetch (FSDP) one link works
@@ -33,7 +33,7 @@ from hetplan.replays.overlap import prefetched_pass, uncovered
 from hetplan.replays.simulator.pipeline import Collective
 from hetplan.replays.simulator.tasks import Ports, Traffic
 
-Owner = tuple[int, int]  # replica, stage
+Owner = tuple[int, int]  # (replica, stage): the stage holds, or owns, some layers
 
 
 class Joined(NamedTuple):
@@ -42,7 +42,7 @@ class Joined(NamedTuple):
     owners: tuple[Owner, ...]  # the stages that hold the weights
     gradients: Traffic  # after the owners' last backward passes
     weights: Traffic | None  # all-gather after the owners' updates; None without ZeRO
-    buckets: int = 1  # of the gradients, at least
+    buckets: int = 1  # the least number of buckets in which the gradients leave
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class ZeroCosts:
 
     @cached_property
     def copies(self) -> dict[int, float]:
-        """Layer -> bytes of its weights that are tied to the first layer's, for the layers whose
-        owners hold a copy because they do not own the first layer."""
+        """Layer -> bytes of its weights that are tied to the first layer's, for layers whose owners
+        hold a copy of these weights because they do not own the first layer."""
         layers = self.costs.data.layers
         first_owners = self.owners(0)
         return {
@@ -99,7 +99,7 @@ class ZeroCosts:
 
     @cached_property
     def firsts(self) -> list[list[int]]:
-        """[replicas] the first layer of each virtual stage, ascending."""
+        """[replica] the first layer of each virtual stage (model chunk), ascending."""
         return [
             sorted(first for stage in replica.stages for first, _ in stage.layers)
             for replica in self.plan.replicas
@@ -115,7 +115,8 @@ class ZeroCosts:
 
     @cached_property
     def _data_ranks(self) -> dict[int, int]:
-        """First layer of a stage's first chunk -> the row groups of all replicas that hold it."""
+        """First layer of a stage's first chunk -> number of row groups in all replicas that hold
+        the layer."""
         replicas = self.plan.replicas
         # the virtual stages of a replica begin with the first chunk of each stage
         first_chunks = [
@@ -131,7 +132,7 @@ class ZeroCosts:
         return row_groups
 
     def shares(self, stage: Stage) -> tuple[float, ...]:
-        """The share of its sharded states that each device of the stage holds."""
+        """For each device of the stage, the share of its weights' model states that it holds."""
         if self.divided is not None:
             return tuple(self.divided[stage.all_devices].tolist())
         ranks = self._data_ranks[stage.layers[0][0]] if self.plan.zero else 1
@@ -139,8 +140,8 @@ class ZeroCosts:
 
     @property
     def level(self) -> int:
-        """The ZeRO level that says which states devices hold sharded: the plan's; on pipelines
-        without further degrees, at most the highest that the framework offers there."""
+        """The ZeRO level by which devices shard their states: the plan's level. On pipelines
+        without further degrees it is at most the highest level that the framework offers there."""
         if self.divided is not None or self.costs.degrees is not None:
             return self.plan.zero
         highest = max(self.costs.data.framework.pipeline_levels)
@@ -149,7 +150,7 @@ class ZeroCosts:
     def shared_parts(self) -> dict[tuple[Owner, ...], tuple[float, float]]:
         """Owners -> (bytes of the weights that they hold, without experts; bytes of experts).
 
-        Tied weights in two stages of a replica belong to both.
+        Tied weights in two stages of a replica are weights of both.
         """
         sums, experts, first = self.costs.param_sums, self.costs.expert_sums, self.owners(0)
         parts: dict[tuple[Owner, ...], tuple[float, float]] = {}
@@ -158,7 +159,9 @@ class ZeroCosts:
             others_so_far, experts_so_far = parts.get(owners, (0.0, 0.0))
             parts[owners] = others_so_far + (size - expert_size), experts_so_far + expert_size
 
-        for begin, end in pairwise([*sorted({*chain(*self.firsts)}), len(sums) - 1]):
+        # Between two cuts of any replica, all layers have the same owners.
+        cuts = [*sorted({*chain(*self.firsts)}), len(sums) - 1]
+        for begin, end in pairwise(cuts):
             add(self.owners(begin), sums[end] - sums[begin], experts[end] - experts[begin])
         for layer, copied in self.copies.items():
             add(first, -copied)  # the first layer's weights are joined with the copies instead
@@ -202,11 +205,11 @@ class ZeroCosts:
 
     @cached_property
     def half_rings(self) -> dict[float, tuple[float, Ports]]:
-        """Bytes -> the answer of `half_ring`."""
+        """Bytes -> (seconds, ports), as far as `half_ring` has computed them."""
         return {}
 
     def half_ring(self, size: float) -> tuple[float, Ports]:
-        """(seconds, ports) of an all-gather, or of a reduce-scatter, of `size` bytes of every model
+        """(seconds, ports) of an all-gather, or of a reduce-scatter, of `size` bytes of a whole
         replica. Every round takes as long as the largest shard."""
         if size not in self.half_rings:
             assert self.divided is not None
@@ -227,12 +230,15 @@ class ZeroCosts:
         return [self.half_ring(size)[0] if size else 0.0 for size in sizes]
 
     def step(self, stage: Stage, samples: int) -> tuple[float, float, float]:
-        """(forward, backward, left) seconds of a micro-batch: both passes with the communication
-        that computation does not hide, and the link's communication after the backward pass."""
+        """(forward, backward, left) seconds of a micro-batch.
+
+        forward, backward: a pass with the communication that its computation does not hide. left:
+        communication that is left when the backward pass is computed.
+        """
         layers = range(len(self.costs.data.layers))
-        each = [self.costs.passes(stage, (l, l + 1), samples) for l in layers]
-        forwards = [forward for forward, _ in each]
-        backwards = [backward for _, backward in reversed(each)]
+        passes = [self.costs.passes(stage, (l, l + 1), samples) for l in layers]
+        forwards = [forward for forward, _ in passes]
+        backwards = [backward for _, backward in reversed(passes)]
         nothing = [0.0] * len(layers)
         gather = self.layers(weights=True) if self.plan.zero == 3 else nothing
         scatter = self.layers(weights=False)
@@ -258,7 +264,7 @@ class ZeroCosts:
         return bool(self.rings) and self.plan.zero > 1 and self.prefetch > 0
 
     def seconds(self) -> tuple[float, float]:
-        """(seconds of the collectives after a step's passes, seconds of those once per
+        """(seconds of the collectives after a step's passes, seconds of the collectives once per
         iteration)."""
         plan = self.plan
         if self.divided is not None and single_stage(plan) and not self.overlaps:
@@ -298,7 +304,7 @@ class ZeroCosts:
         return 2 * all_gather + reduce_scatter, 0.0
 
     def collectives(self) -> list[Collective]:
-        """The collectives of every step, and those once per iteration, around the update."""
+        """The collectives of every step, and the collectives before and after the update."""
         if not self.rings or self.plan.world_size == 1:
             return []
         members = [(i, 0) for i in range(len(self.plan.replicas))]
@@ -313,14 +319,15 @@ class ZeroCosts:
         return joined
 
     def update_seconds(self, stage: Stage) -> float:
-        """The optimizer's step on the slowest device of a stage."""
+        """Seconds of the optimizer's step on the slowest device of a stage."""
         return self.costs.stage_update_seconds(stage, self.shares(stage), self.copied_in(stage))
 
 
 def tensor_rings(groups: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Rings over row groups, one per tensor rank of the largest group, with one device of each.
+    """Rings over row groups: one ring per tensor rank of the largest group, with one device of
+    every group.
 
-    A group of fewer devices is in several rings with the same device.
+    A device of a smaller group is in several rings.
     """
     ranks = max(map(len, groups))
     return [[group[r * len(group) // ranks] for group in groups] for r in range(ranks)]

@@ -1,4 +1,5 @@
-"""The execution of plans. Ranks need torch; what asks about plans does not."""
+"""The execution of plans. A rank needs torch; modules that only answer questions about plans do
+not import it."""
 
 from typing import Any
 
@@ -6,13 +7,13 @@ from typing import Any
 def distribute(module: Any, plan: Any, *, backend: str = "hetplan", **options: Any) -> Any:
     """This rank's part of a model under a plan.
 
-    module: a torch module for a plan of stages (see `hetplan.runtime.engine.distributed`); for a
-    plan with an SPMD program a single-device program, or a module with data of its own (see
-    `hetplan.runtime.spmd.distributed`). backend: "torch" for stock torch's engines
+    module: for a plan of stages a torch module (see `hetplan.runtime.engine.distributed`). For a
+    plan with an SPMD program a single-device program, or a torch module that offers
+    `batch(step, first, last)` (see `hetplan.runtime.spmd.distributed`).
+    backend: "hetplan" for hetplan's own engines; "torch" for stock torch's engines
     (`hetplan.runtime.stock`).
     """
     from hetplan.runtime.execution.choice import engine_of
 
-    return engine_of(plan, "torch" if backend == "torch" else "hetplan").distribute(
-        module, plan, **options
-    )
+    engine = engine_of(plan, "torch" if backend == "torch" else "hetplan")
+    return engine.distribute(module, plan, **options)

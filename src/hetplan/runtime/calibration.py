@@ -1,20 +1,27 @@
-"""A few physical constants estimated from measured runs, and whether that can be trusted.
+"""Estimates a few physical constants from measured runs, and decides whether to trust them.
 
-- compute: factors on the device seconds of each device type's layers; host: on what the host takes
-  to launch them, where the profile says that; within, between: effective bandwidth of links within
-  and between nodes, as a share of the cluster's. slot_seconds: what every forward or backward pass
-  of a stage takes beside its layers; only where the profile does not know the host.
-  framework_bytes: what framework and driver hold on every device.
-- Model: T = replay with these constants + slot_seconds * slots, slots = 2 (M + S - 1) of the
-  longest replica.
-- Fit: the constants' logarithms by Gauss-Newton steps on ln(measured / predicted), with a normal
-  prior around no change, so that what the runs hardly tell stays near it (ridge regression; Hoerl
-  and Kennard 1970).
-- Trust: a constant is refused that moves too few runs, that does not help runs left out, or that
-  the runs leave uncertain (posterior deviation); the runs must be twice the constants and one more.
-  Each run is left out once and
-  predicted from the others by the linearised fit; the constants are kept where that error is lower
-  than without calibration by more than its standard error.
+Constants
+- compute: a factor of the seconds that the layers take on a device, for each device type.
+- host: a factor of the seconds that the host takes to launch the layers' kernels, where the
+  profile has these seconds.
+- within, between: effective bandwidth of the links within and between nodes, as a share of the
+  bandwidth in the cluster file.
+- slot_seconds: seconds that every forward or backward pass of a stage takes in addition to its
+  layers; only where the profile does not have the host's seconds.
+- framework_bytes: bytes that framework and driver occupy on every device.
+
+Model. T = seconds of the replay with these constants + slot_seconds * slots, where
+slots = 2 (M + S - 1) for M micro-batches and S stages of the longest replica.
+
+Fit. Gauss-Newton steps on ln(measured / predicted) find the logarithms of the constants. A normal
+prior around no change keeps a constant near 1 that the runs hardly determine (ridge regression;
+Hoerl and Kennard 1970).
+
+Trust. A constant is refused if too few runs depend on it, if it does not improve the prediction of
+runs left out, or if its posterior deviation is too large. K constants need 2 K + 1 runs. Each run
+is left out once, and the linearised fit of the other runs predicts it. The constants are kept if
+the error of these predictions is lower than the error without calibration, by more than the
+standard error of the difference.
 """
 
 import os
@@ -38,62 +45,64 @@ from hetplan.schema import Bytes, Document, Foreign, Name, NonNegative, read_for
 
 Floats = NDArray[np.float64]
 Share = Annotated[float, Field(gt=0, le=100)]
+# Names of the constants; COMPUTE is followed by the device type.
 COMPUTE, HOST, WITHIN, BETWEEN, SLOT = "compute ", "host", "within", "between", "slot_seconds"
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How constants are fitted and when they are refused; none comes from a published set.
-
-    noise: of repeated runs, as a logarithm; what the fit leaves, where that is more. prior:
-    deviation of a constant's logarithm before any run is seen: a factor of 1.6. moves: change of
-    ln(seconds) per change of ln(constant) from which on a run tells it; runs: that must. certain:
-    largest posterior deviation of a kept constant's logarithm. helps: error of runs left out with
-    one constant more, of what it is without. surely: standard errors by which
-    runs left out must be better with constants than without. steps, largest: of Gauss-Newton, and
-    the longest in logarithms. difference: of a constant's logarithm in the finite differences.
-    """
+    """The numbers by which constants are fitted and refused. No published source gives them."""
 
     noise: float = 0.02
+    """Least standard deviation of ln(seconds) over repeated runs; where the fit leaves larger
+    residuals, their deviation counts instead."""
     prior: float = 0.5
+    """Standard deviation of a constant's logarithm before any run is seen (a factor of 1.6)."""
     moves: float = 0.03
+    """Least change of ln(seconds) per change of ln(constant) with which a run depends on a
+    constant."""
     runs: int = 3
+    """Least number of runs that must depend on a constant."""
     certain: float = 0.25
+    """Largest posterior deviation of a kept constant's logarithm."""
     helps: float = 0.97
+    """Largest ratio of the errors of runs left out, with one more constant and without it, for
+    which the constant is added."""
     surely: float = 1.0
+    """Number of standard errors by which runs left out must be predicted better with the constants
+    than without."""
     steps: int = 6
+    """Largest number of Gauss-Newton steps."""
     largest: float = 0.7
+    """Longest step of a constant's logarithm."""
     difference: float = 0.1
+    """Change of a constant's logarithm in the finite differences."""
 
 
 RULES = Rules()
 
 
 class Calibration(Document):
-    """Constants, and the mean absolute error of seconds without them and, for runs left out, with
-    them.
-
-    compute: by device type. framework_bytes: null where no run tells its memory. refused: constants
-    that the runs do not tell, with the reason.
-    """
+    """The file of constants that `hetplan calibrate` writes, with the errors of the predicted
+    seconds. An error is the mean of |predicted / measured - 1| over the runs."""
 
     format: Literal["hetplan-calibration"] = "hetplan-calibration"
     version: Literal[1] = 1
     cluster: Name
-    runs: Annotated[int, Field(ge=1)]
-    compute: dict[Name, Share] = Field(default_factory=dict)
+    runs: Annotated[int, Field(ge=1)]  # number of measured runs
+    compute: dict[Name, Share] = Field(default_factory=dict)  # device type -> factor
     host: Share = 1.0
     within: Share = 1.0
     between: Share = 1.0
     slot_seconds: NonNegative = 0.0
-    framework_bytes: NonNegative | None = None
-    fitted: list[Name]
-    refused: dict[Name, Name] = Field(default_factory=dict)
-    error_before: NonNegative
-    error_left_out: NonNegative | None
+    framework_bytes: NonNegative | None = None  # None: no run has measured its memory
+    fitted: list[Name]  # names of the fitted constants
+    refused: dict[Name, Name] = Field(default_factory=dict)  # refused constant -> reason
+    error_before: NonNegative  # error without calibration
+    error_left_out: NonNegative | None  # error of runs that the fit of the other runs predicts
 
     def values(self) -> dict[str, float]:
-        """Constants by name, as `predicted_seconds` takes them."""
+        """Name of a constant -> its value, as `predicted_seconds` takes them."""
         return {
             HOST: self.host,
             WITHIN: self.within,
@@ -103,55 +112,57 @@ class Calibration(Document):
         }
 
     def adjusted(self, workload: Workload) -> Workload:
-        """The workload with these times, links and memory; what passes take beside is not in it."""
-        changed, held = adjusted(workload, self.values()), self.framework_bytes
-        return changed if held is None else replace(changed, reserved_bytes=held)
+        """The workload with the calibrated times, links and reserved memory. `slot_seconds` has no
+        place in a workload, and is left out."""
+        changed = adjusted(workload, self.values())
+        if self.framework_bytes is None:
+            return changed
+        return replace(changed, reserved_bytes=self.framework_bytes)
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A plan that a user ran: seconds per iteration, and bytes on the fullest device where told."""
+    """A plan that a user ran, and what was measured."""
 
     plan: Plan
-    seconds: float
-    peak_bytes: float | None
-    where: str
+    seconds: float  # measured seconds of an iteration
+    peak_bytes: float | None  # most bytes on the fullest device; None: not measured
+    where: str  # name of the file, for errors
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """calibration: None where it cannot be trusted, and reason then says why. predictions: seconds
-    of each run, with the constants where there are some; left_out: each with the others' fit."""
+    """The result of `calibrate`."""
 
-    calibration: Calibration | None
-    reason: str
+    calibration: Calibration | None  # None: it cannot be trusted
+    reason: str  # why it cannot be trusted; empty where it can
+    # [run] predicted seconds; with the constants where there is a calibration
     predictions: tuple[float, ...]
+    # [run] seconds predicted by the fit of the other runs; empty where no constant was fitted
     left_out: tuple[float, ...]
 
 
 class MeasuredFile(Foreign):
-    """plan: a plan, or its file's name beside this file."""
+    """A user's file of one measured run."""
 
-    plan: dict[str, Any] | str
-    seconds: Annotated[float, Field(ge=1e-9, le=1e9)]
-    peak_bytes: Annotated[Bytes, Field(ge=1)] | None = None
+    plan: dict[str, Any] | str  # the plan, or the name of its file relative to this file
+    seconds: Annotated[float, Field(ge=1e-9, le=1e9)]  # measured seconds of an iteration
+    peak_bytes: Annotated[Bytes, Field(ge=1)] | None = None  # most bytes on the fullest device
 
 
 def load_measured_run(path: str | os.PathLike[str]) -> MeasuredRun:
-    """From a file as `MeasuredFile` describes; raises InputError."""
+    """The run in a file as `MeasuredFile` describes it. Raises InputError."""
     file, where = read_foreign(MeasuredFile, path), os.fspath(path)
-    return MeasuredRun(
-        load_plan(Path(path).parent / file.plan)
-        if isinstance(file.plan, str)
-        else parse_plan(file.plan, where=f"{where}: plan"),
-        file.seconds,
-        file.peak_bytes,
-        where,
-    )
+    if isinstance(file.plan, str):
+        plan = load_plan(Path(path).parent / file.plan)
+    else:
+        plan = parse_plan(file.plan, where=f"{where}: plan")
+    return MeasuredRun(plan, file.seconds, file.peak_bytes, where)
 
 
 def adjusted(workload: Workload, values: Mapping[str, float]) -> Workload:
-    """The workload with layer times and bandwidths scaled; a constant that is not named is 1."""
+    """The workload with layer times and bandwidths multiplied by the constants `values`. A constant
+    without a value is 1."""
     within, between = values.get(WITHIN, 1.0), values.get(BETWEEN, 1.0)
     nodes = tuple(
         replace(
@@ -173,20 +184,22 @@ def adjusted(workload: Workload, values: Mapping[str, float]) -> Workload:
 
 
 def scaled(table: ProfileTable, compute: float, host: float) -> ProfileTable:
-    """The table with the device's and the host's part of its seconds scaled."""
+    """The table with the device's part of its seconds times `compute`, and the host's part times
+    `host`. The parts are those of `profiling.rates.times.together`."""
     changes: dict[str, list[float]] = {}
-    for way in ("forward", "backward"):
-        seconds = np.array(getattr(table, f"{way}_seconds"))
-        launching = np.array(getattr(table, f"{way}_host_seconds") or np.zeros_like(seconds))
+    for direction in ("forward", "backward"):
+        seconds = np.array(getattr(table, f"{direction}_seconds"))
+        launching = np.array(getattr(table, f"{direction}_host_seconds") or np.zeros_like(seconds))
         device = np.sqrt(np.maximum(seconds**2 - launching**2, 0.0))
         if launching.any():
-            changes[f"{way}_host_seconds"] = (host * launching).tolist()
-        changes[f"{way}_seconds"] = together(compute * device, host * launching).tolist()
+            changes[f"{direction}_host_seconds"] = (host * launching).tolist()
+        changes[f"{direction}_seconds"] = together(compute * device, host * launching).tolist()
     return table.model_copy(update=changes)
 
 
 def slots(plan: Plan) -> int:
-    """Passes that follow each other in the longest replica: 2 (M + S - 1), chunks counted apart."""
+    """Number of passes that follow each other in the longest replica: 2 (M + S - 1). Each model
+    chunk of a stage takes every micro-batch in a pass of its own."""
     return max(
         2 * (replica.steps * len(replica.stages[0].layers) + len(replica.stages) - 1)
         for replica in plan.replicas
@@ -194,71 +207,85 @@ def slots(plan: Plan) -> int:
 
 
 def predicted_seconds(plan: Plan, workload: Workload, values: Mapping[str, float]) -> float:
-    """Seconds per iteration with these constants."""
-    return replay(plan, adjusted(workload, values)).seconds + values.get(SLOT, 0.0) * slots(plan)
+    """Predicted seconds of an iteration with the constants `values`."""
+    replayed = replay(plan, adjusted(workload, values)).seconds
+    return replayed + values.get(SLOT, 0.0) * slots(plan)
 
 
 def candidates(workloads: Sequence[Workload]) -> list[str]:
-    """The constants that runs on these workloads could tell."""
-    kinds = {kind: None for workload in workloads for kind in workload.cluster.types}
-    knows_host = any(t.forward_host_seconds for w in workloads for t in w.profile.tables)
-    return [*(COMPUTE + kind for kind in kinds), HOST if knows_host else SLOT, WITHIN, BETWEEN]
+    """The names of the constants on which runs of these workloads can depend."""
+    device_types = {name: None for workload in workloads for name in workload.cluster.types}
+    has_host_seconds = any(t.forward_host_seconds for w in workloads for t in w.profile.tables)
+    of_launches = HOST if has_host_seconds else SLOT
+    return [*(COMPUTE + name for name in device_types), of_launches, WITHIN, BETWEEN]
 
 
 @dataclass
 class Fit:
-    """Constants of R runs. names [K]; x [K]: their logarithms, of slot_seconds its value in parts
-    of `slot` seconds; fitted [R]: ln(predicted); slopes [R, K]: its change per change of x."""
+    """The fit of K constants to R measured runs, linearised at the present constants."""
 
-    runs: Sequence[MeasuredRun]
-    workloads: Sequence[Workload]
-    names: list[str]
+    runs: Sequence[MeasuredRun]  # [R]
+    workloads: Sequence[Workload]  # [R]
+    names: list[str]  # [K]
     rules: Rules
 
     def __post_init__(self) -> None:
+        # [R] ln(measured seconds)
         self.measured = np.log([run.seconds for run in self.runs])
+        # the unit of slot_seconds in x
         self.slot = float(np.median([run.seconds / slots(run.plan) for run in self.runs]))
+        # [K] logarithms of the constants; for slot_seconds its value divided by `slot`
         self.x = np.zeros(len(self.names))
-        self.known: dict[tuple[int, tuple[tuple[str, float], ...]], float] = {}
-        self.look()
+        # (run, names and values of the constants it can depend on) -> ln(predicted seconds)
+        self.cache: dict[tuple[int, tuple[tuple[str, float], ...]], float] = {}
+        self.linearise()
 
     def values(self, x: Floats) -> dict[str, float]:
-        """Constants by name."""
+        """Name of a constant -> its value, for x [K]."""
         return {
             name: float(part * self.slot if name == SLOT else np.exp(part))
             for name, part in zip(self.names, x, strict=True)
         }
 
     def predicted(self, x: Floats) -> Floats:
-        """[R] ln(seconds); each run is replayed once for the same values of what it depends on."""
+        """[R] ln(predicted seconds) for x [K]. A run is replayed only where a constant has changed
+        on which it can depend."""
         values, logarithms = self.values(x), []
         for i, (run, workload) in enumerate(zip(self.runs, self.workloads, strict=True)):
-            others = {COMPUTE + kind for kind in workload.cluster.types}
-            own = {k: v for k, v in values.items() if k in others or not k.startswith(COMPUTE)}
-            key = i, tuple(own.items())
-            if key not in self.known:
-                self.known[key] = float(np.log(predicted_seconds(run.plan, workload, own)))
-            logarithms.append(self.known[key])
+            of_devices = {COMPUTE + name for name in workload.cluster.types}
+            relevant = {
+                name: value
+                for name, value in values.items()
+                if name in of_devices or not name.startswith(COMPUTE)
+            }
+            key = i, tuple(relevant.items())
+            if key not in self.cache:
+                seconds = predicted_seconds(run.plan, workload, relevant)
+                self.cache[key] = float(np.log(seconds))
+            logarithms.append(self.cache[key])
         return np.array(logarithms)
 
-    def look(self, *, slopes: bool = True) -> None:
-        """Predictions and slopes at x."""
+    def linearise(self, *, slopes: bool = True) -> None:
+        """Set `fitted` [R], ln(predicted seconds) at x; `slopes` [R, K], the change of `fitted` per
+        change of x; and `noise`. slopes: False keeps the earlier slopes."""
         self.fitted, step = self.predicted(self.x), self.rules.difference
         if slopes:
             units = np.eye(len(self.names))
             changes = [self.predicted(self.x + step * unit) - self.fitted for unit in units]
             self.slopes = np.array(changes).reshape(len(self.names), len(self.runs)).T / step
-        self.settle()
+        self.estimate_noise()
 
-    def settle(self) -> None:
-        """The noise is what a linear step leaves of the residuals."""
-        self.noise, everything = self.rules.noise, np.ones(len(self.runs))
-        left = self.measured - self.fitted - self.slopes @ self.step(everything)[0]
-        self.noise = max(self.rules.noise, float(np.std(left)))
+    def estimate_noise(self) -> None:
+        """Set `noise`, the standard deviation of ln(seconds): of the residuals that a linear step
+        leaves, and at least the rules' `noise`."""
+        self.noise, all_runs = self.rules.noise, np.ones(len(self.runs))
+        step, _ = self.step(all_runs)
+        residuals = self.measured - self.fitted - self.slopes @ step
+        self.noise = max(self.rules.noise, float(np.std(residuals)))
 
     def step(self, chosen: Floats) -> tuple[Floats, Floats]:
-        """The Gauss-Newton step for the runs that are chosen [R] (1 or 0), and the posterior's
-        covariance."""
+        """The Gauss-Newton step [K] for some runs, and the covariance [K, K] of the posterior.
+        chosen [R]: 1 for each of these runs, 0 for the others."""
         weighted = self.slopes * chosen[:, None] / self.noise**2
         precision = weighted.T @ self.slopes + np.eye(len(self.names)) / self.rules.prior**2
         gradient = weighted.T @ (self.measured - self.fitted) - self.x / self.rules.prior**2
@@ -266,50 +293,54 @@ class Fit:
         return covariance @ gradient, covariance
 
     def solve(self) -> None:
-        """Steps until they are small; slopes are taken anew where constants have moved far."""
-        everything = np.ones(len(self.runs))
+        """Take Gauss-Newton steps until they are small. Slopes are computed again only after a step
+        that moved a constant far."""
+        all_runs = np.ones(len(self.runs))
         for _ in range(self.rules.steps):
-            step = np.clip(self.step(everything)[0], -self.rules.largest, self.rules.largest)
+            step, _ = self.step(all_runs)
+            step = np.clip(step, -self.rules.largest, self.rules.largest)
             before, self.x = self.x, self.x + step
             if SLOT in self.names:
-                at = self.names.index(SLOT)
-                self.x[at] = max(self.x[at], 0.0)
+                slot_index = self.names.index(SLOT)
+                self.x[slot_index] = max(self.x[slot_index], 0.0)
             moved = np.abs(self.x - before).max(initial=0.0)
-            self.look(slopes=moved > self.rules.difference)
+            self.linearise(slopes=moved > self.rules.difference)
             if moved < self.rules.difference / 10:
                 break
 
     def left_out(self) -> Floats:
-        """[R] seconds of each run by the fit of the others, linearised around the fit of all."""
+        """[R] seconds of each run, predicted from the fit of all other runs, which is linearised
+        around the fit of all runs."""
         steps = [self.step(chosen)[0] for chosen in 1 - np.eye(len(self.runs))]
-        return np.asarray(np.exp(self.fitted + (self.slopes * np.array(steps)).sum(axis=1)))
+        logarithms = self.fitted + (self.slopes * np.array(steps)).sum(axis=1)
+        return np.asarray(np.exp(logarithms))
 
-    def off(self) -> float:
-        """Mean absolute error of the runs left out."""
+    def left_out_error(self) -> float:
+        """The mean of |predicted / measured - 1| over the runs, each left out of its fit."""
         return float(np.mean(np.abs(self.left_out() / np.exp(self.measured) - 1)))
 
     def only(self, names: Sequence[str]) -> "Fit":
-        """The same with some of the constants, before any step."""
-        fit, at = copy(self), [self.names.index(name) for name in names]
-        fit.names, fit.x, fit.slopes = list(names), self.x[at], self.slopes[:, at]
-        fit.settle()
+        """A copy of this fit with only the constants `names`, before any step."""
+        fit, columns = copy(self), [self.names.index(name) for name in names]
+        fit.names, fit.x, fit.slopes = list(names), self.x[columns], self.slopes[:, columns]
+        fit.estimate_noise()
         return fit
 
 
 def fitted(fit: Fit) -> tuple[Fit, dict[str, str]]:
-    """The fit of the constants that the runs tell, and the others with the reason."""
+    """(the fit of the constants that are kept, refused constant -> reason)."""
     rules = fit.rules
-    tells = (np.abs(fit.slopes) >= rules.moves).sum(axis=0)
+    dependent_runs = (np.abs(fit.slopes) >= rules.moves).sum(axis=0)  # [K]
     refused = {
         name: f"{count} runs depend on it, expected {rules.runs}"
-        for name, count in zip(fit.names, tells, strict=True)
+        for name, count in zip(fit.names, dependent_runs, strict=True)
         if count < rules.runs
     }
     while True:
         best = selected(fit, [name for name in fit.names if name not in refused])
         best.solve()
-        # [K] posterior, of each constant's logarithm
-        deviation = np.sqrt(np.diag(best.step(np.ones(len(best.runs)))[1]))
+        _, covariance = best.step(np.ones(len(best.runs)))
+        deviation = np.sqrt(np.diag(covariance))  # [K] of each constant's logarithm
         if deviation.max(initial=0.0) <= rules.certain:
             break
         worst = int(np.argmax(deviation))
@@ -319,21 +350,27 @@ def fitted(fit: Fit) -> tuple[Fit, dict[str, str]]:
 
 
 def selected(fit: Fit, free: Sequence[str]) -> Fit:
-    """One after the other the constant that helps runs left out most, while it helps."""
+    """The fit of some of the constants `free`, chosen greedily: each turn adds the constant with
+    which runs left out are predicted best, while it improves the prediction enough."""
     best = fit.only([])
     while 2 * len(best.names) + 3 <= len(fit.runs):
         tried = [fit.only([*best.names, name]) for name in free if name not in best.names]
-        if not tried or (next_one := min(tried, key=Fit.off)).off() > fit.rules.helps * best.off():
+        if not tried:
             break
-        best = next_one
+        following = min(tried, key=Fit.left_out_error)
+        if following.left_out_error() > fit.rules.helps * best.left_out_error():
+            break
+        best = following
     return best
 
 
 def calibrate(
     runs: Sequence[MeasuredRun], workloads: Sequence[Workload], rules: Rules = RULES
 ) -> Estimate:
-    """Estimate the constants, and judge them by runs left out. workloads: of each run. Raises
-    InputError as `replay` does."""
+    """Estimate the constants from the runs, and decide by runs left out whether to trust them.
+
+    workloads: one for each run. Raises InputError as `replay` does.
+    """
     require(runs, "no run", expected="at least one measured run")
     start = Fit(runs, workloads, candidates(workloads), rules)
     before = np.exp(start.fitted)
@@ -343,12 +380,13 @@ def calibrate(
         reason = f"{what}: {'; '.join(f'{name}: {why}' for name, why in refused.items())}"
         return Estimate(None, reason, tuple(before), ())
     left_out = fit.left_out()
-    off, off_left_out = (
-        np.abs(seconds / np.exp(start.measured) - 1) for seconds in (before, left_out)
-    )
-    error_before, error_left_out = float(off.mean()), float(off_left_out.mean())
-    gain = off - off_left_out
-    if gain.mean() <= rules.surely * gain.std(ddof=1) / np.sqrt(len(runs)):
+    measured = np.exp(start.measured)
+    errors_before = np.abs(before / measured - 1)  # [R]
+    errors_left_out = np.abs(left_out / measured - 1)  # [R]
+    error_before, error_left_out = float(errors_before.mean()), float(errors_left_out.mean())
+    gain = errors_before - errors_left_out
+    standard_error = gain.std(ddof=1) / np.sqrt(len(runs))
+    if gain.mean() <= rules.surely * standard_error:
         return Estimate(
             None,
             "runs left out are predicted hardly better with constants "
@@ -375,10 +413,11 @@ def calibrate(
 
 
 def framework_bytes(runs: Sequence[MeasuredRun], workloads: Sequence[Workload]) -> float | None:
-    """The median of what runs held beside what is predicted; None where no run tells."""
-    beside = sorted(
+    """The upper median, over the runs, of the measured peak bytes less the predicted peak bytes,
+    at least 0. None where no run has measured its memory."""
+    differences = sorted(
         run.peak_bytes - max(replay(run.plan, workload).peak_bytes)
         for run, workload in zip(runs, workloads, strict=True)
         if run.peak_bytes is not None
     )
-    return max(beside[len(beside) // 2], 0.0) if beside else None
+    return max(differences[len(differences) // 2], 0.0) if differences else None

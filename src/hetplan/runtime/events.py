@@ -1,5 +1,5 @@
-"""Events: what a rank does and when, for traces, for measured times beside predicted ones, and for
-supervision."""
+"""The events of a rank, each with its times. Traces, the table of measured times and the
+supervision of ranks are made from them."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,14 +12,14 @@ WAITS = ("receive", "prepare", "synchronise", "collective")
 
 
 class Event(NamedTuple):
-    """One thing that a rank has done."""
+    """A stretch of time in which a rank did one thing."""
 
     what: str
     """One of `PASSES` or `WAITS`, or `checkpoint`."""
     chunk: int
     """Model chunk of the rank's stage."""
     batch: int
-    """Number of the micro-batch; of the step, for what happens once in a step."""
+    """Number of the micro-batch; number of the step for an event that occurs once in a step."""
     start: float
     """Seconds on the machine's monotonic clock."""
     end: float
@@ -27,37 +27,41 @@ class Event(NamedTuple):
 
 
 class Doing(NamedTuple):
-    """What a rank does now."""
+    """The present activity of a rank."""
 
     what: str = "start"
-    """As in `Event`, or `start`, `between` (two events) or `end`."""
+    """As in `Event`; or `start`, `between` (two events) or `end`."""
     chunk: int = 0
+    """As in `Event`."""
     batch: int = 0
+    """As in `Event`."""
     since: float = 0.0
-    """Seconds on the monotonic clock, when it began."""
+    """Seconds on the monotonic clock, when the activity began."""
     spent: float = 0.0
-    """Processor seconds that the process had used by then."""
+    """Processor seconds that the process had used when the activity began."""
 
 
 @dataclass
 class Watch:
-    """Records the events of an iteration, and what the rank does now, which another thread may ask.
+    """Records the events of a rank's iteration and its present activity. The thread that sends the
+    rank's heartbeats reads the activity.
 
     A rank makes progress when an event begins or ends, when a layer's pass is done, or when a
     collective is done.
     """
 
     settle: Callable[[], None] | None = None
-    """Waits for the device, so that times are true; None: nothing runs asynchronously."""
+    """Waits until the device is idle, so that events on a GPU have their true times; None: the
+    device is the CPU, which computes nothing asynchronously."""
     events: list[Event] = field(default_factory=list)
     """Events of the iteration, which begins with its preparation."""
     doing: Doing = field(default_factory=Doing)
     longest: float = 0.0
     """Seconds of the longest event so far that is no wait."""
     moved: float = field(default_factory=time.monotonic)
-    """Seconds on the monotonic clock, the last progress."""
+    """Seconds on the monotonic clock, when the rank last made progress."""
     meeting: float | None = None
-    """Seconds on the monotonic clock, since when a collective waits; None: there is none."""
+    """Seconds on the monotonic clock, when the running collective began; None where none runs."""
 
     def begins(self, what: str, chunk: int, batch: int) -> None:
         """Record that an event begins."""
@@ -74,6 +78,7 @@ class Watch:
         self.events.append(Event(what, chunk, batch, start, self.moved))
 
     def _set_doing(self, what: str, chunk: int, batch: int) -> None:
+        """Begin an activity now, once the device is idle."""
         if self.settle is not None:
             self.settle()
         self.moved = time.monotonic()
@@ -81,7 +86,8 @@ class Watch:
 
     @contextmanager
     def during(self, what: str, chunk: int, batch: int) -> Iterator[None]:
-        """Record an event that begins here and ends with the block, unless the block raises."""
+        """Record an event that lasts as long as the block. Where the block raises, the event does
+        not end."""
         self.begins(what, chunk, batch)
         yield
         self.ends(what, chunk, batch)
@@ -92,17 +98,20 @@ class Watch:
 
     @contextmanager
     def meets(self) -> Iterator[None]:
-        """Record that the block is a collective, which waits for other ranks, whatever event it is
-        a part of."""
+        """Record that the block is a collective, in which the rank waits for other ranks. It may be
+        a part of any event."""
         self.meeting = time.monotonic()
         yield
         self.meeting = None
         self.moved = time.monotonic()
 
     def state(self) -> dict[str, Any]:
-        """What a rank tells its supervisor: the fields of `Doing`; `used`: processor seconds of the
-        process; `quiet`: seconds since the last progress; `meeting`: seconds that a collective
-        waits, None where there is none; and `longest`."""
+        """The heartbeat of a rank: the fields of `Doing`, and four further entries.
+
+        used: processor seconds that the process has used. quiet: seconds since the last progress.
+        meeting: seconds since the running collective began; None where none runs. longest: seconds
+        of the longest event so far that is no wait.
+        """
         now, meeting = time.monotonic(), self.meeting
         state = self.doing._asdict()
         state["used"] = time.process_time()

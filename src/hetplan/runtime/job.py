@@ -1,4 +1,4 @@
-"""A training run as it is asked for, and what its ranks report of every step."""
+"""The options of a training run, and the reports that its ranks give of every step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,38 +13,44 @@ from hetplan.runtime.launch.rehearsal import Rehearsal
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What every rank needs to know."""
+    """A training run: the plan, the model, and all options that every rank needs."""
 
     plan: Plan
     steps: int = 10
+    """Number of training steps."""
     factory: str | None = None
     """`module:function` that makes the model from the plan (see `engine.chain`). None: the
     reference model `model`, or a narrow stand-in in a rehearsal."""
     data: str | None = None
-    """`module:function` that makes `batch(step, first, last)` from the plan. None: the model's."""
+    """`module:function` that makes `batch(step, first, last)` from the plan. None: the model's
+    method `batch`."""
     model: str | None = None
-    """A name or a config.json, default the plan's own."""
+    """Name of a model or path of a config.json. None: the plan's model."""
     rehearsal: Rehearsal | None = None
-    """Predicted times, slept on `virtual` devices."""
+    """The predicted times; None without a prediction."""
     virtual: bool = False
+    """True: the run is a rehearsal, in which ranks sleep through the predicted times."""
     backend: Literal["hetplan", "torch"] = "hetplan"
-    """Whose engine: hetplan's, or stock torch's for the plans that it can say."""
+    """The engine: hetplan's, or stock torch's, which executes fewer plans."""
     optimizer: Literal["sgd", "adamw"] = "adamw"
     learning_rate: float = 1e-3
     seed: int = 0
     hang_seconds: float = 10.0
-    """Without progress for so long, a rank counts as hung (longer where its passes are)."""
+    """Seconds without progress after which a rank counts as hung; a rank whose passes take longer
+    may take longer, too."""
     checkpoint: str | None = None
-    """Folder, written `every` so many steps and at the end."""
+    """Folder of the checkpoints, which are written after `every` steps and at the end."""
     every: int | None = None
+    """Steps between two checkpoints; None: only one at the end."""
     resume: bool = False
-    """Begin with what the folder holds."""
+    """True: go on from the last checkpoint in the folder."""
     save: str | None = None
-    """Folder for the trained model of a factory, under its own names; at the end."""
+    """Folder in which the trained model of a factory is written at the end, each parameter under
+    its name in the factory's module."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """cuda gives local rank r GPU r modulo the machine's."""
+    """With "cuda", local rank r gets the GPU r modulo the machine's number of GPUs."""
     shared_gpus: int = 0
-    """The machine's GPUs, where there are more local ranks than those."""
+    """The machine's number of GPUs where it has more local ranks than GPUs; else 0."""
 
 
 def check_options(
@@ -57,8 +63,8 @@ def check_options(
     resume: bool,
     time_scale: float | None = None,
 ) -> None:
-    """Raise InputError for options out of range, and for those that mean nothing without a folder
-    of checkpoints."""
+    """Raise InputError for an option out of range, and for one that needs a folder of checkpoints
+    where there is none."""
     for name, value, expected in (
         ("--steps", steps, "1 step or more"),
         ("--every", every, "1 step or more"),
@@ -67,40 +73,48 @@ def check_options(
         ("--hang-after", hang_after, "a positive number"),
     ):
         require(value is None or 0 < value < inf, name, got=value, expected=expected)
-    for name, asked in (("--resume", resume), ("--every", every is not None)):
-        require(not asked or checkpoint is not None, f"{name} needs --checkpoint with a folder")
+    for name, is_given in (("--resume", resume), ("--every", every is not None)):
+        require(not is_given or checkpoint is not None, f"{name} needs --checkpoint with a folder")
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One rank's step. begin, end: seconds of the monotonic clock; forward, backward, waits:
-    seconds in them.
-
-    peak_bytes: the most memory that the process has had, libraries included; of a GPU, what torch
-    has taken. events: of the last step, for a trace.
-    """
+    """The report of one rank about one step."""
 
     step: int
     loss: float
     begin: float
+    """Seconds on the monotonic clock."""
     end: float
+    """Seconds on the monotonic clock."""
     forward: float
+    """Seconds of all forward passes of the step."""
     backward: float
+    """Seconds of all backward passes of the step."""
     waits: float
+    """Seconds for which the rank waited for other ranks."""
     peak_bytes: int
+    """Most bytes used at once so far: by the whole process on a CPU, libraries included; by torch's
+    tensors on a GPU."""
     events: list[Event] = field(default_factory=list)
+    """The events of the step, for a trace; empty but in the report of the last step."""
 
 
 Report = Callable[[StepReport], None]
+"""Receives each report of a rank as soon as its step is done."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A node lost. error: what the run ended with; step: where it went on, under which plan, how
-    many seconds later."""
+    """The loss of a node in an elastic run, and how the run went on."""
 
     error: str
+    """The error with which the run on the node ended."""
     node: int
+    """Number of the node in the cluster."""
     step: int
+    """The step from which the run went on."""
     plan: str
+    """Name of the plan under which the run went on."""
     seconds: float
+    """Seconds from the error until the run could go on."""

@@ -1,5 +1,5 @@
-"""What a training run measured, beside what was predicted: a table, a JSON document, and a trace
-for Perfetto."""
+"""The measured times of a training run beside the predicted ones: as a table, as a JSON document,
+and as a trace for Perfetto."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,65 +13,73 @@ from hetplan.runtime.execution.choice import engine_of
 from hetplan.runtime.job import Job, Loss, StepReport
 from hetplan.text import Table, counted, number_text, percent_text, seconds_text
 
-LATE = 1.1  # of the predicted seconds: a rehearsal that this machine did not keep up with
-SLOW = 1.5  # of what the others take, compared with their predictions: a rank that is named
+# A rehearsal whose iterations take this many times the predicted seconds is late: the machine did
+# not keep up with it.
+LATE = 1.1
+# A rank is slow whose ratio of measured to predicted seconds is this many times the median ratio.
+SLOW = 1.5
 
 
 @dataclass(frozen=True)
 class Measured:
-    """reports [ranks][steps]. Figures are medians over the steps behind the first.
-
-    lost: nodes lost before these steps; earlier: step -> loss of what ran until then.
-    """
+    """The reports of a training run, and the figures that follow from them. A figure is a median
+    over all steps but the first."""
 
     job: Job
     reports: Sequence[Sequence[StepReport]]
+    """[ranks][steps]."""
     lost: Sequence[Loss] = ()
+    """The losses of nodes before these steps."""
     earlier: Mapping[int, float] = field(default_factory=dict)
+    """Step -> training loss; it contains at least the steps under earlier plans."""
 
     def counted(self, rank: int) -> Sequence[StepReport]:
-        """The steps that count: in the first one connections are made and memory is touched."""
+        """The reports of a rank without the first step's, in which connections are made and memory
+        is touched for the first time; a single report stays."""
         return self.reports[rank][1:] or self.reports[rank]
 
     @property
     def seconds(self) -> float:
-        """Seconds of an iteration, from when all ranks begin until the last one is done."""
-        steps = zip(*map(self.counted, range(len(self.reports))), strict=True)
-        ends = (max(r.end for r in step) - max(r.begin for r in step) for step in steps)
-        return float(median(ends))
+        """Seconds of an iteration: from when the last rank begins until the last rank is done."""
+        ranks = range(len(self.reports))
+        steps = zip(*(self.counted(rank) for rank in ranks), strict=True)
+        seconds = (max(r.end for r in step) - max(r.begin for r in step) for step in steps)
+        return float(median(seconds))
 
     @property
     def losses(self) -> dict[int, float]:
-        """By step."""
-        own = {report.step: report.loss for report in self.reports[0]}
-        return dict(sorted({**self.earlier, **own}.items()))
+        """Step -> training loss, for all steps of the run, in order."""
+        last_plan = {report.step: report.loss for report in self.reports[0]}
+        return dict(sorted({**self.earlier, **last_plan}.items()))
 
     def timed(self, rank: int) -> Sequence[StepReport]:
-        """The steps whose passes are timed: on GPUs the last one, which waits for each of them."""
+        """The reports of the steps whose passes are timed. On GPUs this is the last step alone: it
+        waits for each pass to end."""
         return self.reports[rank][-1:] if self.job.device == "cuda" else self.counted(rank)
 
     def busy(self, rank: int) -> float:
-        """Seconds of forward and backward passes."""
+        """Seconds of a rank's forward and backward passes in an iteration."""
         return median(report.forward + report.backward for report in self.timed(rank))
 
     def waits(self, rank: int) -> float:
-        """Seconds of waiting for messages and for the others at the end."""
+        """Seconds for which a rank waits in an iteration: for messages, and for the other ranks at
+        the end."""
         return median(report.waits for report in self.timed(rank))
 
     @property
     def bubble(self) -> float:
-        """Share of the ranks' time without a pass."""
+        """The share of the iteration, averaged over the ranks, in which no pass runs."""
         ranks = len(self.reports)
         return 1.0 - sum(map(self.busy, range(ranks))) / (ranks * self.seconds)
 
     @property
     def predicted(self) -> float | None:
-        """Seconds of an iteration, of the plan's devices or, of virtual ones, here; None without a
-        prediction."""
+        """Predicted seconds of an iteration: on the plan's devices, or scaled to this machine in a
+        rehearsal on virtual devices. None without a prediction."""
         return None if self.job.rehearsal is None else self.job.rehearsal.seconds
 
     def predicted_busy(self, rank: int) -> float | None:
-        """Seconds of passes of a rank's stage."""
+        """Predicted seconds of a rank's passes in an iteration; None without a prediction."""
         return None if self.job.rehearsal is None else self.job.rehearsal.busy(rank)
 
     def document(self) -> dict[str, Any]:
@@ -112,7 +120,7 @@ class Measured:
         }
 
     def table(self) -> Table:
-        """One line per rank."""
+        """The measurements as a table with one line for each rank."""
         plan = self.job.plan
         rows = [
             (
@@ -134,6 +142,7 @@ class Measured:
         )
 
     def _title(self) -> str:
+        """The title of the table: the plan, and where it ran."""
         job, plan = self.job, self.job.plan
         where = "GPUs" if job.device == "cuda" else "this machine"
         if job.virtual and job.rehearsal is not None:
@@ -143,6 +152,7 @@ class Measured:
         )
 
     def _notes(self) -> list[str]:
+        """The lines below the table."""
         job, predicted, losses = self.job, self.predicted, list(self.losses.items())
         notes = [
             f"measured: {seconds_text(self.seconds)} per iteration, "
@@ -150,8 +160,8 @@ class Measured:
         ]
         if predicted is not None:
             off = percent_text(self.seconds / predicted - 1)
-            more = f", off by {off}" if job.virtual else " on the plan's devices"
-            notes.append(f"predicted: {seconds_text(predicted)} per iteration{more}")
+            suffix = f", off by {off}" if job.virtual else " on the plan's devices"
+            notes.append(f"predicted: {seconds_text(predicted)} per iteration{suffix}")
         if job.shared_gpus:
             notes.append(
                 f"ranks share {counted(job.shared_gpus, 'GPU')}: what they exchange goes through "
@@ -171,8 +181,8 @@ class Measured:
         return notes
 
     def late(self) -> str | None:
-        """What to do where this machine is too slow or too busy for a rehearsal's real work and
-        messages."""
+        """The advice for a rehearsal whose work and messages this machine could not do in time;
+        None where the rehearsal kept its times."""
         if not self.job.virtual or self.job.rehearsal is None:
             return None
         ratio = self.seconds / self.job.rehearsal.seconds
@@ -185,18 +195,19 @@ class Measured:
         )
 
     def slowest(self) -> str | None:
-        """A rank that takes far longer than predicted, compared with the others.
+        """The note on the rank that takes far longer than predicted, compared with the other ranks;
+        None where no rank does.
 
-        In a rehearsal only where iterations are late, too: else it was this machine's load, in time
-        that was free.
+        A rehearsal has this note only where its iterations are late, too. Else the rank was delayed
+        by other load on this machine, and made up for it in idle time.
         """
         if self.job.virtual and self.late() is None:
             return None
-        ratios = [
-            (self.busy(rank) / predicted, rank)
-            for rank in range(len(self.reports))
-            if (predicted := self.predicted_busy(rank))
-        ]
+        ratios = []
+        for rank in range(len(self.reports)):
+            predicted = self.predicted_busy(rank)
+            if predicted:
+                ratios.append((self.busy(rank) / predicted, rank))
         if not ratios:
             return None
         usual = median(ratio for ratio, _ in ratios)
@@ -209,19 +220,18 @@ class Measured:
         )
 
     def trace(self) -> dict[str, Any]:
-        """The last step as a trace; a row is a rank."""
+        """The trace of the last step for Perfetto, with one row for each rank."""
         begin = min(event.start for rank in self.reports for event in rank[-1].events)
         rows = [
             (p.replica, p.rank, f"rank {p.rank}: stage {p.stage}, part {p.group}.{p.tensor}")
             for p in self.job.plan.places
         ]
-        numbered = ("forward", "backward", "receive")
-        spans = [
-            (
-                replica, rank, f"{e.what} {e.batch}" if e.what in numbered else e.what, e.what,
-                e.start - begin, e.end - begin,
-            )
-            for replica, rank, _ in rows
-            for e in self.reports[rank][-1].events
-        ]  # fmt: skip
+        of_a_micro_batch = ("forward", "backward", "receive")
+        spans = []
+        for replica, rank, _ in rows:
+            for event in self.reports[rank][-1].events:
+                kind = event.what
+                label = f"{kind} {event.batch}" if kind in of_a_micro_batch else kind
+                start, end = event.start - begin, event.end - begin
+                spans.append((replica, rank, label, kind, start, end))
         return trace_document(rows, spans)

@@ -1,15 +1,15 @@
-"""Text transformers of every described shape without experts (GPT, Llama, BERT) as chains of named
-layers, with data and weights that follow from names and positions alone.
+"""Reference models: text transformers of every described shape without experts (GPT, Llama, BERT),
+as chains of named layers. Their data and first weights follow from names, positions and the seed.
 
 The layers have the same parameters as the layers of `profiling.models.transformer`. Symbols: B
 samples, S tokens, H hidden size, V vocabulary. Every layer can be split over a tensor group:
 attention by key-value heads, feed-forward by columns, embedding and head by the vocabulary.
 
-`Reference` keeps the contract of `engine.chain`. A user's factory (`module:factory`) may return any
-other module that keeps it.
+`Reference` keeps the contract of `engine.chain`. A user's factory (`module:function`) may return
+any other torch module.
 
-Modules that can be split have `shape`, the description of the transformer, and `tensor`, the tensor
-group that they are split over; the runtime sets `tensor` before they run.
+Modules that can be split have two attributes: `shape`, the description of the transformer, and
+`tensor`, the tensor group over which they are split. The runtime sets `tensor` before they run.
 """
 
 import zlib
@@ -32,8 +32,8 @@ from hetplan.runtime.engine.chain import ALONE, Cut, Part, cut
 from hetplan.runtime.engine.position import Dropout, as_int64, key_of, splitmix64
 from hetplan.runtime.tracing.layers import Called
 
-DROPOUT = 0.1  # probability
-IGNORED = -100  # a target that does not count; the value that torch's cross-entropy ignores
+DROPOUT = 0.1  # probability of dropout, in models that have it
+IGNORED = -100  # a target without a loss; the value that torch's cross-entropy ignores
 
 
 def norm(t: Transformer) -> nn.Module:
@@ -82,7 +82,8 @@ class Embedding(nn.Module):
         return self.drop(self.norm(x))
 
     def rows(self, tokens: Tensor) -> Tensor:
-        """The token vectors that this tensor rank holds, zeros for all other tokens."""
+        """The vectors of the tokens in this tensor rank's part of the vocabulary, zeros for all
+        other tokens."""
         first, _ = self.tensor.of(self.shape.vocabulary)
         shape = (*tokens.shape, self.table.shape[1])
         return embed((tokens, self.table), {}, Place(shape, (0, first), partial=True))
@@ -111,12 +112,13 @@ class Attention(nn.Module):
     """Self-attention: [B, S, H] -> [B, S, H].
 
     The rows of `qkv` are first those of all queries, then of all keys, then of all values. A tensor
-    rank holds whole key-value heads with their queries; some ranks hold none where there are fewer
-    key-value heads than ranks. Where `selective` is set, the backward pass computes the scores
+    rank has whole key-value heads with their queries. Where there are fewer key-value heads than
+    ranks, some ranks have none. Where `selective` is set, the backward pass computes the scores
     again (Korthikanti et al. 2022, Section 5).
     """
 
     def __init__(self, t: Transformer, site: str, probability: float) -> None:
+        """site, probability: those of the `Dropout` on the scores."""
         super().__init__()
         self.shape, self.tensor, self.selective = t, ALONE, False
         width = t.query_width + 2 * t.kv_width
@@ -130,7 +132,7 @@ class Attention(nn.Module):
         """A rank's heads [a, b) are rows of `qkv` and columns of `out`."""
         t = self.shape
         a, b = part.of(t.kv_heads)
-        query_width = t.heads // t.kv_heads * t.head_dim  # of the queries of one key-value head
+        query_width = t.heads // t.kv_heads * t.head_dim  # width of one key-value head's queries
         first_key = t.query_width
         first_value = t.query_width + t.kv_width
         queries = (a * query_width, b * query_width)
@@ -164,8 +166,8 @@ class Attention(nn.Module):
         return y if self.out_bias is None else y + self.out_bias
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
-        """softmax(q k^T / sqrt(d)) v, of all heads given. first: the model's number of the first
-        key-value head, by which dropout knows its positions."""
+        """softmax(q k^T / sqrt(d)) v for some heads. first: the number, in the model, of the first
+        key-value head; dropout draws by it."""
         t = self.shape
         heads_per_kv_head = t.heads // t.kv_heads
         if t.rotary:
@@ -235,16 +237,17 @@ def activated(x: Tensor, *, gated: bool) -> Tensor:
 
 
 class Head(nn.Module):
-    """The last layer: a norm and a language model's head with cross-entropy; for BERT the heads of
-    masked tokens (behind a transform) and of next sentences.
+    """The last layer: a norm and a language model's head with cross-entropy. BERT has two heads:
+    one for masked tokens, after a transform, and one for the next sentence.
 
-    ([B, S, H], targets [B, S]) -> the sum of the tokens' losses; targets of `IGNORED` do not count.
-    It is split by the vocabulary. BERT's next-sentence loss of a sample counts S times, as often as
-    the sample has tokens; the label is the first target modulo 2.
-    table: the embedding's table where the model ties it to the head; None: the head has its own.
+    ([B, S, H], targets [B, S]) -> the sum of the tokens' losses. Targets of `IGNORED` have no loss.
+    The head is split by the vocabulary. BERT's next-sentence loss of a sample counts S times, once
+    for each token of the sample; its label is the sample's first target modulo 2.
     """
 
     def __init__(self, t: Transformer, table: nn.Parameter | None) -> None:
+        """table: the embedding's table where the model ties it to the head; None: the head has a
+        table of its own."""
         super().__init__()
         self.shape, self.tensor = t, ALONE
         width = t.embedding_width or t.hidden
@@ -256,7 +259,7 @@ class Head(nn.Module):
             self.pool = nn.Linear(t.hidden, t.hidden)
             self.follows = nn.Linear(t.hidden, 2)  # whether the second sentence follows the first
             self.transform = nn.Linear(t.hidden, t.hidden)
-            self.after = norm(t)  # behind the transform
+            self.after = norm(t)  # after the transform
 
     def cuts(self, part: Part) -> dict[str, Cut]:
         """The table is cut by rows, as the embedding's is, and the bias with it."""
@@ -274,9 +277,12 @@ class Head(nn.Module):
         return token_loss + x.shape[1] * sentence_loss
 
     def tokens(self, x: Tensor, targets: Tensor) -> Tensor:
-        """The sum of the tokens' cross-entropies: the logarithm of the sum of exponentials less the
-        target's logit. The vocabulary is split; this rank has the logits of entries [first, last),
-        which may be none."""
+        """The sum of the tokens' cross-entropies.
+
+        The cross-entropy of a token is the logarithm of the sum of its logits' exponentials, less
+        the target's logit. This rank has the logits of the vocabulary's entries [first, last),
+        which may be empty; sums over the tensor group make up the rest.
+        """
         first, last = self.tensor.of(self.shape.vocabulary)
         logits = at_least_fp32(F.linear(self.tensor.enter(x), self.table, self.bias)).flatten(0, -2)
         targets = targets.flatten()
@@ -289,7 +295,7 @@ class Head(nn.Module):
         here = (targets >= first) & (targets < last)
         if last > first:
             rows = torch.arange(len(logits), device=logits.device)
-            # by index: `gather` would keep the logits for its backward pass
+            # indexing, since `gather` would keep the logits for its backward pass
             target_logit = logits[rows, (targets - first).clamp(0, last - first - 1)]
             target_logit = torch.where(here, target_logit, torch.zeros_like(target_logit))
         else:
@@ -304,7 +310,7 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 
 class Reference(nn.Module):
-    """A chain of named layers with synthetic texts."""
+    """A chain of named layers, and synthetic texts as its data."""
 
     def __init__(
         self,
@@ -314,6 +320,8 @@ class Reference(nn.Module):
         sequence: int,
         seed: int = 0,
     ) -> None:
+        """layers: by their names, with parameters that are set here unless they are on the meta
+        device. sequence: tokens of a sample. seed: of parameters and texts."""
         super().__init__()
         self.layers = nn.ModuleDict(layers)
         self.vocabulary, self.sequence, self.seed = vocabulary, sequence, seed
@@ -323,31 +331,29 @@ class Reference(nn.Module):
                     parameter.copy_(self.initial(name, parameter))
 
     def initial(self, name: str, parameter: Tensor) -> Tensor:
-        """A parameter's first values, which follow from its name: 1 for the scales of norms, 0 for
-        biases, normal with standard deviation 0.02 for all others."""
+        """A parameter's first values, which follow from its name and the seed: 1 for the scales of
+        norms, 0 for biases, normal with standard deviation 0.02 for all others."""
         last = name.rpartition(".")[2]
         of_norm = "norm" in name or "after" in name  # `Head.after` is a norm
         if of_norm or last == "bias" or last.endswith("_bias"):
             value = 1.0 if of_norm and last == "weight" else 0.0
             return torch.full(parameter.shape, value, dtype=parameter.dtype)
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
-        drawn = torch.empty(parameter.shape, dtype=torch.float32).normal_(
-            0.0, 0.02, generator=generator
-        )
-        return drawn.to(parameter.dtype)
+        values = torch.empty(parameter.shape, dtype=torch.float32)
+        values.normal_(0.0, 0.02, generator=generator)
+        return values.to(parameter.dtype)
 
     def batch(self, step: int, first: int, last: int) -> tuple[Tensor, Tensor]:
         """(inputs, targets) of the global rows [first, last) of a step, texts that can be learnt.
 
         A text is an arithmetic sequence modulo the vocabulary, with a step of 1, 2 or 3. Up to two
-        tokens at its end do not count, so that texts differ in length and a loss that weighs
-        samples instead of tokens is noticed.
+        targets at its end have no loss. So texts differ in length, and a loss that weighs samples
+        instead of tokens gives another result.
         """
         rows = torch.arange(first, last)
         key = as_int64(key_of(self.seed, step, "batch"))
-        drawn = (splitmix64(rows * 2 + key) >> 1) & (
-            (1 << 62) - 1
-        )  # a random number >= 0 of each row
+        # [row] a random number in [0, 2^62)
+        drawn = (splitmix64(rows * 2 + key) >> 1) & ((1 << 62) - 1)
         positions = torch.arange(self.sequence + 1)
         increments = 1 + drawn // 7 % 3
         texts = (drawn[:, None] + positions * increments[:, None]) % self.vocabulary
@@ -359,13 +365,13 @@ class Reference(nn.Module):
 
 
 def build(shape: Transformer, sequence: int, *, seed: int = 0) -> Reference:
-    """The chain of a text model on the current default device. sequence: tokens per sample."""
+    """The reference model of a shape, on torch's default device. sequence: tokens of a sample."""
     return Reference(text_layers(shape), vocabulary=shape.vocabulary, sequence=sequence, seed=seed)
 
 
 def text_layers(shape: Transformer) -> dict[str, nn.Module]:
-    """Name -> layer: the embedding, the blocks and the head, their parameters not set yet. Raises
-    UnsupportedError for a shape with parts that these layers do not have."""
+    """Name -> layer for the embedding, the blocks and the head; their parameters have no values
+    yet. Raises UnsupportedError for a shape with parts that these layers do not have."""
     check_shape(shape)
     embedding = Embedding(shape, "embedding")
     return {
@@ -376,11 +382,12 @@ def text_layers(shape: Transformer) -> dict[str, nn.Module]:
 
 
 def stand_in(names: Sequence[str], *, tensor: int = 1, seed: int = 0) -> Reference:
-    """A narrow text model that stands in for a model with these layer names: the first layer is the
-    embedding, the last one the head, those between are blocks. A single layer holds all three.
+    """A narrow text model that stands in for a model with these layer names. The first layer is the
+    embedding, the last layer the head, and all others are blocks. A single layer contains an
+    embedding, a block and a head.
 
-    tensor: the widest tensor group that it must split over. Raises InputError where a name occurs
-    twice.
+    tensor: number of ranks in the largest tensor group over which the model is split. Raises
+    InputError where a name occurs twice.
     """
     require(len(set(names)) == len(names), "layer names stand twice", expected="different names")
     single, sequence = len(names) == 1, 8

@@ -1,10 +1,11 @@
-"""Plans that stock torch can say, on its own engines: DistributedDataParallel, FSDP2's
-`fully_shard`, and the stages and schedules of torch.distributed.pipelining.
+"""Executes plans on stock torch's engines: DistributedDataParallel, FSDP2's `fully_shard`, and the
+stages and schedules of torch.distributed.pipelining.
 
-Pipelines are equal replicas of stages on one device each, with equal micro-batches; ZeRO 2 and 3
-are FSDP2 without and with resharding behind the forward pass, over one group of ranks or over
-several that hold all shards each (HSDP). The layers, the data, the loss and checkpoints are those
-of `engine.distributed`, so that a run may go on under either engine.
+These engines execute pipelines of equal replicas with equal micro-batches, whose stages have one
+device each. ZeRO 2 and 3 are FSDP2 without and with resharding after the forward pass. FSDP2 shards
+over one group of ranks, or over several groups each of which has all shards (HSDP). The layers, the
+data, the loss and the checkpoints are those of `engine.distributed`, so that a run may go on under
+either engine.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ def check_stock(plan: Plan, chain: Chain) -> None:
 
 
 def lacking(plan: Plan, chain: Chain) -> Iterator[str]:
-    """Every feature of a plan and its model that torch's engines lack."""
+    """Yield every feature of a plan and its model that torch's engines lack."""
     first = plan.replicas[0]
     for difference, _ in unequal(plan):
         yield difference
@@ -63,15 +64,15 @@ def lacking(plan: Plan, chain: Chain) -> Iterator[str]:
 
 
 def lacking_for_model(plan: Plan, chain: Chain) -> Iterator[str]:
-    """Every feature of a model under this plan that torch's engines lack."""
+    """Yield every feature of a model under this plan that torch's engines lack."""
     first, parameters = plan.replicas[0], chain.parameters.values()
-    stage_of: dict[int, int] = {}  # layer -> its stage (and chunk), by the first layer there
+    chunk_of: dict[int, int] = {}  # layer -> the first layer of its model chunk
     for stage in first.stages:
         for begin, end in stage.layers:
-            stage_of |= dict.fromkeys(range(begin, end), begin)
-    if any(len({stage_of[layer] for layer in p.layers}) > 1 for p in parameters):
+            chunk_of |= dict.fromkeys(range(begin, end), begin)
+    if any(len({chunk_of[layer] for layer in p.layers}) > 1 for p in parameters):
         yield "parameters of several stages"
-    shards = max(1, len(plan.replicas) // plan.further.shard_groups)  # of each group (HSDP)
+    shards = max(1, len(plan.replicas) // plan.further.shard_groups)  # shards of a group (HSDP)
     if plan.zero > 0 and any(p.dim and p.shape[p.dim] % shards for p in parameters):
         yield "uneven shards of parameters along another dimension than the first"
     if chain.compute is torch.float16:
@@ -79,27 +80,32 @@ def lacking_for_model(plan: Plan, chain: Chain) -> Iterator[str]:
 
 
 class Part(nn.Module):
-    """Layers [first, last) as torch's engines call them: on what the stage before sent and on the
-    numbers of the rows, by which a stage finds its data."""
+    """A model chunk, layers [first, last), as torch's engines call it: with the tensors that the
+    stage before sent, and with the numbers of the rows, by which the chunk finds its data."""
 
     def __init__(self, stock: "Stock", first: int, last: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(stock.chain.layers[first:last])
         self.first, self.last = first, last
-        self.stock = [stock]  # not as a submodule
+        self.stock = [stock]  # in a list, so that it does not become a submodule
 
     def forward(self, *x: Tensor, rows: Tensor) -> Any:
-        """What passes on, or [1] the sum of the losses."""
-        stock, chain, own = self.stock[0], self.stock[0].chain, (int(rows[0]), int(rows[-1]) + 1)
-        read = chain.read(stock.rows, own, self.first, self.last, stock.device)
-        position = replace(stock.position, first_row=own[0])
-        for k, inputs in zip(range(self.first, self.last), read, strict=True):
+        """The tensors for the next stage; for the model's last layer the sum of the losses, [1].
+
+        rows: consecutive numbers of the global batch's rows.
+        """
+        stock = self.stock[0]
+        chain = stock.chain
+        first_row, last_row = int(rows[0]), int(rows[-1]) + 1
+        read = chain.read(stock.rows, (first_row, last_row), self.first, self.last, stock.device)
+        position = replace(stock.position, first_row=first_row)
+        for layer, inputs in zip(range(self.first, self.last), read, strict=True):
             x = layer_pass(
                 chain,
-                k,
+                layer,
                 (*x, *inputs),
                 position,
-                stock.layout.recomputation_of(stock.place, k),
+                stock.layout.recomputation_of(stock.place, layer),
                 torch.device(stock.device),
             )
             stock.watch.passed()
@@ -107,40 +113,46 @@ class Part(nn.Module):
 
 
 class Stock(Placed):
-    """A part on torch's engines."""
+    """This rank's part of a model on stock torch's engines."""
 
     def __init__(self, module: nn.Module, plan: Plan, **options: Any) -> None:
         super().__init__(module, plan, **options)
         check_stock(plan, self.chain)
         self.take(local_cuts(self.layout, self.chain, self.place))
         replicas, stages = range(len(plan.replicas)), range(len(plan.replicas[0].stages))
-        ranks = [[self.layout.ranks_of(i, j)[0][0] for j in stages] for i in replicas]
+        # [replica][stage] rank, and [stage][replica] rank
+        ranks_of_replicas = [[self.layout.ranks_of(i, j)[0][0] for j in stages] for i in replicas]
+        ranks_of_stages = list(zip(*ranks_of_replicas, strict=True))
         backend = "gloo" if self.device == "cpu" else "nccl"
-        pipelines = [one_group(own, backend) for own in ranks]
-        alike = list(zip(*ranks, strict=True))
-        replicated = [one_group(own, backend) for own in alike]
+        pipeline_groups = [one_group(ranks, backend) for ranks in ranks_of_replicas]
+        replica_groups = [one_group(ranks, backend) for ranks in ranks_of_stages]
         self.groups = plan.further.shard_groups
-        self.mesh = self._mesh(alike, backend) if plan.zero else None
+        self.mesh = self._mesh(ranks_of_stages, backend) if plan.zero else None
         chunks = self.layout.stage(self.place).layers
         self.parts = [Part(self, first, last) for first, last in chunks]
-        made = [
+        pipeline_stages = [
             PipelineStage(
-                self._wrapped(part, replicated[self.place.stage]),
+                self._wrapped(part, replica_groups[self.place.stage]),
                 len(stages) * chunk + self.place.stage, len(stages) * len(chunks),
-                torch.device(self.device), group=pipelines[self.place.replica],
+                torch.device(self.device), group=pipeline_groups[self.place.replica],
             )
             for chunk, part in enumerate(self.parts)
         ]  # fmt: skip
-        self.schedule: Any = schedules.get_schedule_class(SCHEDULES[plan.pass_schedule])(
-            made if plan.schedule == "interleaved-1f1b" else made[0], plan.replicas[0].steps,
+        interleaved = plan.schedule == "interleaved-1f1b"
+        schedule_class = schedules.get_schedule_class(SCHEDULES[plan.pass_schedule])
+        self.schedule: Any = schedule_class(
+            pipeline_stages if interleaved else pipeline_stages[0], plan.replicas[0].steps,
             loss_fn=lambda out, _: self.factor * out.sum(), scale_grads=False,
         )  # fmt: skip
 
     def _wrapped(self, part: Part, group: Any) -> nn.Module:
-        """A part that sums its gradients over the replicas, under FSDP2 layer by layer."""
+        """A part that sums its gradients over the replicas. Under ZeRO it is sharded layer by
+        layer, or at once where layers share parameters."""
         if self.plan.zero:
-            alone = all(len(p.layers) == 1 for p in self.chain.parameters.values())
-            for module in (*part.layers, part) if alone else (part,):
+            modules: list[nn.Module] = [part]
+            if all(len(p.layers) == 1 for p in self.chain.parameters.values()):
+                modules = [*part.layers, part]
+            for module in modules:
                 fully_shard(
                     module, mesh=self.mesh, reshard_after_forward=self.plan.zero == 3,
                     shard_placement_fn=self._placement,
@@ -150,51 +162,69 @@ class Stock(Placed):
         return part
 
     def _placement(self, parameter: nn.Parameter) -> Any:
-        """The dimension that checkpoints have in front."""
-        (name,) = {name for name, held in self.updated() if held is parameter}
+        """The placement of a parameter's shards: along the dimension that checkpoints move to the
+        front."""
+        (name,) = {name for name, updated in self.updated() if updated is parameter}
         return Shard(self.chain.parameters[name].dim)
 
-    def _mesh(self, alike: Sequence[Sequence[int]], backend: str) -> DeviceMesh:
-        """The replicas of this rank's stage: one group, or [groups that hold all shards, ranks of
-        one]. alike [stages]: their replicas' ranks. All ranks together."""
-        device, own = torch.device(self.device).type, alike[self.place.stage]
+    def _mesh(self, ranks_of_stages: Sequence[Sequence[int]], backend: str) -> DeviceMesh:
+        """The mesh of the ranks that have this rank's stage: [ranks], or under HSDP
+        [shard group, rank in the group]. All ranks call this together.
+
+        ranks_of_stages: [stage][replica] rank.
+        """
+        device = torch.device(self.device).type
         if self.groups == 1:
-            return DeviceMesh.from_group(one_group(own, backend), device)
-        grids = [torch.tensor(ranks).view(self.groups, -1) for ranks in alike]
-        sides = [[grid.t().tolist() for grid in grids], [grid.tolist() for grid in grids]]
-        made = [[(one_group(r, backend), r) for each in side for r in each] for side in sides]
-        mine = [next(g for g, ranks in side if self.place.rank in ranks) for side in made]
+            return DeviceMesh.from_group(
+                one_group(ranks_of_stages[self.place.stage], backend), device
+            )
+        grids = [torch.tensor(ranks).view(self.groups, -1) for ranks in ranks_of_stages]
+        own_groups = []  # this rank's group of replicated shards, then its shard group
+        for grids_of_dimension in ([grid.t() for grid in grids], grids):
+            own_group = None
+            for grid in grids_of_dimension:
+                for ranks in grid.tolist():
+                    group = one_group(ranks, backend)  # every rank makes every group
+                    if self.place.rank in ranks:
+                        own_group = group
+            own_groups.append(own_group)
         return DeviceMesh.from_group(
-            mine, device, mesh=grids[self.place.stage], mesh_dim_names=("replicate", "shard")
+            own_groups, device, mesh=grids[self.place.stage], mesh_dim_names=("replicate", "shard")
         )
 
     def iteration(self, step: int, rows: Rows | None) -> float:
-        """All passes; torch's engines say nothing of each of them."""
+        """Run all passes and return the loss of the whole batch. All passes are one event, since
+        torch's engines do not report them one by one."""
         self.rows = self.rows_of(step, rows)
         self.position = Position(self.seed, step, autocast=self.autocast)
         batches = self.layout.micro_batches[self.place.replica]
-        ends = self.parts[-1].last == len(self.chain.names)
+        has_last_layer = self.parts[-1].last == len(self.chain.names)
         with self.watch.during("prepare", 0, step):
             self.check_data(step, self.rows)
-            weigh = self.chain.source.weigh
-            weight = host_total(sum(weigh(self.rows(a, b)) for a, b in batches) if ends else 0.0)
-        averaged = len(self.plan.replicas)  # torch's engines divide by their number
+            rank_weight = 0.0
+            if has_last_layer:
+                weigh = self.chain.source.weigh
+                rank_weight = sum(weigh(self.rows(first, last)) for first, last in batches)
+            weight = host_total(rank_weight)
+        averaged = len(self.plan.replicas)  # torch's engines divide gradients by this number
         self.factor, losses = averaged / weight, list[Tensor]()
         with self.watch.during("backward", 0, step), self.watch.meets():
-            numbers = torch.arange(batches[0][0], batches[-1][1])
-            self.schedule.step(rows=numbers, target=numbers, losses=losses, return_outputs=False)
+            row_numbers = torch.arange(batches[0][0], batches[-1][1])
+            self.schedule.step(
+                rows=row_numbers, target=row_numbers, losses=losses, return_outputs=False
+            )
         with self.watch.during("synchronise", 0, step):
             return host_total(float(sum(loss.detach() for loss in losses))) / averaged
 
     def updated(self) -> list[tuple[str, nn.Parameter]]:
-        """What this rank holds; under FSDP2 distributed tensors."""
-        own = {
-            name: part.layers[k - part.first].get_parameter(inside)
-            for part in self.parts
-            for k in range(part.first, part.last)
-            for inside, name in self.chain.parameter_names[k].items()
-        }
-        return list(own.items())
+        """(unsplit name, parameter) for each parameter of this rank's layers; under FSDP2 the
+        parameters are distributed tensors."""
+        parameters: dict[str, nn.Parameter] = {}
+        for part in self.parts:
+            for number, layer in zip(range(part.first, part.last), part.layers, strict=True):
+                for name_in_layer, name in self.chain.parameter_names[number].items():
+                    parameters[name] = layer.get_parameter(name_in_layer)
+        return list(parameters.items())
 
     def boxes(
         self,
@@ -203,18 +233,21 @@ class Stock(Placed):
         deduplicated: bool = False,
         scalars: bool = False,
     ) -> Iterator[Box]:
-        """Boxes as of `engine.distributed`. The shards of FSDP2 have equally many rows, but for the
-        last ones."""
-        count = len(self.plan.replicas) // self.groups
-        group, replica = divmod(self.place.replica, count)
-        saves = group == 0 and (replica == 0 or self.plan.zero > 0)
+        """Boxes of flat tensors, as in `engine.distributed`. FSDP2 gives every shard the same
+        number of rows, rounded up; the last shards may have fewer rows or none."""
+        shards = len(self.plan.replicas) // self.groups
+        shard_group, index = divmod(self.place.replica, shards)
+        saves = shard_group == 0 and (index == 0 or self.plan.zero > 0)
         for name, parameter in self.updated():
             tensor = parameter.data if values is None else values.get(id(parameter))
             if tensor is None or (deduplicated and not saves):
                 continue
             shape, dim = self.shapes[name] or (1,), self.chain.parameters[name].dim
             rows, row_elements = shape[dim], prod(shape[:dim]) * prod(shape[dim + 1 :])
-            first_row = min(-(-rows // count) * replica, rows) if self.plan.zero else 0
+            first_row = 0
+            if self.plan.zero:
+                rows_of_shard = -(-rows // shards)  # rounded up
+                first_row = min(rows_of_shard * index, rows)
             size, shard = local(parameter).numel(), local(tensor).detach()
             if shard.dim():
                 shard = shard.movedim(dim, 0)

@@ -35,11 +35,11 @@ class Incumbent(Generic[D]):
     """The best decision so far. Families may subclass it, say to price each decision only once."""
 
     run: Run  # hears of every better objective
-    # Decisions better by less than this share of the objective are not looked for. None: the gap
-    # of the run's options.
+    # The search does not look for decisions that are better by less than this share of the
+    # objective. None: the gap of the run's options.
     gap: float | None = None
-    # What `decision` costs. A family may set it without a decision: the search then looks only for
-    # decisions that cost less.
+    # The cost of `decision`. A family may set it without a decision: the search then looks only
+    # for decisions that cost less.
     objective: float = math.inf
     decision: D | None = None
 
@@ -76,15 +76,14 @@ class Expansion(Generic[N]):
 class SearchLimits:
     """When a search gives up early, and how its bound is rounded."""
 
-    # The search gives up after more than so many idle nodes since the proven bound last rose by
-    # `rise`. None: it never gives up.
+    # The search gives up after more than this number of idle nodes since the proven bound last rose
+    # by `rise`. None: it never gives up.
     patience: int | None = None
-    # What counts as a rise, as a share of the distance from bound to incumbent. Nothing does while
-    # there is no incumbent: idle nodes are then counted from the first one on.
+    # The least rise that counts, as a share of the distance from bound to incumbent. None counts
+    # while there is no incumbent: idle nodes are then counted from the first one on.
     rise: float = 0.01
-    # Nodes expanded at most.
-    most_nodes: int | None = None
-    # Relative rounding in the family's bounds, taken off what is reported and returned.
+    most_nodes: int | None = None  # nodes expanded at most; None: no limit
+    # The relative rounding in the family's bounds. Reported and returned bounds are lowered by it.
     rounding: float = 0.0
 
 
@@ -101,14 +100,13 @@ class Proof:
     proven: bool
     # Proven, and the incumbent has no objective: there is no decision at all.
     empty: bool
-    # Nodes expanded.
-    expanded: int
+    expanded: int  # nodes expanded
 
     def verdict(self, run: Run, none: str, unfinished: str = "") -> tuple[Stop, str]:
-        """The stop and the message of the outcome.
+        """(stop, message) of the outcome.
 
-        none: says that there is no decision. unfinished: why a search that left no node open proves
-        nothing.
+        none: the message that there is no decision. unfinished: the message why a search that left
+        no node open proves nothing.
         """
         if self.proven:
             return (Stop.INFEASIBLE, none) if self.empty else (Stop.OPTIMAL, "")
@@ -122,7 +120,8 @@ def search(
     run: Run,
     limits: SearchLimits = SearchLimits(),
 ) -> Proof:
-    """Divide nodes, least bound first, until none is below the incumbent's threshold.
+    """The proof of a search that divides nodes, least bound first, until no bound is below the
+    incumbent's threshold.
 
     roots: (bound, node), together all decisions; -inf where no bound is known. Of equal bounds the
     older node goes first. expand(node, threshold): a child whose bound has reached the threshold
@@ -136,6 +135,7 @@ def search(
     expanded = idle_nodes = 0
 
     def proven_bound() -> float:
+        """A lower bound for the whole problem; infinite where nothing is proven."""
         least = min(heap[0][0] if heap else math.inf, dropped_bound, incumbent.objective)
         return least * (1 - limits.rounding)
 
@@ -149,7 +149,7 @@ def search(
         _, _, node = entry = heapq.heappop(heap)
         try:
             expansion = expand(node, incumbent.threshold)
-            children = list(expansion.children)  # may be a generator, which may be stopped as well
+            children = list(expansion.children)  # a generator may raise `Stopped`, too
         except Stopped:
             heapq.heappush(heap, entry)
             break

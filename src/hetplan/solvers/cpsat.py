@@ -103,8 +103,8 @@ class _Writer:
         low, high = self._bounds(properties, totals.largest)
         self.negative = low < 0
         self.x = [
-            self.cp.new_int_var(int(least), int(most), name)
-            for least, most, name in zip(low, high, member_names(model.column_blocks), strict=True)
+            self.cp.new_int_var(int(lower), int(upper), name)
+            for lower, upper, name in zip(low, high, member_names(model.column_blocks), strict=True)
         ]
 
     def _bounds(self, properties: NDArray[Any], largest: float) -> tuple[Floats, Floats]:
@@ -244,7 +244,7 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     )
     stop, message = _stop_and_message(cp, solver, status, run)
     statistics: dict[str, object] = {}
-    if status is not None:  # without a status the search was abandoned: its last reports count
+    if status is not None:  # without a status the search was abandoned, and its last reports count
         statistics = {"branches": solver.num_branches, "conflicts": solver.num_conflicts}
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             latest.incumbent = (list(solver.response_proto.solution), solver.objective_value)

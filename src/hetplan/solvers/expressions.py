@@ -9,8 +9,8 @@ axis. With columns `on` [job, machine] and `end`, and numbers `seconds` [job]:
     end >= seconds @ on         [machine] rows, one for each machine
     on.sum(axis=1) == 1         [job] rows
 
-Comparing states nothing yet: `Model.row` takes the rows and names them. Rows that nobody takes are
-warned of, as Python warns of coroutines that nobody awaits.
+A comparison alone adds nothing to a model: `Model.row` takes the rows and names them. Python warns
+of rows that were never taken, as it warns of coroutines that were never awaited.
 """
 
 import math
@@ -26,12 +26,12 @@ from numpy.typing import ArrayLike, NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Sense = Literal["<=", ">=", "=="]
-# What stands beside an operator: numbers broadcast like arrays.
+# The other operand of an operator. Numbers broadcast like arrays.
 Operand = Union["Linear", ArrayLike]
 
 
 class Linear:
-    """What columns and expressions have in common: the operators."""
+    """Base of columns and expressions: the operators."""
 
     __slots__ = ()
     __array_ufunc__ = None  # numpy's arrays leave their operators to this class
@@ -40,15 +40,15 @@ class Linear:
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Of the array."""
+        """The shape of the array."""
 
     @abstractmethod
     def expression(self) -> "Expression":
-        """The same as sums of terms."""
+        """The same array as sums of terms."""
 
     @abstractmethod
     def sum(self, axis: int | None = None) -> "Expression":
-        """The sum along an axis, or of all."""
+        """The sum along an axis; without one, the sum of all elements."""
 
     def __add__(self, other: Operand) -> "Expression":
         return self.expression().plus(other)
@@ -74,14 +74,14 @@ class Linear:
         return self.expression().over(_factors(other))
 
     def __matmul__(self, other: Operand) -> "Expression":
-        """self [..., n] @ numbers [n]: [...]."""
+        """[...] self [..., n] @ numbers [n]."""
         factors = _factors(other)
         if factors.ndim != 1 or not self.shape or self.shape[-1] != len(factors):
             raise ValueError(f"columns @ numbers: got shapes {self.shape} @ {factors.shape}")
         return self.expression().times(factors).sum(axis=-1)
 
     def __rmatmul__(self, other: Operand) -> "Expression":
-        """Numbers [n] or [m, n] @ self [n] or [n, k], as numpy has it."""
+        """Numbers [n] or [m, n] @ self [n] or [n, k], in numpy's shape of the product."""
         factors = _factors(other)
         fits = factors.ndim in (1, 2) and len(self.shape) in (1, 2)
         if not fits or factors.shape[-1] != self.shape[0]:
@@ -101,27 +101,27 @@ class Linear:
 
 
 class Expression(Linear):
-    """An array of sums of equally many terms, values * columns, each with a constant.
-
-    columns, values [*shape, terms]; constant: a number, or [*shape].
-    """
+    """An array of sums of terms values * columns, each sum with a constant. All have equally many
+    terms."""
 
     __slots__ = ("columns", "constant", "values")
 
     def __init__(self, columns: Ints, values: Floats, constant: Any) -> None:
-        self.columns, self.values, self.constant = columns, values, constant
+        self.columns = columns  # [*shape, terms] numbers of columns
+        self.values = values  # [*shape, terms]
+        self.constant = constant  # a number, or [*shape]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array."""
+        """The shape of the array."""
         return self.columns.shape[:-1]
 
     def expression(self) -> "Expression":
-        """This one."""
+        """This expression itself."""
         return self
 
     def broadcast_to(self, shape: tuple[int, ...]) -> "Expression":
-        """The same in a larger shape, as numpy has it."""
+        """The expression broadcast to a larger shape."""
         if shape == self.shape:
             return self
         with_terms = (*shape, self.columns.shape[-1])
@@ -129,7 +129,7 @@ class Expression(Linear):
         return Expression(columns, np.broadcast_to(self.values, with_terms), self.constant)
 
     def plus(self, other: Operand) -> "Expression":
-        """Terms and constants side by side."""
+        """The sum with another operand. Terms are joined, and repeated columns stay apart."""
         if not isinstance(other, Linear):
             constant = self.constant + _numbers(other)
             if isinstance(constant, float):
@@ -147,7 +147,7 @@ class Expression(Linear):
         )
 
     def times(self, factors: Any) -> "Expression":
-        """Every term and constant times its factor."""
+        """The product with factors, which broadcast to the shape."""
         if np.ndim(factors) == 0:
             return Expression(self.columns, self.values * factors, self._constant_by(factors))
         here = self.broadcast_to(np.broadcast_shapes(self.shape, np.shape(factors)))
@@ -155,33 +155,34 @@ class Expression(Linear):
         return Expression(here.columns, values, here._constant_by(factors))
 
     def over(self, divisors: Any) -> "Expression":
-        """Every term and constant over its divisor."""
+        """The quotient by divisors, which broadcast to the shape."""
         here = self.broadcast_to(np.broadcast_shapes(self.shape, np.shape(divisors)))
         values = here.values / np.expand_dims(divisors, -1)
         return Expression(here.columns, values, here.constant / divisors)
 
     def _constant_by(self, factors: Any) -> Any:
-        """The constant times its factor; none stays none, also beside an infinite factor."""
+        """The constant times its factor. A constant of 0 stays 0, also with an infinite factor."""
         return self.constant * factors if self._has_constant else 0.0
 
     @property
     def _has_constant(self) -> bool:
+        """Whether the constant is an array, or a number other than 0."""
         return not isinstance(self.constant, float) or self.constant != 0
 
     def sum(self, axis: int | None = None) -> "Expression":
-        """The sum along an axis, or of all."""
+        """The sum along an axis; without one, the sum of all elements."""
         shape = self.shape
         constant = 0.0
         if self._has_constant:
             constant = np.broadcast_to(self.constant, shape).sum(axis=axis)
         if axis is None:
             return Expression(self.columns.reshape(-1), self.values.reshape(-1), constant)
-        place = range(len(shape))[axis]  # counted from the front, the terms' axis left out
-        terms = shape[place] * self.columns.shape[-1]
-        joined = (*shape[:place], *shape[place + 1 :], terms)
+        axis = range(len(shape))[axis]  # counted from the front: the terms have the last axis
+        terms = shape[axis] * self.columns.shape[-1]
+        summed_shape = (*shape[:axis], *shape[axis + 1 :], terms)
         return Expression(
-            np.moveaxis(self.columns, place, -2).reshape(joined),
-            np.moveaxis(self.values, place, -2).reshape(joined),
+            np.moveaxis(self.columns, axis, -2).reshape(summed_shape),
+            np.moveaxis(self.values, axis, -2).reshape(summed_shape),
             constant,
         )
 
@@ -196,7 +197,7 @@ class Columns(Linear):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array."""
+        """The shape of the array."""
         return self.numbers.shape
 
     def __len__(self) -> int:
@@ -221,7 +222,7 @@ class Columns(Linear):
         return Expression(columns, np.ones(columns.shape), 0.0)
 
     def sum(self, axis: int | None = None) -> Expression:
-        """The sum along an axis, or of all."""
+        """The sum along an axis; without one, the sum of all elements."""
         columns = self.numbers.reshape(-1) if axis is None else np.moveaxis(self.numbers, axis, -1)
         return Expression(columns, np.ones(columns.shape), 0.0)
 
@@ -239,7 +240,7 @@ class Off:
         self.columns = columns
 
 
-# Under which a row holds: that these columns are 1, or 0 for those in `Off`.
+# The condition of a row: all these 0-1 columns are 1, and those in `Off` are 0.
 Condition = Columns | Off | Sequence[Columns | Off]
 
 
@@ -258,7 +259,8 @@ class Rows:
     __slots__ = ("difference", "sense", "taken")
 
     def __init__(self, difference: Expression, sense: Sense) -> None:
-        self.difference, self.sense, self.taken = difference, sense, False
+        self.difference, self.sense = difference, sense
+        self.taken = False  # whether a model has taken the rows
 
     def take(self) -> Iterator[tuple[Ints, Floats, float]]:
         """(columns, values, right-hand side) of each row: the constant moves to the right."""
@@ -266,15 +268,15 @@ class Rows:
         left, shape = self.difference, self.difference.shape
         if not shape:
             return iter([(left.columns, left.values, 0.0 - float(left.constant))])
-        as_list = (math.prod(shape), left.columns.shape[-1])
-        # 0 minus the constant: one of 0 does not become -0
+        rows_and_terms = (math.prod(shape), left.columns.shape[-1])
+        columns = left.columns.reshape(rows_and_terms)
+        values = left.values.reshape(rows_and_terms)
+        # 0 minus the constant: a constant of 0 does not become -0
         right = np.broadcast_to(0.0 - left.constant, shape).reshape(-1)
-        return zip(
-            left.columns.reshape(as_list), left.values.reshape(as_list), right.tolist(), strict=True
-        )
+        return zip(columns, values, right.tolist(), strict=True)
 
     def __bool__(self) -> bool:
-        self.taken = True  # one complaint is enough
+        self.taken = True  # so that no warning follows the error
         raise TypeError(
             "a row is neither true nor false: state it by Model.row; a <= x <= b is two rows"
         )
@@ -289,7 +291,7 @@ class Rows:
 
 
 def _numbers(operand: Operand) -> Any:
-    """An operand that is no expression, as a float or an array of floats."""
+    """An operand of numbers, as a float or an array of floats; raises TypeError for others."""
     if isinstance(operand, float | int):
         return float(operand)
     numbers = np.asarray(operand)
@@ -300,7 +302,7 @@ def _numbers(operand: Operand) -> Any:
 
 
 def _factors(operand: Operand) -> Any:
-    """What an expression may be multiplied by."""
+    """An operand by which an expression may be multiplied or divided, as an array of floats."""
     if isinstance(operand, Linear):
         raise TypeError("a product of two expressions is not linear")
     return np.asarray(_numbers(operand))

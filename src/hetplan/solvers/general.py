@@ -33,15 +33,16 @@ DRIVERS = {
     "milp": "hetplan.solvers.highs",
     "pyomo": "hetplan.solvers.pyomo_driver",
 }
-# Messages of outcomes: the run stopped before there was a model; and the solver calls an instance
-# infeasible although a decision of it is known.
+# The message of an outcome where the run stopped before the model was complete.
 UNBUILT = "stopped before its model was built"
+# The message where the solver calls an instance infeasible that has a known decision.
 CONTRADICTION = "the solver calls infeasible what has a decision"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known(Generic[D]):
-    """A lower bound and a decision that are known before a model is solved. None: there is none."""
+    """A lower bound and a decision of an instance before a model of it is solved. Fields are None
+    where there is none."""
 
     bound: float | None = None  # proven, in the instance's unit
     decision: D | None = None

@@ -1,8 +1,9 @@
-"""Driver of HiGHS: a Model in, an answer out, every model status mapped; pure LPs with duals.
+"""Driver of HiGHS: it solves a `Model`, and maps options and every model status.
 
-Tolerances are tightened to 1e-9 because a plan's bound has to hold to 1e-6; the objective is of
+Tolerances are tightened to 1e-9, because a plan's bound has to hold to 1e-6. The objective is of
 the order of 1e3 in the model's unit (`Model.milp_scale`), so that HiGHS's absolute tolerances mean
-little. Floating point proves nothing to the last digit: bounds are lowered by BOUND_ALLOWANCE.
+little. Floating point proves nothing to the last digit, so that bounds are lowered by
+BOUND_ALLOWANCE.
 
 Presolve is off in every run of HiGHS (`SETTINGS`). The presolve of HiGHS 1.14 errs on small clean
 models, some of whose coefficients nearly tie: it calls feasible models infeasible, cuts optima off,
@@ -29,19 +30,19 @@ BACKEND = "highs"
 SOLVER = f"HiGHS {version('highspy')}"
 TOLERANCE = 1e-9
 BOUND_ALLOWANCE = 1e-7  # relative
-# What every run of HiGHS begins with, also that of Pyomo; the user's own options come after it.
+# Options of every run of HiGHS, also through Pyomo. The user's own options are set after them.
 SETTINGS: Mapping[str, NativeValue] = {"output_flag": False, "presolve": "off"}
-# What models of whole problems, and of parts of them, are solved with beside the common options.
+# Further options with which models of problems, and of parts of them, are solved.
 EXACT: Mapping[str, NativeValue] = {
     "mip_abs_gap": 0.0,
     "mip_feasibility_tolerance": TOLERANCE,
     "primal_feasibility_tolerance": TOLERANCE,
     "dual_feasibility_tolerance": TOLERANCE,
 }
-FEASIBLE = 2  # HighsInfo.primal_solution_status: none, infeasible, feasible
+FEASIBLE = 2  # value of HighsInfo.primal_solution_status: 0 none, 1 infeasible, 2 feasible
 
-# kInterrupt and the limits become `stop_reason(run)`; what is missing here is logged and becomes
-# ERROR.
+# Model statuses of HiGHS. Those of _STOPPED become `stop_reason(run)`. A status that is in none of
+# the three is logged and becomes ERROR.
 _PROVEN = {"kOptimal": Stop.OPTIMAL, "kInfeasible": Stop.INFEASIBLE}
 _STOPPED = {
     "kTimeLimit", "kIterationLimit", "kSolutionLimit", "kMemoryLimit", "kObjectiveBound",
@@ -102,7 +103,7 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
 
 
 def _without_columns(arrays: LinearArrays, scale: Scale) -> ModelAnswer:
-    """HiGHS leaves models without columns alone: their rows hold or they do not."""
+    """The answer to a model without columns, which HiGHS does not solve: its rows hold or not."""
     if (arrays.row_lower > 0).any() or (arrays.row_upper < 0).any():
         return ModelAnswer(stop=Stop.INFEASIBLE, solver=SOLVER)
     value, bound = scale.value(arrays.constant), scale.value(arrays.constant)
@@ -125,8 +126,10 @@ def instance(options: Options, settings: Mapping[str, NativeValue] = SETTINGS) -
 
 
 def check_native(options: Options) -> None:
-    """Raise InputError for a native option that HiGHS does not have: for methods that run HiGHS on
-    some instances alone, so that nobody would notice on the others."""
+    """Raise InputError for a native option that HiGHS does not have.
+
+    Methods that run HiGHS on some instances only call this, so that the option is refused on all.
+    """
     if options.native.get(BACKEND):
         instance(options)
 
@@ -147,7 +150,7 @@ def loaded(arrays: LinearArrays, highs: Any) -> Any:
 
 
 def _prepared(arrays: LinearArrays, run: Run) -> Any:
-    """A silent Highs with options and model."""
+    """A silent Highs with the options of the run and the model."""
     common: dict[str, NativeValue] = {
         "threads": run.options.threads,
         "random_seed": run.options.seed,
@@ -160,8 +163,8 @@ def _prepared(arrays: LinearArrays, run: Run) -> Any:
 
 
 def set_native(highs: Any, name: str, value: NativeValue, where: str) -> None:
-    """One of HiGHS's own options; raises InputError where it has none of that name or takes no such
-    value."""
+    """Set one of HiGHS's own options. Raises InputError where HiGHS has no option of that name or
+    does not accept the value. where: the option's name for the error."""
     status, _ = highs.getOptionType(name)
     require(
         status == highspy.HighsStatus.kOk,
@@ -187,7 +190,7 @@ def _check(status: Any, what: str) -> None:
 
 
 def _listen(highs: Any, latest: Latest) -> None:
-    """Keep what HiGHS reports from its thread, and have it stop where it is cancelled."""
+    """Have HiGHS write its incumbents and bounds to `latest`, and stop when it is cancelled."""
 
     def improved(event: Any) -> None:
         data = event.data_out
@@ -199,7 +202,7 @@ def _listen(highs: Any, latest: Latest) -> None:
 
 
 def _keep_last_word(highs: Any, latest: Latest, is_mip: bool) -> None:
-    """After an orderly end: HiGHS's own solution and bound instead of the last reported ones."""
+    """Put HiGHS's final solution and bound in place of the last reported ones."""
     info = highs.getInfo()
     if info.primal_solution_status == FEASIBLE:
         values = np.array(highs.getSolution().col_value, dtype=float)
@@ -207,7 +210,7 @@ def _keep_last_word(highs: Any, latest: Latest, is_mip: bool) -> None:
     optimal = highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
     if is_mip and (optimal or info.mip_node_count >= 0):
         latest.on_bound(float(info.mip_dual_bound))
-    elif optimal:  # an LP: strong duality
+    elif optimal:  # of a linear programme the objective is the bound, by strong duality
         latest.on_bound(float(info.objective_function_value))
 
 
@@ -229,7 +232,8 @@ def _stop_and_message(highs: Any, run: Run) -> tuple[Stop, str]:
 def _read(
     latest: Latest, arrays: LinearArrays, scale: Scale, units: NDArray[np.float64]
 ) -> dict[str, Any]:
-    """Incumbent and bound for an answer, integers made whole, seconds in seconds."""
+    """The fields objective, x and bound of an answer, as far as there are such: integers are made
+    whole, and seconds are in seconds."""
     (solution, objective), bound = latest.incumbent, latest.bound
     read: dict[str, Any] = {}
     if objective is not None:

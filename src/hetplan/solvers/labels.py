@@ -1,16 +1,16 @@
-"""Label setting: parts of decisions are extended step by step, and the superfluous ones left out.
+"""Label setting: parts of decisions are extended step by step, and dominated ones are left out.
 
-A label stands for a part of a decision. Labels are rows of a structured array with two fields of
-the engine's own, and the family's:
+A label stands for a part of a decision. Labels are rows of a structured array. It has the fields of
+the family and two more:
 
-bound   float   at most what any decision costs that the label can be completed to
-parent  int     number of the label that this one extends, -1 for none (the engine fills it in)
+bound   float   a lower bound on the cost of every decision to which the label can be completed
+parent  int     number of the label that this one extends, -1 for none; `set_labels` fills it in
 
-Labels lie in numbered buckets, say the layers or the stages that are still to be placed. Buckets
-are taken in a given order, and a label is only extended into later ones. In each bucket, labels
-whose bound reaches the limit are left out, then those that others make superfluous, and of the rest
-the `width` labels of least bound are kept. The least bound of the labels that were cut for want of
-width is returned. Where none was cut, one of the labels of the last bucket is a best decision.
+Labels lie in numbered buckets, for example by the number of layers that are still to be placed.
+Buckets are taken in a given order, and a label is only extended into later buckets. Each bucket
+first leaves out labels whose bound reaches the threshold, and then dominated labels. Of the rest it
+keeps the `width` labels of least bound and cuts the others. The least bound of all labels that were
+cut is returned. Where none was cut, one of the labels of the last bucket is a best decision.
 """
 
 import bisect
@@ -34,44 +34,49 @@ class LabelRules(Protocol):
     are given many labels at once, as an array."""
 
     def extend(self, bucket: int, labels: Labels, limit: float) -> "Iterable[Extensions]":
-        """Every label extended in every way; bounds that reach `limit` may be left out."""
+        """The labels of a bucket, each extended in all possible ways. Extensions whose bound
+        reaches `limit` may be left out."""
         ...
 
     def undominated(self, bucket: int, labels: Labels) -> Numbers:
-        """Numbers of the labels to keep. The others are superfluous: however one of them is
-        completed, a label that is kept can be completed to a decision that costs no more."""
+        """The numbers of the labels that no other one dominates.
+
+        For every decision to which a dominated label can be completed, one of these labels can be
+        completed to a decision that costs no more.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Extensions:
-    """Some labels, extended; sorted by bucket."""
+    """Extensions of some labels, sorted by bucket."""
 
     children: Labels  # [children]
-    rows: Numbers  # [children] each child's parent, by its number among the labels extended
-    buckets: Numbers  # [children] ascending
+    rows: Numbers  # [children] the number of each child's parent in the array that was extended
+    buckets: Numbers  # [children] the bucket of each child, ascending
 
 
 @dataclass(frozen=True)
 class LabelLimits:
-    """Limits of a search's memory, and how often it looks at the clock."""
+    """Limits on the memory of label setting."""
 
-    # Labels kept per bucket.
-    width: int
-    # Labels extended at a time: more take more memory, fewer more time.
+    width: int  # labels that a bucket keeps at most
+    # Labels that are extended at a time, between two looks at the clock. More take more memory,
+    # fewer more time.
     chunk: int = 4096
-    # A bucket is cut before its turn, too, once it holds so many times the width.
+    # A bucket is also cut before its turn, once it has more labels than this multiple of the width.
     crowding: int = 4
 
 
 @dataclass(frozen=True)
 class KeptLabels:
-    """All labels kept, by bucket in the order taken. Those before the last bucket have only the
-    fields that a path needs."""
+    """All labels that were kept. The labels are numbered bucket by bucket."""
 
+    # The labels of each bucket, in the order in which buckets were taken. Buckets before the last
+    # one have only the fields that a path needs.
     buckets: list[Labels]
     first_numbers: list[int]  # of each bucket, the number of its first label
-    cut_bound: float  # least bound of the labels cut for want of width, infinite where none was
+    cut_bound: float  # the least bound of a label that was cut; infinite where none was
 
     @property
     def last(self) -> Labels:
@@ -84,11 +89,11 @@ class KeptLabels:
         return self.first_numbers[-1] + len(self.last)
 
     def path(self, label: Any) -> list[Any]:
-        """The label, the one that it extends, and so on to the first."""
+        """The label, the label that it extends, and so on to a root."""
         path = [label]
         while (number := int(path[-1]["parent"])) >= 0:
-            at = bisect.bisect_right(self.first_numbers, number) - 1
-            path.append(self.buckets[at][number - self.first_numbers[at]])
+            i = bisect.bisect_right(self.first_numbers, number) - 1  # position of its bucket
+            path.append(self.buckets[i][number - self.first_numbers[i]])
         return path
 
 
@@ -102,12 +107,14 @@ def set_labels(
     limits: LabelLimits,
     path_fields: Sequence[str],
 ) -> KeptLabels:
-    """Extend the `roots`, which lie in the first bucket of `order`, to the last one.
+    """All labels that are kept when the `roots`, in the first bucket of `order`, are extended up to
+    the last bucket.
 
-    threshold: the limit of bounds, which may fall while labels are set. path_fields: the family's
-    fields that labels keep after they were extended, for `KeptLabels.path`. Raises `Stopped` where
-    the run should stop.
+    threshold: the bound from which on labels are left out; it may fall while labels are set.
+    path_fields: the family's fields that labels keep after they were extended, for
+    `KeptLabels.path`. Raises `Stopped` where the run should stop.
     """
+    # bucket -> the labels in it that were not extended yet, in several arrays, and their number
     pending: dict[int, list[Labels]] = {bucket: [] for bucket in order}
     pending[order[0]] = [roots]
     pending_count = dict.fromkeys(order, 0)
@@ -116,6 +123,7 @@ def set_labels(
     cut_bound, count = math.inf, 0
 
     def cut(bucket: int) -> Labels:
+        """The labels that a bucket keeps."""
         nonlocal cut_bound
         labels = np.concatenate([*pending[bucket], roots[:0]], dtype=roots.dtype)
         labels = labels[labels["bound"] < threshold()]
@@ -133,13 +141,15 @@ def set_labels(
         for begin in range(0, len(labels), limits.chunk):
             run.check()
             chunk = labels[begin : begin + limits.chunk]
-            for made in rules.extend(bucket, chunk, threshold()):
-                if not len(made.rows):
+            for extensions in rules.extend(bucket, chunk, threshold()):
+                if not len(extensions.rows):
                     continue
-                made.children["parent"] = count + begin + made.rows
-                ends = np.flatnonzero(np.diff(made.buckets)) + 1
-                for at, children in zip([0, *ends], np.split(made.children, ends), strict=True):
-                    target = int(made.buckets[at])
+                extensions.children["parent"] = count + begin + extensions.rows
+                # where the children of the next bucket begin
+                splits = np.flatnonzero(np.diff(extensions.buckets)) + 1
+                by_bucket = np.split(extensions.children, splits)
+                for first, children in zip([0, *splits], by_bucket, strict=True):
+                    target = int(extensions.buckets[first])
                     pending[target].append(children)
                     pending_count[target] += len(children)
                     if pending_count[target] > limits.crowding * limits.width:

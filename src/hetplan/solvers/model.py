@@ -36,7 +36,7 @@ Units and rounding:
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +50,8 @@ from hetplan.solvers.native import Scale
 from hetplan.solvers.run import Run, Stop
 
 Shape = int | Sequence[int]
-# What each column has: bounds, kind, and its grid (0 where there is none).
+# The properties of a column: its bounds, whether it is integer, whether it is in seconds, and its
+# grid (0 where there is none).
 PROPERTIES = np.dtype(
     [("lower", float), ("upper", float), ("integer", bool), ("seconds", bool), ("grid", float)]
 )
@@ -60,76 +61,71 @@ SMALLEST, LARGEST = 1e-9, 1e15
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """What a model's totals are known to be; the writers choose their units by it.
+    """Bounds on a model's totals, by which the writers choose their units."""
 
-    least: no decision has a smaller objective (0 where nothing is known), largest: no total of the
-    model that matters is larger; both in seconds, without offset. roundings: how many values
-    rounded down add up in one objective value. error: what these may come to, relative to the
-    objective. offset: seconds that every decision pays beside the model's objective.
-    """
-
-    least: float
-    largest: float
-    roundings: float = 1.0
-    error: float = 5e-8
-    offset: float = 0.0
+    least: float  # seconds, a lower bound on the objective without offset; 0 where none is known
+    largest: float  # seconds, an upper bound on every total of the model that matters
+    roundings: float = 1.0  # number of values, each rounded down, in one objective value
+    error: float = 5e-8  # their rounding error at most, relative to the objective
+    offset: float = 0.0  # seconds that every decision costs beside the model's objective
 
 
 @dataclass(frozen=True)
 class Block:
-    """A named block of columns: `size` of them from number `first` on."""
+    """A named block of columns."""
 
     name: str
-    first: int
-    size: int
+    first: int  # the number of its first column; the others follow
+    size: int  # number of columns
     shape: tuple[int, ...]
 
 
 def member_names(blocks: list[Block]) -> list[str]:
-    """The names of all members, in order, safe for LP and MPS files: `x_3_1`. Where two blocks have
-    one name, the second one's members are numbered on from the first one's."""
+    """The names of all columns, in order, such as `x_3_1`; they are safe for LP and MPS files.
+
+    Where a block has the name of an earlier one, its columns are numbered on from the earlier ones.
+    """
     names: list[str] = []
-    seen = Counter[str]()
+    seen = Counter[str]()  # block name -> columns so far
     for block in blocks:
         before = seen[block.name]
-        numbered_on = ((before + number,) for number in range(block.size))
-        places = numbered_on if before else np.ndindex(block.shape)
-        names += ["_".join(map(str, (block.name, *place))) for place in places]
+        indices: Iterable[tuple[int, ...]] = np.ndindex(block.shape)
+        if before:
+            indices = ((before + number,) for number in range(block.size))
+        for index in indices:
+            names.append("_".join([block.name, *map(str, index)]))
         seen[block.name] += block.size
     return names
 
 
 @dataclass(frozen=True)
 class Row:
-    """lower <= sum of values * columns <= upper, where all of `when` hold.
+    """lower <= sum of values * columns <= upper, where all conditions of `when` hold."""
 
-    columns: ascending, each once; values: none of them 0. when: 0-1 columns, `~column` for one that
-    is to be 0. levels: the values are the differences of these, see `Model.staircase`.
-    """
-
-    columns: Ints
-    values: Floats
+    columns: Ints  # numbers, ascending, each once
+    values: Floats  # of each of these columns; none is 0
     lower: float
     upper: float
+    # numbers of 0-1 columns: `column` where it must be 1, `~column` where it must be 0
     when: tuple[int, ...] = ()
+    # the levels whose differences are the values, see `Model.staircase`; None: any other row
     levels: Floats | None = None
 
 
 @dataclass(frozen=True)
 class LinearArrays:
-    """The model as a mixed-integer linear programme: n columns, m rows, A by rows (row r: entries
-    starts[r] to starts[r + 1])."""
+    """A model as a mixed-integer linear programme of n columns and m rows."""
 
-    cost: Floats
-    constant: float
-    lower: Floats
-    upper: Floats
-    integer: NDArray[np.bool_]
-    starts: Ints
-    columns: Ints
-    values: Floats
-    row_lower: Floats
-    row_upper: Floats
+    cost: Floats  # [n]
+    constant: float  # of the objective
+    lower: Floats  # [n] of the columns
+    upper: Floats  # [n]
+    integer: NDArray[np.bool_]  # [n]
+    starts: Ints  # [m + 1] the entries of row r are starts[r] .. starts[r + 1] - 1
+    columns: Ints  # [entries]
+    values: Floats  # [entries]
+    row_lower: Floats  # [m]
+    row_upper: Floats  # [m]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -138,15 +134,15 @@ class LinearArrays:
 
 
 class TooLarge(Exception):
-    """A model would have more terms than it may."""
+    """A model has more terms than `most_terms` allows."""
 
 
 class Model:
     """Collects columns, rows and costs.
 
-    run: whose time building takes; columns, rows and writing raise `Stopped` once it should stop.
-    totals: needed for CP-SAT, and for `seconds`. most_terms: rows raise `TooLarge` once they have
-    more values together.
+    run: the run that builds the model: adding columns and rows and writing raise `Stopped` once it
+    should stop. totals: needed for CP-SAT, and for `seconds`. most_terms: adding a row raises
+    `TooLarge` once all rows together have more values.
     """
 
     def __init__(
@@ -156,16 +152,17 @@ class Model:
         totals: Totals | None = None,
         most_terms: float = math.inf,
     ) -> None:
-        self.name, self.totals, self.terms_left = name, totals, most_terms
+        self.name, self.totals = name, totals
+        self.terms_left = most_terms  # values that further rows may have together
         self.check = (run or Run()).check  # raises `Stopped` once the run should stop
-        self.constant = 0.0
+        self.size = 0  # number of columns
         self.column_blocks: list[Block] = []
         self.rows: list[Row] = []
         self.row_names: list[str] = []  # of the constraint that each row belongs to
-        self._properties: list[NDArray[Any]] = []  # of each block of columns
-        self._costs: list[tuple[Ints, Floats]] = []
-        self._fixed: list[tuple[Ints, float]] = []
-        self.size = 0
+        self.constant = 0.0  # of the objective
+        self._properties: list[NDArray[Any]] = []  # of each block, [size] of `PROPERTIES`
+        self._costs: list[tuple[Ints, Floats]] = []  # (columns, values) of each cost
+        self._fixed: list[tuple[Ints, float]] = []  # (columns, value) of each `fix`
 
     def continuous(
         self,
@@ -176,10 +173,10 @@ class Model:
         *,
         grid: int = 0,
     ) -> Columns:
-        """Real columns of that shape that are not in seconds.
+        """A block of real columns that are not in seconds.
 
-        Bounds broadcast, None is no bound. grid: CP-SAT has no real columns. It takes those with a
-        grid as integers, in steps of 1 / grid, rounded down.
+        Bounds broadcast to the shape; None is no bound. grid: CP-SAT has no real columns. It takes
+        a column with a grid as an integer, in steps of 1 / grid, rounded down; 0: no grid.
         """
         return self._add_columns(name, shape, lower, upper, grid=grid)
 
@@ -190,7 +187,7 @@ class Model:
         lower: ArrayLike | None = 0.0,
         upper: ArrayLike | None = None,
     ) -> Columns:
-        """Real columns in seconds."""
+        """A block of real columns in seconds. Bounds broadcast; None is no bound."""
         return self._add_columns(name, shape, lower, upper, seconds=True)
 
     def integer(
@@ -200,11 +197,11 @@ class Model:
         lower: ArrayLike | None = 0.0,
         upper: ArrayLike | None = None,
     ) -> Columns:
-        """Integer columns; for CP-SAT with both bounds."""
+        """A block of integer columns. Bounds broadcast; None is no bound. CP-SAT needs both."""
         return self._add_columns(name, shape, lower, upper, integer=True)
 
     def binary(self, name: str, shape: Shape = ()) -> Columns:
-        """0-1 columns."""
+        """A block of 0-1 columns."""
         return self._add_columns(name, shape, 0.0, 1.0, integer=True)
 
     def _add_columns(
@@ -218,6 +215,7 @@ class Model:
         seconds: bool = False,
         grid: int = 0,
     ) -> Columns:
+        """A new block of columns with these properties."""
         self.check()
         block = np.empty(shape, PROPERTIES)
         block["lower"] = -np.inf if lower is None else lower
@@ -234,7 +232,7 @@ class Model:
         self._fixed.append((columns.numbers, value))
 
     def minimize(self, cost: Linear) -> None:
-        """Add one expression to the objective."""
+        """Add an expression without a shape to the objective."""
         expression = cost.expression()
         if expression.shape:
             raise ValueError(f"{self.name}: a cost of shape {expression.shape}, expected one sum")
@@ -242,7 +240,7 @@ class Model:
         self.constant += float(expression.constant)
 
     def row(self, name: str, rows: Rows, *, when: Condition = ()) -> None:
-        """State one row, or an array of them, under the name of their constraint.
+        """Add one row, or an array of rows, under the name of their constraint.
 
         Columns that occur twice add up. when: the rows hold only where all these 0-1 columns are 1
         (`~column`: 0); they are then no equations.
@@ -290,24 +288,25 @@ class Model:
         self.rows.append(row)
         self.row_names.append(name)
 
-    # What the writers read.
+    # The methods that the writers call.
 
     def properties(self) -> NDArray[Any]:
-        """[n] of `PROPERTIES`; bounds are infinite where there is none."""
+        """[n] the `PROPERTIES` of each column; bounds are infinite where there is none."""
         joined = np.concatenate([np.empty(0, PROPERTIES), *self._properties])
         for numbers, value in self._fixed:
             joined["lower"][numbers] = joined["upper"][numbers] = value
         return joined
 
     def costs(self) -> Floats:
-        """[n] of the objective."""
+        """[n] the cost of each column in the objective."""
         cost = np.zeros(self.size)
         for numbers, costs in self._costs:
             np.add.at(cost, numbers, costs)
         return cost
 
     def milp_scale(self) -> Scale:
-        """The power of two that brings the objective to about 1e3 (1 without `totals`)."""
+        """The scale for double-precision solvers: the power of two that brings the objective to
+        about 1e3; 1 without `totals`."""
         if self.totals is None:
             return Scale()
         estimate = max(self.totals.least, self.totals.largest * 1e-3)
@@ -315,12 +314,14 @@ class Model:
         return Scale(per_unit=unit, offset=self.totals.offset)
 
     def milp_units(self) -> Floats:
-        """[n] what the columns are multiplied by for double-precision solvers."""
+        """[n] the factor of each column for double-precision solvers."""
         return np.where(self.properties()["seconds"], self.milp_scale().per_unit, 1.0)
 
     def without_costs(self) -> "Model":
-        """The same columns and rows. No model without costs is unbounded, so that a solver's answer
-        tells whether the rows have a solution."""
+        """The model with the same columns and rows and no costs.
+
+        It is never unbounded, so that a solver's answer tells whether the rows have a solution.
+        """
         free = copy(self)
         free._costs = []
         return free
@@ -328,8 +329,9 @@ class Model:
     def arrays(self) -> LinearArrays:
         """The model as a linear programme whose times are seconds times `milp_scale`'s unit.
 
-        Raises UnsupportedError where coefficients are too small or too large; those of times that
-        are too small become 0. Raises ValueError for a row under a condition that nothing bounds.
+        Raises UnsupportedError where coefficients are too small or too large. Coefficients of times
+        that are too small become 0 instead. Raises ValueError for a row under a condition whose
+        columns have no bounds.
         """
         unit = self.milp_scale().per_unit
         properties = self.properties()
@@ -367,35 +369,39 @@ class Model:
         seconds: NDArray[np.bool_],
         bounds: tuple[Floats, Floats],
     ) -> Row:
-        """The row in the programme's unit, its condition as a big-M coefficient."""
+        """The row in the programme's unit, with each condition as a big-M coefficient.
+
+        number: of the row. unit: the factor of seconds. seconds: [n] whether a column is in
+        seconds. bounds: ([n] lower, [n] upper) of the columns in the programme's unit.
+        """
         self.check()
         values, low, high = row.values, row.lower, row.upper
         in_seconds = seconds[row.columns]
         if in_seconds.any():
-            values = (
-                np.where(in_seconds, values, _dropped(values * unit))
-                if row.levels is None
-                else np.append(-_rises(row.levels * unit), 1.0)
-            )
+            if row.levels is None:
+                values = np.where(in_seconds, values, _dropped(values * unit))
+            else:
+                values = np.append(-_rises(row.levels * unit), 1.0)
             low, high = low * unit, high * unit
         columns, values = _merged(row.columns, values)
         if not row.when:
             return Row(columns, values, low, high)
-        least, most = (  # of the row's sum, by the bounds of its columns
-            float(np.where(values > 0, values * near[columns], values * far[columns]).sum())
-            for near, far in (bounds, bounds[::-1])
-        )
+        lower, upper = bounds[0][columns], bounds[1][columns]
+        # bounds of the row's sum, by the bounds of its columns
+        least = float(np.where(values > 0, values * lower, values * upper).sum())
+        most = float(np.where(values > 0, values * upper, values * lower).sum())
         big_m = min(0.0, least - low) if high == np.inf else max(0.0, most - high)
         if not math.isfinite(big_m):
             raise ValueError(
                 f"{self.name}: {self.row_names[number]}: a row under a condition needs bounded "
                 "columns"
             )
+        # The row's sum loses big_m (1 - column) for `column`, and big_m column for `~column`.
         shift = sum(big_m for condition in row.when if condition >= 0)
         factors = [big_m if condition >= 0 else -big_m for condition in row.when]
+        conditions = [c if c >= 0 else ~c for c in row.when]
         columns, values = _merged(
-            np.append(columns, np.array([c if c >= 0 else ~c for c in row.when], dtype=np.int64)),
-            np.append(values, factors),
+            np.append(columns, np.array(conditions, dtype=np.int64)), np.append(values, factors)
         )
         return Row(columns, values, low + shift, high + shift)
 
@@ -413,23 +419,19 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelAnswer:
-    """What a general solver said of a model, before any decision is read out of it.
-
-    objective: the model's own price of the incumbent in the instance's unit (None without one).
-    bound: proven, in the instance's unit, corrected for rounding; kept at time-outs; None without
-    one. solver: name and version. statistics: JSON types only.
-    x [n]: the incumbent, integers whole, seconds in seconds. model: whose columns they are,
-    None for plain arrays.
-    """
+    """The answer of a general solver to a model, before a decision is read from it."""
 
     stop: Stop
+    # the incumbent's objective by the model, in the instance's unit; None without an incumbent
     objective: float | None = None
+    # proven lower bound in the instance's unit, corrected for rounding, also at time-outs; None:
+    # nothing is proven
     bound: float | None = None
-    solver: str = ""
+    solver: str = ""  # name and version
     message: str = ""
-    statistics: Mapping[str, object] = field(default_factory=dict)
-    x: Floats | None = None
-    model: Model | None = None
+    statistics: Mapping[str, object] = field(default_factory=dict)  # JSON types only
+    x: Floats | None = None  # [n] the incumbent: integers whole, seconds in seconds
+    model: Model | None = None  # the model of these columns
 
     @property
     def has_solution(self) -> bool:
@@ -437,8 +439,8 @@ class ModelAnswer:
         return self.objective is not None
 
     def values(self, columns: Columns | str) -> Any:
-        """The incumbent at those columns, or at the block of that name, in their shape (an array,
-        or a float)."""
+        """The incumbent's values of these columns, or of the block of that name, in their shape: an
+        array, or a float for a single column."""
         assert self.x is not None, "no incumbent to read"
         if isinstance(columns, str):
             assert self.model is not None, "only a stated model has names"
@@ -447,32 +449,34 @@ class ModelAnswer:
         return self.x[columns.numbers]
 
     def counts(self, columns: Columns | str) -> Ints:
-        """`values` of integer columns as integers."""
+        """The incumbent's values of integer columns as integers, see `values`."""
         return np.asarray(np.rint(self.values(columns)), dtype=np.int64)
 
 
 def _merged(columns: Ints, values: Floats) -> tuple[Ints, Floats]:
-    """Ascending distinct columns, values of repeated ones added, zeros dropped."""
+    """(columns, values) with ascending distinct columns: the values of repeated columns are added,
+    and columns of value 0 are dropped."""
     if not (columns[1:] > columns[:-1]).all():
         order = np.argsort(columns, kind="stable")
         columns, values = columns[order], values[order]
-        begins = np.append(True, columns[1:] > columns[:-1])  # of those that are the same
-        if not begins.all():
-            sums = np.bincount(begins.cumsum() - 1, weights=values)
-            columns, values = columns[begins], sums.astype(float)
+        is_first = np.append(True, columns[1:] > columns[:-1])  # of equal columns
+        if not is_first.all():
+            sums = np.bincount(is_first.cumsum() - 1, weights=values)
+            columns, values = columns[is_first], sums.astype(float)
     kept = values != 0
     return (columns, values) if kept.all() else (columns[kept], values[kept])
 
 
 def _dropped(values: Floats) -> Floats:
-    """0 for what no double-precision solver tells from it."""
+    """The values, with 0 for those that no double-precision solver tells from 0."""
     return np.where(np.abs(values) < SMALLEST, 0.0, values)
 
 
 def _rises(levels: Floats) -> Floats:
-    """Differences of ascending levels; one too small for a solver is added to the next one."""
-    rises, paid = np.zeros(len(levels)), 0.0
+    """The differences of ascending levels. A difference too small for a solver is 0, and is added
+    to the next one."""
+    rises, last = np.zeros(len(levels)), 0.0
     for j, level in enumerate(levels.tolist()):
-        if level - paid >= SMALLEST:
-            rises[j], paid = level - paid, level
+        if level - last >= SMALLEST:
+            rises[j], last = level - last, level
     return rises

@@ -1,10 +1,10 @@
-"""Shared parts of the general solvers' drivers: units, answers, and running native code
-interruptibly.
+"""Shared parts of the general solvers' drivers: units, latest answers, and native code that can be
+interrupted.
 
-Native code runs in a thread of its own while the calling thread polls. That keeps Ctrl-C alive
-(Python runs signal handlers in the main thread only, between two bytecodes), calls the watcher from
-the method's thread, and gives every HiGHS run a scheduler of its own (HiGHS keeps one per thread
-and refuses another number of workers on it).
+Native code runs in a thread of its own while the calling thread polls. That has three effects.
+Ctrl-C works, because Python runs signal handlers in the main thread only, between two bytecodes.
+The watcher is called from the method's thread. And every run of HiGHS has a scheduler of its own:
+HiGHS keeps one per thread and refuses another number of workers on it.
 """
 
 import _thread
@@ -21,18 +21,19 @@ from typing import Any, TypeVar
 from hetplan.solvers.run import Run
 
 T = TypeVar("T")
-# (incumbent, bound) in the instance's unit; None where nothing new is known.
+# Receives (incumbent, bound) in the instance's unit; None where there is none yet.
 Sink = Callable[[float | None, float | None], None]
 
-# Share of the gap asked for that a back end may use up; the rest is left to rounding and
+# Share of the gap asked for that a back end may use up. The rest is left to rounding and
 # tolerances.
 GAP_SHARE = 0.8
-POLL_SECONDS = 0.02
-# How long native code may go on after it was told to stop before its last report is taken as its
-# answer.
+POLL_SECONDS = 0.02  # between two polls
+# Seconds that native code may go on after it was asked to stop. Then its last report is taken as
+# its answer.
 GRACE_SECONDS = 1.0
-SETTLE_SECONDS = 3.0
-# The message of an answer that leaves these two open; `general.minimise` tells them apart.
+SETTLE_SECONDS = 3.0  # that native code is given to end when the process exits
+# The message of an answer that leaves open which of the two holds; `general.minimise` tells them
+# apart.
 UNCLEAR = "infeasible or unbounded"
 
 
@@ -40,43 +41,41 @@ UNCLEAR = "infeasible or unbounded"
 class Scale:
     """The map from a model's objective z to the instance's unit: z / per_unit + offset.
 
-    under: the most, in the instance's unit, by which the model prices any decision too low. It
-    prices none too high, so that its bound holds as it is.
+    The model prices no decision too high, so that its bound holds as it is.
     """
 
-    per_unit: float = 1.0
-    offset: float = 0.0
-    under: float = 0.0
+    per_unit: float = 1.0  # of z per unit of the instance
+    offset: float = 0.0  # in the instance's unit
+    under: float = 0.0  # the most by which the model prices a decision too low, same unit
 
     def value(self, z: float) -> float:
-        """Model objective -> instance unit, up to the stated errors."""
+        """The objective z in the instance's unit, up to the error `under`."""
         return z / self.per_unit + self.offset
 
     def incumbent(self, z: float) -> float:
-        """The most that a decision of model cost z costs."""
+        """An upper bound on the objective of a decision with model objective z."""
         return self.value(z) + self.under
 
 
 @dataclass
 class Latest:
-    """The latest incumbent and bound of a model, in its own unit: written by native threads, read
-    by ours.
+    """The latest incumbent and bound of a model, in the model's unit.
 
-    incumbent: (solution, objective), one object so that a reader never sees half of it; solution:
-    whatever the driver wants to have of it.
+    Native threads write them, and the method's thread reads them.
     """
 
+    # (solution in the driver's form, objective): one object, so that a reader never sees half of it
     incumbent: tuple[Any, float | None] = (None, None)
     bound: float | None = None
 
     def on_bound(self, bound: float) -> None:
-        """Keep the best finite bound (back ends say infinity for none)."""
+        """Keep a bound if it is finite and the best so far. Back ends report infinity for none."""
         if math.isfinite(bound) and (self.bound is None or bound > self.bound):
             self.bound = bound
 
     def relay(self, scale: Scale, run: Run, report: Sink | None) -> Callable[[], None]:
-        """A function that passes news on, in the instance's unit: to `report`, or to `run` without
-        one."""
+        """A function that passes changes since its last call on to `report`, in the instance's
+        unit. Without `report` it passes them on to `run`."""
         tell = report or (lambda incumbent, bound: run.report(incumbent=incumbent, bound=bound))
         last: tuple[float | None, float | None] = (None, None)
 
@@ -94,15 +93,15 @@ class Latest:
 
 
 def begin(function: Callable[[], T], start_seconds: float = 10.0) -> Future[T]:
-    """A function's value, computed on a thread of its own that ends with the process.
+    """The future value of a function, computed on a thread of its own that ends with the process.
 
-    `threading.Thread.start` waits until the new thread says that it runs. Where memory is limited,
-    the thread may die before it can say so, and its starter would wait for ever. Here MemoryError
-    is raised when the thread does not begin within `start_seconds`, RuntimeError when there can be
-    none.
+    `threading.Thread.start` waits until the new thread signals that it runs. Where memory is
+    limited, the thread may die before it can, and its starter would wait for ever. Here MemoryError
+    is raised when the thread does not begin within `start_seconds`, RuntimeError when no thread can
+    be started.
     """
     future: Future[T] = Future()
-    begun = _thread.allocate_lock()  # made here: a thread without memory can still let it go
+    begun = _thread.allocate_lock()  # made here: a thread without memory can still release it
     begun.acquire()
 
     def work() -> None:
@@ -121,30 +120,29 @@ def begin(function: Callable[[], T], start_seconds: float = 10.0) -> Future[T]:
 
 
 def over(work: Future[T], seconds: float) -> bool:
-    """Whether the work is over, at the latest after so many seconds."""
+    """Whether the work is over. It waits for the work, for `seconds` at most."""
     return bool(wait([work], seconds).done)
 
 
-# Work of threads that did not stop in time.
+# Abandoned work, which was left to run because it did not stop in time.
 _left: list[Future[Any]] = []
 
 
 @atexit.register
 def _settle() -> None:
-    """At exit: native code that calls into a dying interpreter aborts the process, so give it time
-    to end.
+    """Wait at exit for abandoned work to end, for SETTLE_SECONDS at most.
 
-    What is deep inside an LP then still runs on, but does not call Python either.
+    Native code that calls into a dying interpreter aborts the process. Code deep inside an LP may
+    run for longer, but does not call Python.
     """
     wait(_left, SETTLE_SECONDS)
 
 
 def end_process(code: int) -> None:
-    """End the process with `code` if native code was left behind that still runs, or torch is
-    loaded; else return.
+    """End the process with `code` if abandoned work still runs or torch is loaded; else return.
 
-    For the command line, which has nothing to do after its answer: an ordinary exit would wait for
-    that code, and gloo's threads that outlive the interpreter may abort the process.
+    The command line calls this after its answer. An ordinary exit would wait for that work, and
+    gloo's threads, which outlive the interpreter, may abort the process.
     """
     if "torch.distributed" in sys.modules or not all(work.done() for work in _left):
         sys.stdout.flush()
@@ -160,14 +158,13 @@ def drive(
     poll: Callable[[], None],
     overtime: float = GRACE_SECONDS,
 ) -> T | None:
-    """Run `work` in a fresh thread; meanwhile `poll` here, and `interrupt` it once `run` should
-    stop.
+    """The value of `work`, which runs in a fresh thread; None where it did not end in time.
 
-    Returns what `work` returned, or None when it did not end within GRACE_SECONDS of the user's
-    wish to stop or `overtime` seconds of the time limit (an LP deep inside a branch and bound hears
-    nobody); the thread then ends by itself and its answer is dropped.
-    What `work` or `poll` raises is raised here. `interrupt` is called repeatedly: it may come too
-    early.
+    Meanwhile `poll` is called in this thread. Once `run` should stop, `interrupt` is called again
+    and again, because a call may come too early. The work is in time if it ends within
+    GRACE_SECONDS of the user's wish to stop, or within `overtime` seconds of the time limit. An LP
+    deep inside a branch and bound reacts to nothing. Work that is late is abandoned: its thread
+    ends by itself, and its value is dropped. Exceptions of `work` and `poll` are raised here.
     """
     answer = begin(work)
     asked_at: float | None = None

@@ -1,8 +1,9 @@
-"""Driver of the solvers behind Pyomo: a Model or a ConcreteModel, a solver's name, statuses
-mapped.
+"""Driver of the solvers behind Pyomo: it solves a `Model` by the solver of a given name, and maps
+options and statuses.
 
-Pyomo's own solver names are used: `highs`, `gurobi`, `cplex`, `scip`, `cbc`, `glpk` and more. What
-hetplan has no dialect for gets the time limit alone, and a bound only where it states one.
+Pyomo's own solver names are used: `highs`, `gurobi`, `cplex`, `scip`, `cbc`, `glpk` and more. Of
+the common options, a solver whose own names of them hetplan does not know gets the time limit only.
+Its bound is used only where it reports one.
 """
 
 import logging
@@ -34,12 +35,12 @@ from hetplan.solvers.native import (
 from hetplan.solvers.run import HIGHS, NativeValue, Options, Run, Stop, engine, stop_reason
 
 BACKEND = "pyomo"
-# How long a solver may take to notice by itself that the time is up before its answer is given up.
+# Seconds after the time limit at which a solver that did not stop by itself is given up.
 OVERTIME_SECONDS = 5.0
 # Bounds of floating-point solvers are lowered by this share, as those of HiGHS are.
 BOUND_ALLOWANCE = 1e-7
 
-# Interface names that are tried when the caller asks what is installed.
+# Interface names that are tried for messages that list the solvers on this machine.
 COMMON_SOLVERS = (
     "appsi_highs",
     "highs",
@@ -56,6 +57,7 @@ COMMON_SOLVERS = (
 )
 _TIGHT = 1e-9  # feasibility tolerance: a plan's bound has to hold to 1e-6
 
+# Pyomo's termination conditions. Those of _STOPPED become `stop_reason(run)`.
 _PROVEN = {
     TerminationCondition.optimal: Stop.OPTIMAL,
     TerminationCondition.globallyOptimal: Stop.OPTIMAL,
@@ -74,8 +76,8 @@ _STOPPED = {
 }
 
 
-# The solvers' own names of the common options. "time_limit" is for the older direct interfaces,
-# which ignore the limit that Pyomo passes.
+# Solver -> common option -> the solver's own name of it. "time_limit" is for the older direct
+# interfaces, which ignore the limit that Pyomo passes.
 _NAMES = {
     HIGHS: {
         "gap": "mip_rel_gap", "threads": "threads", "seed": "random_seed",
@@ -94,7 +96,7 @@ _NAMES = {
     "cbc": {"gap": "ratioGap", "threads": "threads", "seed": "randomCbcSeed"},
     "glpk": {"gap": "mipgap", "seed": "seed"},
 }  # fmt: skip
-# What hetplan always sets.
+# Solver -> its own options that hetplan always sets.
 _ALWAYS: dict[str, dict[str, NativeValue]] = {
     HIGHS: {**highs.SETTINGS, **highs.EXACT},
     "gurobi": {"MIPGapAbs": 0, "FeasibilityTol": _TIGHT, "IntFeasTol": _TIGHT},
@@ -109,17 +111,23 @@ _ALWAYS: dict[str, dict[str, NativeValue]] = {
 
 
 def own_options(name: str, common: Options, limit: float | None = None) -> dict[str, NativeValue]:
-    """The options of an interface in its solver's own words, none for solvers that hetplan does not
-    know; limit: seconds, where the solver is to be told."""
+    """The options of an interface by its solver's own names; none for solvers that are not in
+    `_NAMES`.
+
+    name: of the interface. limit: seconds; None: the solver's own time limit is not set.
+    """
     values = {
         "gap": common.gap * GAP_SHARE,
         "threads": common.threads,
         "seed": common.seed,
         "time_limit": limit,
     }
-    named = {own: values[key] for key, own in _NAMES.get(engine(name), {}).items()}
-    stated = {own: value for own, value in named.items() if value is not None}
-    return {**_ALWAYS.get(engine(name), {}), **stated}
+    options = dict(_ALWAYS.get(engine(name), {}))
+    for common_name, own_name in _NAMES.get(engine(name), {}).items():
+        value = values[common_name]
+        if value is not None:
+            options[own_name] = value
+    return options
 
 
 def available(name: str) -> bool:
@@ -132,10 +140,9 @@ def available(name: str) -> bool:
 def as_pyomo(
     arrays: LinearArrays, name: str = "model", run: Run | None = None
 ) -> pyo.ConcreteModel:
-    """The programme as a ConcreteModel: variables `x`, rows `row` (empty ones left out), objective
-    `cost`.
+    """The linear programme as a ConcreteModel with variables `x`, rows `row` and objective `cost`.
 
-    Raises `Stopped` when `run` should stop.
+    Rows without entries or without bounds are left out. Raises `Stopped` when `run` should stop.
     """
     model, run = pyo.ConcreteModel(name), run or Run()
     rows, columns = arrays.shape
@@ -171,13 +178,14 @@ def as_pyomo(
 
 
 def _finite(bound: float) -> float | None:
+    """The bound as Pyomo takes it: None where it is infinite."""
     return float(bound) if math.isfinite(bound) else None
 
 
 def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
-    """Minimise `model` by `run.options.pyomo_solver` within what is left of `run`; answers as
-    HiGHS's driver.
+    """Minimise `model` by the solver `run.options.pyomo_solver` within the remaining time of `run`.
 
+    report: receives the incumbent and the bound in the instance's unit, once. None: `run.report`.
     Raises UnsupportedError where that solver is not installed (naming those that are), InputError
     for an unknown solver name or a native option that repeats a common one.
     """
@@ -190,11 +198,11 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     answer = _minimised(concrete, run, scale, report, whole=bool(arrays.integer.any()))
     x = None
     if answer.has_solution:
-        # columns that occur nowhere never reach the solver
-        idle = np.clip(0.0, arrays.lower, arrays.upper)
-        x = np.array(
-            [idle[i] if v.value is None else float(v.value) for i, v in concrete.x.items()]
-        )
+        # the solver has no values of columns that occur nowhere: any value within bounds will do
+        x = np.clip(0.0, arrays.lower, arrays.upper)
+        for i, variable in concrete.x.items():
+            if variable.value is not None:
+                x[i] = float(variable.value)
         x = np.where(arrays.integer, np.round(x), x / model.milp_units())
     return replace(answer, x=x, model=model)
 
@@ -202,17 +210,19 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
 def _minimised(
     model: pyo.ConcreteModel, run: Run, scale: Scale, report: Sink | None, *, whole: bool
 ) -> ModelAnswer:
-    """Minimise the model; the incumbent is left in its variables. whole: whether it has integers.
+    """The answer of the solver to a Pyomo model, without x. The model's variables have it.
 
-    Errors as for `solve`. What a solver raises becomes stop `error` with its message.
+    whole: whether the model has integer variables. Raises as `solve` does. An exception of the
+    solver becomes stop `error` with its message.
     """
     options = run.options
-    label, is_highs = solver_label(options), engine(options.pyomo_solver) == HIGHS
+    label = solver_label(options)
+    is_highs = engine(options.pyomo_solver) == HIGHS
     solver = _configured(options, _limit(run))
     if is_highs:
         _silence_highs(solver)
 
-    def interrupt() -> None:  # other solvers are programs of their own, or deaf
+    def interrupt() -> None:  # other solvers cannot be interrupted from here
         if is_highs and solver._solver_model is not None:
             solver._solver_model.cancelSolve()
 
@@ -235,29 +245,32 @@ def _minimised(
         return ModelAnswer(stop=Stop.ERROR, solver=label, message=results)
     answer = replace(_read(model, results, run, scale, whole), solver=label)
     incumbent = None if answer.objective is None else answer.objective + scale.under
-    (report or (lambda i, b: run.report(incumbent=i, bound=b)))(incumbent, answer.bound)
+    if report is None:
+        run.report(incumbent=incumbent, bound=answer.bound)
+    else:
+        report(incumbent, answer.bound)
     return answer
 
 
 def _limit(run: Run) -> float | None:
-    """The seconds left of the time limit, as Pyomo's interfaces want them; None for no limit."""
+    """The seconds left of the time limit as Pyomo's interfaces take them; None for no limit."""
     return None if math.isinf(run.remaining) else max(run.remaining, 1e-3)
 
 
 def solver_label(options: Options) -> str:
-    """Name and version for results."""
+    """The names of solver and interface with Pyomo's version, for results."""
     return f"{options.pyomo_solver} (Pyomo {PYOMO_VERSION})"
 
 
 def label(options: Options) -> str:
-    """`solver_label`; raises what `solve` would raise over the solver's name, its absence or its
-    native options."""
+    """The text of `solver_label`. Raises as `solve` does where the solver is unknown or not
+    installed, and for its native options."""
     _configured(options, None)
     return solver_label(options)
 
 
 def _configured(options: Options, limit: float | None) -> Any:
-    """The solver's Pyomo interface with its options set."""
+    """The solver's Pyomo interface with its options set. limit: seconds; None: no limit."""
     name = options.pyomo_solver
     require(
         name in set(pyo.SolverFactory),
@@ -271,18 +284,18 @@ def _configured(options: Options, limit: float | None) -> Any:
         raise UnsupportedError(
             f"Pyomo does not find the solver {name!r} on this machine; available here: {here}"
         )
-    entries = own_options(
-        name, options, limit if name.endswith(("_direct", "_persistent")) else None
-    )
-    taken = {own: key for key, own in _NAMES.get(engine(name), {}).items()}
+    takes_no_limit_of_pyomo = name.endswith(("_direct", "_persistent"))
+    entries = own_options(name, options, limit if takes_no_limit_of_pyomo else None)
+    # the solver's own name -> the common option
+    common_of = {own: common for common, own in _NAMES.get(engine(name), {}).items()}
     if engine(name) == HIGHS:
         highs.instance(options)  # refuses what HiGHS would refuse
         entries |= options.native.get(highs.BACKEND, {})
     for key, value in options.native.get(BACKEND, {}).items():
         where = f"native option {BACKEND}.{key}"
-        require(key not in taken, f"{where} repeats the common option {taken.get(key)}")
+        require(key not in common_of, f"{where} repeats the common option {common_of.get(key)}")
         if engine(name) == HIGHS:
-            # Pyomo passes HiGHS's options on without looking at what HiGHS says of them
+            # Pyomo passes options on to HiGHS and ignores whether HiGHS refuses them
             highs.set_native(highs.instance(Options()), key, value, where)
         entries[key] = value
     for key, value in entries.items():
@@ -291,8 +304,7 @@ def _configured(options: Options, limit: float | None) -> Any:
 
 
 def _silence_highs(solver: Any) -> None:
-    """Silence HiGHS before it can say anything: Pyomo's interface turns the log on, banner
-    included."""
+    """Silence HiGHS before its first output: Pyomo's interface turns the log on, with a banner."""
     add_block = solver.add_block
 
     def add_quietly(model: pyo.ConcreteModel) -> None:
@@ -304,13 +316,13 @@ def _silence_highs(solver: Any) -> None:
 
 @contextmanager
 def _output_left_alone(quiet: bool) -> Iterator[None]:
-    """Keep Pyomo from redirecting the whole process's output while a quiet solver runs, and from
-    warning.
+    """While a solver runs, keep Pyomo from warnings, and, if the solver is quiet, from redirecting
+    the whole process's output.
 
-    Its warnings (an incumbent that is not optimal, an interruption) are what the answer says
-    anyway.
+    Pyomo warns of an incumbent that is not optimal and of an interruption. The answer says both.
     """
-    before, logger = tee.OVERRIDE_CAPTURE_OUTPUT, logging.getLogger("pyomo")
+    before = tee.OVERRIDE_CAPTURE_OUTPUT
+    logger = logging.getLogger("pyomo")
     level = logger.level
     if quiet:
         tee.OVERRIDE_CAPTURE_OUTPUT = CaptureOutputMode.DISABLE
@@ -325,15 +337,16 @@ def _output_left_alone(quiet: bool) -> Iterator[None]:
 def _read(
     model: pyo.ConcreteModel, results: Any, run: Run, scale: Scale, whole: bool
 ) -> ModelAnswer:
-    """Pyomo's results as an answer; loads the incumbent into the model's variables."""
+    """Pyomo's results as an answer. The incumbent is loaded into the model's variables. whole: as
+    in `_minimised`."""
     stop, message = _stop_and_message(results, run)
-    # some interfaces hand out an LP's infeasible iterates
-    iterate = stop is not Stop.OPTIMAL and not whole
-    if stop is Stop.INFEASIBLE or message == UNCLEAR or iterate:
+    # some interfaces return infeasible iterates of a linear programme that was stopped
+    may_be_infeasible = stop is not Stop.OPTIMAL and not whole
+    if stop is Stop.INFEASIBLE or message == UNCLEAR or may_be_infeasible:
         return ModelAnswer(stop=stop, message=message)
     objective = None
     if len(results.solution) > 0 and len(results.solution[0].variable) > 0:
-        # a stopped run's incumbent is welcome, no warning needed
+        # Pyomo would warn of the incumbent of a stopped run
         results.solver.status = SolverStatus.ok
         model.solutions.load_from(results)
         objective = float(pyo.value(model.cost))
@@ -349,7 +362,11 @@ def _read(
 
 
 def _bound(results: Any, stop: Stop, objective: float | None, options: Options) -> float | None:
-    """The proven bound: as stated, else what an optimum within the gap asked for implies."""
+    """The proven bound in the model's unit; None where nothing is proven.
+
+    It is the bound that the solver reports. Without one, an optimum within the gap asked for
+    implies a bound.
+    """
     stated = results.problem.lower_bound
     if isinstance(stated, int | float) and math.isfinite(stated) and stop is not Stop.ERROR:
         return float(stated) if objective is None else min(float(stated), objective)
@@ -364,7 +381,7 @@ def _stop_and_message(results: Any, run: Run) -> tuple[Stop, str]:
     said = one_line(str(results.solver.message or ""))[:200] if results.solver.message else ""
     if condition in _PROVEN:
         return _PROVEN[condition], ""
-    # an interruption has no termination condition everywhere
+    # not every solver has a termination condition for an interruption
     if condition in _STOPPED or run.should_stop:
         return stop_reason(run), ""
     if condition == TerminationCondition.infeasibleOrUnbounded:

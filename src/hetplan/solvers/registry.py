@@ -1,8 +1,7 @@
-"""From (problem, method) to a callable; and the one function that runs a method and judges its
-outcome.
+"""Describes families of problems and their methods, runs a method and has its outcome judged.
 
-Families are described without importing their models: a method is a module and a function, loaded
-when used.
+A description names modules and functions as text. They are imported when they are used, so that a
+description imports no solver.
 """
 
 import importlib
@@ -28,7 +27,7 @@ from hetplan.solvers.run import (
 )
 from hetplan.text import number_text
 
-# The general solvers behind the methods that every family has.
+# Method that every family has -> the back ends whose native options it passes on.
 BACKENDS = {"cp-sat": ("cp-sat",), "milp": ("highs",), "pyomo": ("pyomo", "highs")}
 # A bound may exceed the objective by rounding in the last digits, not by more.
 BOUND_TOLERANCE = 1e-7
@@ -36,82 +35,78 @@ BOUND_TOLERANCE = 1e-7
 
 @dataclass(frozen=True)
 class Method:
-    """One way to solve a family's problem.
-
-    target: "module:function"; the function takes (data, run) and returns an Outcome. One called
-    `formulate` states a model (`solvers.general`) for the general solver that the method is named
-    after; one called `solve_by` is given that name before data and run.
-    exact: whether it proves optimality when it is given enough time (else a heuristic, without a
-    bound). summary: one line for the method tables. source: paper and algorithm, or "hetplan".
-    baseline: one of the paper's comparison methods. uses: back ends that take their native options
-    from it; None: what every family's method of that name uses.
-    """
+    """A method that solves a family's problem."""
 
     name: str
+    # "module:function" of (data, run) -> Outcome, with two exceptions. A function `formulate`
+    # states a model (`solvers.general`) for the general solver that the method is named after. A
+    # function `solve_by` takes (name, data, run).
     target: str
+    # whether the method proves optimality in enough time; else it is a heuristic without a bound
     exact: bool
-    summary: str
-    source: str = "hetplan"
-    baseline: bool = False
+    summary: str  # one line for tables of methods
+    source: str = "hetplan"  # paper and algorithm, or hetplan
+    baseline: bool = False  # whether it is a method with which the paper compares its own
+    # the back ends whose native options it passes on; None: those of `BACKENDS` for its name
     uses: tuple[str, ...] | None = None
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The back ends whose native options it passes on."""
+        """The back ends whose native options the method passes on."""
         return BACKENDS.get(self.name, ()) if self.uses is None else self.uses
 
     def takes(self, backend: str, options: Options) -> bool:
-        """Whether it passes that back end's native options on, run with these options: the method
-        `pyomo` those of HiGHS where that is the solver behind Pyomo, unless it says otherwise."""
+        """Whether the method, with these options, passes a back end's native options on.
+
+        Unless `uses` says otherwise, the method `pyomo` passes on those of HiGHS only where HiGHS
+        is the solver behind Pyomo.
+        """
         if backend == HIGHS and self.name == "pyomo" and self.uses is None:
             return engine(options.pyomo_solver) == HIGHS
         return backend in self.backends
 
     def load(self) -> Callable[[Any, Run], Outcome[Any]]:
-        """The function behind the method, (data, run) -> Outcome; its solver gets imported here."""
+        """The function of the method, (data, run) -> Outcome. Its modules are imported here."""
         function: Callable[..., Any] = load(self.target)
         if self.target.endswith(":formulate"):
             from hetplan.solvers.general import solve_with
 
             return partial(solve_with, self.name, function)
-        return partial(function, self.name) if self.target.endswith(":solve_by") else function
+        if self.target.endswith(":solve_by"):
+            return partial(function, self.name)
+        return function
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The independent evaluator's verdict on a decision: its objective, or its violations.
+    """The independent evaluator's verdict on a decision: its objective, or its violations."""
 
-    objective: in the problem's unit; None where the decision breaks a constraint. violations: one
-    line for each place at which the decision breaks a constraint; empty where it breaks none.
-    parts: named terms of the objective in its unit, for tables and explanations.
-    """
-
-    objective: float | None
+    objective: float | None  # in the problem's unit; None where the decision breaks a constraint
+    # one line for each place at which the decision breaks a constraint
     violations: tuple[str, ...] = ()
+    # named terms of the objective and figures beside it, for tables and explanations
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Family:
-    """One decision problem: its schemas, its evaluator and its methods.
-
-    data, decision: "module:class" of the pydantic models. evaluate: "module:function" of (data,
-    decision) -> Evaluation; it shares no code with the solvers. describe: "module:function" of
-    (data, feasible decision) -> list of hetplan.text.Table, how a decision reads for people (None:
-    as JSON). show: "module:function" of (data, feasible decision) -> (tables, JSON types), a
-    decision in full (None: `describe` is all there is). beside: parts of the evaluation that stand
-    beside the objective, in a result's details too.
-    """
+    """One decision problem: its schemas, its evaluator and its methods."""
 
     name: str
     title: str
-    paper: str
-    data: str
-    decision: str
+    paper: str  # the paper that states the problem
+    data: str  # "module:class" of the pydantic model of an instance's data
+    decision: str  # "module:class" of the pydantic model of a decision
+    # "module:function" of (data, decision) -> Evaluation; it shares no code with the solvers
     evaluate: str
     methods: tuple[Method, ...]
+    # "module:function" of (data, feasible decision) -> list of hetplan.text.Table, the decision for
+    # people; None: it is shown as JSON
     describe: str | None = None
+    # "module:function" of (data, feasible decision) -> (tables, JSON types), the decision in full;
+    # None: `describe` shows all of it
     show: str | None = None
+    # parts of the evaluation that a result has among its details, and tables beside the objective
     beside: tuple[str, ...] = ()
 
     def method(self, name: str) -> Method:
@@ -144,15 +139,16 @@ def evaluate(family: Family, data: Any, decision: Any) -> Evaluation:
 def solve(
     family: Family, data: Any, method: str, run: Run | None = None, **more: Any
 ) -> Result[Any]:
-    """Run `method` on `data` and have the outcome judged by the family's evaluator. more: further
-    arguments of the method.
+    """The result of `method` on `data`, judged by the family's evaluator.
+
+    more: further arguments of the method.
 
     Raises InputError for an unknown method, UnsupportedError where the method cannot take this
     instance, and DisagreementError where `judged` refutes the outcome.
-    The result's build and solve seconds add up to the time that the method ran. The time to load
-    the method counts towards the time limit only, and the times to compile kernels and to judge
-    count nowhere. Seconds
-    that the method does not report as building are solving.
+
+    The result's build and solve seconds add up to the time that the method ran. Seconds that the
+    method does not report as building are solving. The time to load the method counts towards the
+    time limit only. The times to compile kernels and to judge count nowhere.
     """
     run = run or Run()
     function = family.method(method).load()
@@ -219,11 +215,11 @@ def judged(family: Family, method: str, data: Any, outcome: Outcome[Any]) -> Eva
 
 
 def contradictions(results: Sequence[Result[Any]]) -> list[str]:
-    """Contradictions between methods on one instance, a line for each pair of methods. One of the
-    two is wrong, whichever it is.
+    """One line of text for each pair of methods whose results on one instance contradict each
+    other, so that one of the two is wrong.
 
-    A bound of one method may not exceed an objective of another one. Two objectives that are both
-    called optimal then cannot differ either, since each has its bound with it.
+    A bound of one method may not exceed an objective of another one. Two different objectives that
+    are both called optimal contradict each other, too, because each comes with its bound.
     """
     lines: dict[frozenset[str], str] = {}
     for one, other in permutations(results, 2):
@@ -233,9 +229,10 @@ def contradictions(results: Sequence[Result[Any]]) -> list[str]:
         if one.stop is Stop.INFEASIBLE:
             said = f"{one.method} calls the instance infeasible, {objective} has a decision"
         elif one.bound is not None and one.bound > other.objective * (1 + OPTIMAL_GAP):
-            optimum = f", which calls its {number_text(one.objective, 8)} optimal,"
-            of = one.method + (optimum if one.status == "optimal" else "")
-            said = f"bound {number_text(one.bound, 8)} of {of} is above {objective}"
+            name = one.method
+            if one.status == "optimal":
+                name += f", which calls its {number_text(one.objective, 8)} optimal,"
+            said = f"bound {number_text(one.bound, 8)} of {name} is above {objective}"
         else:
             continue
         lines.setdefault(frozenset((one.method, other.method)), said)

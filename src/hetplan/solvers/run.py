@@ -1,8 +1,8 @@
-"""One run of a method: what it is given, its progress, and what it returns.
+"""One run of a method: its options, its progress, its outcome and its result.
 
-Every method takes the same typed options; a native block passes a back end's own ones through. The
-run has them, a clock, progress reports and the wish to stop. A method returns an outcome, which is
-then judged from outside and becomes a result.
+Every method takes the same typed options. The native block among them has options of single back
+ends. A run has the options, a clock, the progress and the wish to stop. A method returns an
+outcome. The registry has the outcome judged by the evaluator and makes a result of it.
 """
 
 import math
@@ -17,7 +17,7 @@ from hetplan.clock import CLOCK
 from hetplan.errors import InputError, require
 
 NativeValue = bool | int | float | str
-# Native options that would repeat a common one: the common field is the only place for them.
+# Back end -> its options that would repeat a common one -> the common one, the only place for it.
 RESERVED: Mapping[str, Mapping[str, str]] = {
     "cp-sat": {
         "max_time_in_seconds": "time_limit",
@@ -36,7 +36,7 @@ RESERVED: Mapping[str, Mapping[str, str]] = {
 }
 
 
-HIGHS = "highs"
+HIGHS = "highs"  # the name of HiGHS as a solver behind Pyomo
 
 
 def engine(name: str) -> str:
@@ -48,27 +48,22 @@ def engine(name: str) -> str:
     return base
 
 
-# Back ends start them all, needed or not; more than any machine's cores only take memory and
-# minutes.
+# Back ends start all threads, needed or not. More threads than a machine has cores only take memory
+# and minutes.
 MOST_THREADS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options that a caller may set for any method.
+    """The options that a caller may set for any method."""
 
-    time_limit: seconds for one method on one instance, None for none.
-    gap: relative gap at which a proof may stop; 1e-6 counts as optimal.
-    threads: worker threads of general solvers (1 to 512). seed: of everything random.
-    pyomo_solver: the solver name behind the `pyomo` method.
-    native: back end ("cp-sat", "highs", "pyomo") -> its own option names and values.
-    """
-
-    time_limit: float | None = None
-    gap: float = 1e-6
+    time_limit: float | None = None  # seconds for one method on one instance; None: no limit
+    gap: float = 1e-6  # relative gap at which a proof may stop; 1e-6 counts as optimal
+    # worker threads of general solvers, 1 to MOST_THREADS
     threads: int = field(default_factory=lambda: min(os.cpu_count() or 1, MOST_THREADS))
-    seed: int = 0
-    pyomo_solver: str = "highs"
+    seed: int = 0  # of everything random
+    pyomo_solver: str = "highs"  # Pyomo's name of the solver behind the method `pyomo`
+    # back end ("cp-sat", "highs", "pyomo") -> names and values of its own options
     native: Mapping[str, Mapping[str, NativeValue]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -101,7 +96,7 @@ class Options:
                     )
 
     def as_dict(self) -> dict[str, object]:
-        """As given, for results and study rows (JSON types only)."""
+        """The options as given, in JSON types, for results and study rows."""
         return {
             "time_limit": self.time_limit,
             "gap": self.gap,
@@ -114,13 +109,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Progress:
-    """A snapshot for whoever watches: seconds since the start, best objective and proven bound so
-    far."""
+    """The progress of a run at one moment, which the run's watcher receives."""
 
-    seconds: float
-    incumbent: float | None
-    bound: float | None
-    note: str = ""
+    seconds: float  # since the run began
+    incumbent: float | None  # the best objective so far
+    bound: float | None  # the best proven bound so far
+    note: str = ""  # the phase of the method
 
     @property
     def gap(self) -> float | None:
@@ -132,31 +126,28 @@ Watcher = Callable[[Progress], None]
 
 
 class Stopped(Exception):
-    """Out of something that cannot be finished in time (`Run.check`); whoever began it says what is
-    known instead."""
+    """Work was given up because the run should stop (`Run.check`). The method that began the work
+    catches this and returns the best decision and bound so far."""
 
 
 @dataclass
 class Run:
-    """Handed to every method. Methods call `report` now and then and stop when `should_stop` or
-    `check` says so.
-
-    cancel: set from outside (Ctrl-C, a planner that has seen enough); methods then return what they
-    have. watch: called with each report, from the method's thread.
-    tap: takes each discrete model that a general solver would be given; the solver is then not
-    asked.
-    """
+    """A run of a method. The method calls `report` now and then, and returns its best decision so
+    far when `should_stop` is true or `check` raises."""
 
     options: Options = field(default_factory=Options)
-    watch: Watcher | None = None
+    watch: Watcher | None = None  # called with each report, from the method's thread
+    # set from outside, by Ctrl-C or a planner that needs no more
     cancel: threading.Event = field(default_factory=threading.Event)
     started: float = field(default_factory=CLOCK.seconds)
-    incumbent: float | None = None
-    bound: float | None = None
-    note: str = ""
-    tap: Callable[[Any], None] | None = None  # takes a `solvers.model.Model`
-    # A bound above it ends the run: whatever comes would be of no use. Parts do not inherit it, for
-    # their bounds may be of other problems.
+    incumbent: float | None = None  # the best objective reported so far
+    bound: float | None = None  # the best bound reported so far
+    note: str = ""  # the phase of the method, as reported last
+    # Takes each model (`solvers.model.Model`) with integer columns in place of the general solver,
+    # which is then not run.
+    tap: Callable[[Any], None] | None = None
+    # A bound above this objective ends the run, because no decision would be of use. Parts do not
+    # inherit it, because their bounds may be of other problems.
     hopeless: float = float("inf")
 
     @property
@@ -167,11 +158,9 @@ class Run:
     @property
     def remaining(self) -> float:
         """Seconds left of the time limit, never below 0; infinite without a limit."""
-        return (
-            float("inf")
-            if self.options.time_limit is None
-            else max(0.0, self.options.time_limit - self.elapsed)
-        )
+        if self.options.time_limit is None:
+            return float("inf")
+        return max(0.0, self.options.time_limit - self.elapsed)
 
     @property
     def cancelled(self) -> bool:
@@ -180,15 +169,14 @@ class Run:
 
     @property
     def should_stop(self) -> bool:
-        """Whether to return now: cancelled, out of time, or without hope."""
+        """Whether the method should return now: cancelled, out of time, or hopeless."""
         return self.cancelled or self.remaining <= 0.0 or (self.bound or 0.0) > self.hopeless
 
     def check(self) -> None:
-        """Raise `Stopped` where it is time to return: for work that leaves nothing of use behind,
-        as building a model.
+        """Raise `Stopped` where the run should stop.
 
-        Costs less than a microsecond; builders call it with every row and every variable that they
-        add.
+        This is for work of which a part is of no use, such as building a model. It takes less than
+        a microsecond, so that builders call it with every row and every column.
         """
         if self.should_stop:
             raise Stopped
@@ -196,8 +184,8 @@ class Run:
     def report(
         self, *, incumbent: float | None = None, bound: float | None = None, note: str | None = None
     ) -> None:
-        """Tell the watcher about a better incumbent, a better bound or another phase (worse ones
-        are ignored)."""
+        """Keep a better incumbent, a better bound and the note of another phase, and call the
+        watcher. Worse incumbents and bounds are ignored."""
         if incumbent is not None and (self.incumbent is None or incumbent < self.incumbent):
             self.incumbent = incumbent
         if bound is not None and (self.bound is None or bound > self.bound):
@@ -208,18 +196,21 @@ class Run:
             self.watch(Progress(self.elapsed, self.incumbent, self.bound, self.note))
 
     def part(self, *, time_limit: float | None = None, quiet: bool = True) -> "Run":
-        """A run inside this one: the same wish to stop, at most `time_limit` seconds and what is
-        left here."""
-        left = self.remaining
-        limit = left if time_limit is None else min(left, time_limit)
-        options = replace(
-            self.options, time_limit=None if limit == float("inf") else max(limit, 1e-3)
-        )
+        """A run inside this one, with the same options and the same wish to stop.
+
+        time_limit: its seconds, if less are not left here; None: the seconds left here. quiet:
+        whether the watcher hears nothing of it.
+        """
+        limit = self.remaining
+        if time_limit is not None:
+            limit = min(limit, time_limit)
+        finite_limit = None if limit == float("inf") else max(limit, 1e-3)
+        options = replace(self.options, time_limit=finite_limit)
         return Run(options, None if quiet else self.watch, self.cancel, tap=self.tap)
 
     def share(self, count: float, label: str = "") -> "Run":
-        """A run inside this one with a `count`-th of the time that is left, whose progress this one
-        shows as its own, its notes behind `label`."""
+        """A run inside this one with a `count`-th of the time that is left. This run reports the
+        progress of that one as its own, with `label` in front of its notes."""
 
         def show(progress: Progress) -> None:
             self.incumbent, self.bound = progress.incumbent, progress.bound
@@ -237,8 +228,9 @@ def relative_gap(objective: float | None, bound: float | None) -> float | None:
     """(objective - bound) / objective, never below 0; None when either side is unknown."""
     if objective is None or bound is None:
         return None
-    # 0 is only possible when everything costs nothing
-    return max(0.0, (objective - bound) / objective) if objective > 0 else 0.0
+    if objective <= 0:  # only where everything costs nothing
+        return 0.0
+    return max(0.0, (objective - bound) / objective)
 
 
 class Stop(StrEnum):
@@ -253,41 +245,37 @@ class Stop(StrEnum):
 
 
 def stop_reason(run: Run) -> Stop:
-    """Why a back end ended without a proof: by the user's wish, or by a limit."""
+    """The `Stop` of a back end that ended without a proof: by the user's wish, or by a limit."""
     return Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Generic[D]):
-    """The claim of a method. It carries no objective: the independent evaluator computes that.
-
-    bound: proven lower bound in the instance's unit, None when nothing is proven; kept when time
-    runs out. details: counts worth telling (nodes, labels, configurations pruned …), JSON types
-    only.
-    """
+    """The claim of a method. It has no objective, which the independent evaluator computes."""
 
     stop: Stop
     decision: D | None = None
+    # proven lower bound in the instance's unit, also when time runs out; None: nothing is proven
     bound: float | None = None
     build_seconds: float = 0.0  # of general solvers' models; all other time is solving
-    solver: str = "hetplan"
+    solver: str = "hetplan"  # name and version of a back end, or hetplan
     message: str = ""
+    # counts of the method (nodes, labels, configurations pruned …), in JSON types
     details: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Generic[D]):
-    """One run of one method on one instance; minimisation.
+    """The result of one method on one instance. Objectives are minimised.
 
-    objective: of `decision`, from the independent evaluator; None without a decision.
-    bound: proven lower bound or None. Neither is ever 0, inf or nan in place of "unknown".
+    An unknown objective or bound is None, and never 0, inf or nan.
     """
 
     method: str
     stop: Stop
     decision: D | None
-    objective: float | None
-    bound: float | None
+    objective: float | None  # of `decision`, by the independent evaluator; None without a decision
+    bound: float | None  # proven lower bound; None: nothing is proven
     build_seconds: float
     solve_seconds: float
     solver: str

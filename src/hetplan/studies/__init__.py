@@ -1,2 +1,2 @@
-"""Gap studies: many methods on many instances, each run a row that is kept. Figures of papers and
-runs that others measured stand beside hetplan's."""
+"""Gap studies: they run many methods on many instances, keep a row for each run, and report how far
+the methods are from the best known objectives."""

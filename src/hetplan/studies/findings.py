@@ -1,11 +1,11 @@
 """The findings of a study's rows: how far each method's objectives are above the best known ones,
 how often its runs end with a proof, and how fast.
 
-The reference of an instance is the best objective known, from the rows and from the library; it is
-proven where the best bound meets it. The excess of a row is (objective - reference) / reference:
-the least distance from the optimum, and the exact one where the reference is proven. A row misses
-the optimum where its excess is more than `SAME`. The mean of excesses is that of `shifted_mean`.
-All objectives are predicted iteration times in seconds.
+The reference of an instance is the best objective known, from the rows and from the library. It is
+proven where the best known bound meets it. The excess of a row is (objective - reference) /
+reference. The optimum is at least so far below the objective, and exactly so far where the
+reference is proven. A row misses the optimum where its excess is more than `SAME`. Means of
+excesses are those of `shifted_mean`. All objectives are predicted iteration times in seconds.
 """
 
 import json
@@ -25,17 +25,17 @@ from hetplan.solvers.run import OPTIMAL_GAP, relative_gap
 from hetplan.studies.rows import Row, findings_of_rows, made_on
 from hetplan.text import grouped
 
-# Excess up to this is called the optimum: the gap at which proofs may stop.
+# The largest excess that counts as the optimum: twice the gap at which proofs may stop.
 SAME = 2 * OPTIMAL_GAP
-PROVEN = ("optimal", "infeasible")
+PROVEN = ("optimal", "infeasible")  # the statuses of runs that ended with a proof
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The best objective and the best bound known of an instance; None where none is known."""
+    """The best figures known of an instance; None: unknown."""
 
-    objective: float | None
-    bound: float | None
+    objective: float | None  # the least
+    bound: float | None  # the highest
 
     @property
     def proven(self) -> bool:
@@ -46,32 +46,31 @@ class Reference:
 
 @dataclass(frozen=True)
 class Summary:
-    """One method on one problem. Shares from 0 to 1; excesses and seconds None where no run has
-    any."""
+    """The runs of one method on one problem, summed up. A figure is None where no run has it."""
 
     problem: str
     method: str
-    exact: bool
+    exact: bool  # whether the method proves optima
     runs: int
-    solved: int  # runs with a decision
+    solved: int  # runs with an excess over their reference
     proven: int  # runs that ended with a proof (optimal or infeasible)
-    missed: float | None  # share of the solved on whose instances a better decision is known
+    missed: float | None  # share of the solved runs that miss the optimum, from 0 to 1
     median_excess: float | None
     mean_excess: float | None
-    mean_interval: tuple[float, float] | None  # of the mean, 95 %; see `interval`
+    mean_interval: tuple[float, float] | None  # the 95 % interval of the mean; see `interval`
     worst_excess: float | None
-    worst: Row | None  # the one of that excess
+    worst: Row | None  # the row of the worst excess
     median_seconds: float | None
     most_seconds: float | None
-    most_bytes: int | None
+    most_bytes: int | None  # the largest peak memory
 
 
 class Study:
-    """Rows with their references."""
+    """The rows of a study, with the references of their instances."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = list(rows)
-        self.references = references(self.rows)
+        self.references = references(self.rows)  # (problem, name of the instance) -> reference
 
     @property
     def problems(self) -> list[str]:
@@ -96,20 +95,21 @@ class Study:
         return max(0.0, float(row["objective"]) / best - 1)
 
     def methods(self, problem: str, *, exact: bool) -> list[str]:
-        """The methods of a problem's rows that prove optima (exact), or those that do not."""
-        wanted = (row["method"] for row in self.of(problem) if row["exact"] is exact)
-        return list(dict.fromkeys(wanted))
+        """The exact methods of a problem's rows, or the heuristics (not exact)."""
+        names = (row["method"] for row in self.of(problem) if row["exact"] is exact)
+        return list(dict.fromkeys(names))
 
     def summaries(self, problem: str) -> list[Summary]:
-        """One per method, exact ones first."""
-        runs = grouped((row["method"], row) for row in self.of(problem)).values()
-        return [self.summary(rows) for rows in sorted(runs, key=lambda rows: not rows[0]["exact"])]
+        """The summary of each method on a problem, exact methods first."""
+        rows_of_methods = grouped((row["method"], row) for row in self.of(problem)).values()
+        exact_first = sorted(rows_of_methods, key=lambda rows: not rows[0]["exact"])
+        return [self.summary(rows) for rows in exact_first]
 
     def summary(self, rows: Sequence[Row]) -> Summary:
         """The summary of the rows of one method on one problem."""
         solved = [(excess, row) for row in rows if (excess := self.excess(row)) is not None]
         excesses = [excess for excess, _ in solved]
-        worst = max(solved, key=itemgetter(0), default=None)
+        worst_excess, worst_row = max(solved, key=itemgetter(0), default=(None, None))
         seconds = [row["seconds"] for row in rows if row["seconds"] is not None]
         peaks = [row["peak_bytes"] for row in rows if row["peak_bytes"]]
         return Summary(
@@ -123,37 +123,39 @@ class Study:
             median_excess=over(statistics.median, excesses),
             mean_excess=over(shifted_mean, excesses),
             mean_interval=interval(excesses),
-            worst_excess=None if worst is None else worst[0],
-            worst=None if worst is None else worst[1],
+            worst_excess=worst_excess,
+            worst=worst_row,
             median_seconds=over(statistics.median, seconds),
             most_seconds=max(seconds, default=None),
             most_bytes=max(peaks, default=None),
         )
 
     def worst_cases(self, count: int) -> list[tuple[float, Row]]:
-        """The largest excesses of heuristics, one per instance and method."""
-        worst: dict[tuple[str, str, str], tuple[float, Row]] = {}
+        """(excess, row) of the `count` heuristic runs with the largest excesses, at most one run
+        for each instance and method."""
+        worst: dict[tuple[str, str, str], tuple[float, Row]] = {}  # by (problem, instance, method)
         for row in self.rows:
             excess = self.excess(row)
             if row["exact"] or excess is None or excess <= SAME:
                 continue
             key = (*instance_of(row), row["method"])
-            if key not in worst or excess > worst[key][0]:
+            largest, _ = worst.get(key, (0.0, row))
+            if excess > largest:
                 worst[key] = (excess, row)
         return sorted(worst.values(), key=itemgetter(0), reverse=True)[:count]
 
     def conflicts(self) -> list[str]:
-        """Contradictions, a line each: an objective below a proven bound, and a proof of
-        infeasibility where a decision is known."""
-        below, beside = [], []
+        """A line for each contradiction: first for objectives below a proven bound, then for proofs
+        of infeasibility where a decision is known."""
+        below_bound, not_infeasible = [], []
         for row in self.rows:
             name, method, best = row["instance"], row["method"], self.reference(row)
             objective, bound = row["objective"], best.bound
             if objective is not None and bound is not None and objective < bound * (1 - SAME):
-                below.append(f"{name}: {method} is below a proven bound")
+                below_bound.append(f"{name}: {method} is below a proven bound")
             if row["status"] == "infeasible" and best.objective is not None:
-                beside.append(f"{name}: {method} says infeasible, a decision is known")
-        return below + beside
+                not_infeasible.append(f"{name}: {method} says infeasible, a decision is known")
+        return below_bound + not_infeasible
 
 
 def instance_of(row: Row) -> tuple[str, str]:
@@ -162,7 +164,8 @@ def instance_of(row: Row) -> tuple[str, str]:
 
 
 def repriced(rows: Sequence[Row]) -> list[str]:
-    """Price the decisions of packaged instances again; returns a line for each wrong row."""
+    """Price the decisions of packaged instances again, and check the bounds against them. Returns a
+    line for each complaint about a row."""
     entries = {key: find("/".join(key)) for key in map(instance_of, rows)}
     packaged = {key: entry.load() for key, entry in entries.items() if entry is not None}
     checkable = []
@@ -175,21 +178,21 @@ def repriced(rows: Sequence[Row]) -> list[str]:
 
 
 def references(rows: Iterable[Row]) -> dict[tuple[str, str], Reference]:
-    """The reference of every instance in the rows."""
+    """(problem, name of the instance) -> its reference, for every instance of the rows."""
 
     def values(rows: Iterable[Row], *keys: str) -> list[float]:
         return [row[key] for row in rows for key in keys if row[key] is not None]
 
-    known = {}
-    for instance, own in grouped((instance_of(row), row) for row in rows).items():
-        objective = min(values(own, "objective", "best_known"), default=None)
-        bound = max(values(own, "bound", "bound_known"), default=None)
-        known[instance] = Reference(objective, bound)
-    return known
+    reference_of = {}
+    for instance, instance_rows in grouped((instance_of(row), row) for row in rows).items():
+        objective = min(values(instance_rows, "objective", "best_known"), default=None)
+        bound = max(values(instance_rows, "bound", "bound_known"), default=None)
+        reference_of[instance] = Reference(objective, bound)
+    return reference_of
 
 
 def over(function: Callable[[Sequence[float]], float], values: Sequence[float]) -> float | None:
-    """The function of the values; None where there are none."""
+    """The function of the values, such as their median; None where there are no values."""
     return function(values) if values else None
 
 
@@ -199,14 +202,14 @@ def share_above_optimum(excesses: Sequence[float]) -> float:
 
 
 def shifted_mean(values: Sequence[float], shift: float = 1.0) -> float:
-    """The shifted geometric mean. Of excesses, with a shift of 1, it is the geometric mean of the
-    ratios to the reference, less 1; of seconds, numbers far below the shift hardly count."""
+    """The shifted geometric mean of values. For excesses and a shift of 1, it is the geometric mean
+    of the ratios to the reference, less 1."""
     return statistics.geometric_mean(value + shift for value in values) - shift
 
 
 def interval(values: Sequence[float], resamples: int = 9999) -> tuple[float, float] | None:
     """The 95 % percentile bootstrap interval of the `shifted_mean` over runs (Efron and Tibshirani
-    1993, Section 13.3); None of fewer than five values, or where all are equal."""
+    1993, Section 13.3). None: there are fewer than five values, or all are equal."""
     if len(values) < 5 or max(values) - min(values) <= SAME:
         return None
     drawn = np.random.default_rng(0).choice(np.log1p(values), (resamples, len(values)))
@@ -215,18 +218,19 @@ def interval(values: Sequence[float], resamples: int = 9999) -> tuple[float, flo
 
 
 def cactus(rows: Iterable[Row]) -> list[float]:
-    """Seconds of the runs that ended with a proof, ascending: after the k-th, k instances are
-    proven."""
+    """The seconds of the runs that ended with a proof, ascending: k runs end within the k-th
+    value."""
     return sorted(row["seconds"] for row in rows if row["status"] in PROVEN)
 
 
 def profile(study: Study, problem: str, methods: Sequence[str]) -> dict[str, list[float]]:
-    """Performance profile (Dolan and Moré 2002): per method the ratios of its seconds to the
-    fastest's, ascending.
+    """The performance profile of methods (Dolan and Moré 2002): method -> the ratios of its seconds
+    to those of the fastest method, ascending.
 
-    Of runs with a proof; each instance and seed counts once, those that no method proves are left
-    out.
+    Only runs with a proof count. Each pair of instance and seed gives one ratio of each method that
+    proves it.
     """
+    # (instance, seed) -> method -> seconds of the proof
     seconds: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
     for row in study.of(problem):
         if row["method"] in methods and row["status"] in PROVEN:
@@ -240,14 +244,14 @@ def profile(study: Study, problem: str, methods: Sequence[str]) -> dict[str, lis
 
 
 def instances_of(study: Study) -> list[tuple[str, str, str]]:
-    """(set, problem, instance) of the rows, each instance once."""
+    """(set, problem, name) of each instance of the rows."""
     sets = {instance_of(row): row["set"] for row in study.rows}
     return [(name, *instance) for instance, name in sets.items()]
 
 
-# The key of a row's details that holds its instance's size.
+# The key in a row's details for the size of its instance.
 SIZE_KEY = "instance_size"
-# Problem -> the name of the measure of size, and its function of the instance's data.
+# Problem -> (the name of its measure of size, the function that measures an instance's data).
 SIZES: Mapping[str, tuple[str, Callable[[Any], int]]] = {
     "amp": ("devices × layers", lambda data: len(data.devices) * len(data.layers)),
     "astra": (
@@ -257,7 +261,7 @@ SIZES: Mapping[str, tuple[str, Callable[[Any], int]]] = {
     "hap": ("triples × devices", lambda data: len(data.triples) * len(data.devices)),
     "poplar": (
         "devices × largest micro-batch",
-        lambda data: sum(len(d.step_seconds) for d in data.devices),
+        lambda data: sum(len(device.step_seconds) for device in data.devices),
     ),
     "ditto": (
         "devices × layers",
@@ -278,8 +282,8 @@ def size_of(instance: Instance) -> int | None:
 
 
 def row_size(row: Row) -> int | None:
-    """The size of a row's instance, from its details, else from the library's instance of that
-    name; None where unknown."""
+    """The size of a row's instance, from the row's details, else from the packaged instance of the
+    same name; None: unknown."""
     size = json.loads(row["details_json"] or "{}").get(SIZE_KEY)
     if size is None:
         return library_size(row["problem"], row["instance"])
@@ -288,6 +292,7 @@ def row_size(row: Row) -> int | None:
 
 @cache
 def library_size(problem: str, name: str) -> int | None:
-    """The size of a packaged instance; None where there is none of that name."""
+    """The size of a packaged instance; None where the library has no such instance, or its problem
+    no measure of size."""
     entry = find(f"{problem}/{name}")
     return None if entry is None else size_of(entry.load())

@@ -1,5 +1,5 @@
-"""A study as one self-contained HTML page, and as Markdown; its pictures by matplotlib: excess of
-heuristics, proofs against time, performance profiles."""
+"""Writes a study as one self-contained HTML page and as Markdown, and draws its pictures with
+matplotlib: excesses of heuristics, proofs against time, performance profiles."""
 
 import io
 import json
@@ -37,16 +37,16 @@ from hetplan.text import (
     seconds_text,
 )
 
-# Okabe and Ito's palette, told apart by the colour-blind.
+# Okabe and Ito's palette, which colour-blind readers can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B0A800")
-WIDE = 7.2
-LEAST_SECONDS = 1e-4
-LEAST_EXCESS = 0.01  # %; below it a run is drawn at the left edge: "the optimum"
-WIDE_RANGE = 10  # beyond this factor between the ends an axis is logarithmic
+WIDE = 7.2  # inches: the width of a figure
+LEAST_SECONDS = 1e-4  # shorter runs are drawn at this time
+LEAST_EXCESS = 0.01  # %: smaller excesses are drawn here, at the left edge: "the optimum"
+WIDE_RANGE = 10  # the axis of sizes is logarithmic where the ends differ by more than this factor
 
 
 def charts(study: Study, problem: str) -> Mapping[str, Any]:
-    """Title -> figure, those for which the problem has rows."""
+    """Title -> matplotlib figure, for each figure for which the problem has rows."""
     makers: Mapping[str, Callable[[Study, str], Any | None]] = {
         "Predicted time above the best known, one dot per run": excesses,
         "Gaps at the end of the exact methods' runs": gaps,
@@ -54,58 +54,66 @@ def charts(study: Study, problem: str) -> Mapping[str, Any]:
         "Performance profile of the exact methods": profiles,
         "Seconds against the size of the instance; crosses: ended without a proof": scaling,
     }
-    figures = {title: maker(study, problem) for title, maker in makers.items()}
-    return {title: made for title, made in figures.items() if made is not None}
+    figures = {title: make(study, problem) for title, make in makers.items()}
+    return {title: drawn for title, drawn in figures.items() if drawn is not None}
 
 
 def figure(height: float) -> tuple[Any, Any]:
-    """(figure, axes) without a display; raises InputError where matplotlib is not installed."""
+    """(matplotlib figure, its axes), empty and without a display. height: inches. Raises InputError
+    where matplotlib is not installed."""
     figures = optional("matplotlib.figure", "pictures need matplotlib", "plots")
-    made = figures.Figure(figsize=(WIDE, height), layout="constrained")
-    axes = made.add_subplot()
+    canvas = figures.Figure(figsize=(WIDE, height), layout="constrained")
+    axes = canvas.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, color="#e4e4e4", linewidth=0.6)
     axes.set_axisbelow(True)
-    return made, axes
+    return canvas, axes
 
 
 def excesses(study: Study, problem: str) -> Any | None:
-    """A row of dots per heuristic, its median marked."""
-    runs = grouped(
-        (row["method"], max(100 * excess, LEAST_EXCESS))
-        for row in study.of(problem)
-        if not row["exact"] and (excess := study.excess(row)) is not None
-    )
-    if not runs:
+    """The figure of the heuristics' excesses: a row of dots for each heuristic, with its median
+    marked."""
+    percents: dict[str, list[float]] = {}  # heuristic -> excess of each run
+    for row in study.of(problem):
+        excess = study.excess(row)
+        if not row["exact"] and excess is not None:
+            percents.setdefault(row["method"], []).append(max(100 * excess, LEAST_EXCESS))
+    if not percents:
         return None
-    made, axes = figure(0.9 + 0.38 * len(runs))
-    axes.set_yticks(range(len(runs)), list(map(figure_text, runs)))
+    canvas, axes = figure(0.9 + 0.38 * len(percents))
+    axes.set_yticks(range(len(percents)), list(map(figure_text, percents)))
     axes.invert_yaxis()
-    for at, shown in enumerate(runs.values()):
-        spread = [at + 0.28 * ((7 * i) % 11 / 5 - 1) for i in range(len(shown))]
-        axes.scatter(sorted(shown), spread, s=12, alpha=0.55, color=COLOURS[0], linewidths=0)
-        middle = statistics.median(shown)
-        axes.plot([middle, middle], [at - 0.36, at + 0.36], color=COLOURS[1], linewidth=2.2)
+    for height, values in enumerate(percents.values()):
+        # A fixed pattern moves dots up or down by at most 0.28, so that dots of equal excess do not
+        # hide each other.
+        heights = [height + 0.28 * ((7 * i) % 11 / 5 - 1) for i in range(len(values))]
+        axes.scatter(sorted(values), heights, s=12, alpha=0.55, color=COLOURS[0], linewidths=0)
+        median = statistics.median(values)
+        axes.plot([median, median], [height - 0.36, height + 0.36], color=COLOURS[1], linewidth=2.2)
     axes.set(
         xscale="log",
         xlim=(LEAST_EXCESS * 0.8, None),
         xlabel="% above the best known (left edge: the optimum; bar: median)",
     )
-    return made
+    return canvas
 
 
 def stairs(lines: Mapping[str, tuple[Sequence[float], int]], across: str, upwards: str) -> Any:
-    """Shares that rise with each value, to 100 % of a method's count; method -> (ascending values,
-    count). From before the first value of all to after the last."""
-    every = [value for values, _ in lines.values() for value in values]
-    made, axes = figure(3.0)
+    """A figure with a step line for each method, which rises at each of the method's values.
+
+    lines: method -> (ascending values, count). After k values the line is at k / count, in percent.
+    All lines begin before the least value of all methods and end after the largest. across,
+    upwards: labels of the axes.
+    """
+    all_values = [value for values, _ in lines.values() for value in values]
+    canvas, axes = figure(3.0)
     for colour, (method, (values, count)) in zip(COLOURS, lines.items(), strict=False):
         if not values:
             axes.plot([], [], label=f"{figure_text(method)} (none)", color=colour)
             continue
         shares = [100 * k / count for k in range(len(values) + 1)]
         axes.step(
-            [min(every) / 1.5, *values, max(every) * 1.5],
+            [min(all_values) / 1.5, *values, max(all_values) * 1.5],
             [*shares, shares[-1]],
             where="post",
             label=figure_text(method),
@@ -114,38 +122,41 @@ def stairs(lines: Mapping[str, tuple[Sequence[float], int]], across: str, upward
         )
     axes.set(xscale="log", ylim=(0, 103), xlabel=across, ylabel=upwards)
     axes.legend(frameon=False, fontsize=8)
-    return made
+    return canvas
 
 
 def by_method(study: Study, problem: str) -> Mapping[str, Sequence[Row]]:
-    """Exact method -> its rows."""
+    """Exact method -> its rows of a problem."""
     return grouped((row["method"], row) for row in study.of(problem) if row["exact"])
 
 
 def gaps(study: Study, problem: str) -> Any | None:
-    """Share of an exact method's runs whose gap is at most so much; those without a gap never
-    come."""
+    """The figure of gaps: for each exact method, the share of its runs whose gap is at most a
+    value. Runs without a gap count in the total alone."""
     lines = {}
     for method, runs in by_method(study, problem).items():
-        feasible = [row["gap"] for row in runs if row["status"] != "infeasible"]
-        known = sorted(max(100 * gap, LEAST_EXCESS) for gap in feasible if gap is not None)
-        lines[method] = known, len(feasible)
-    return stairs(lines, "gap in % (left edge: none to speak of)", "% of runs") if lines else None
+        run_gaps = [row["gap"] for row in runs if row["status"] != "infeasible"]
+        percents = sorted(max(100 * gap, LEAST_EXCESS) for gap in run_gaps if gap is not None)
+        lines[method] = percents, len(run_gaps)
+    if not lines:
+        return None
+    return stairs(lines, "gap in % (left edge: none to speak of)", "% of runs")
 
 
 def proofs(study: Study, problem: str) -> Any | None:
-    """Share of instances proven within a time, per exact method."""
+    """The figure of proofs: for each exact method, the share of instances proven within a time."""
     runs = by_method(study, problem)
     total = len({(row["instance"], row["seed"]) for rows in runs.values() for row in rows})
-    lines = {
-        method: ([max(seconds, LEAST_SECONDS) for seconds in cactus(rows)], total)
-        for method, rows in runs.items()
-    }
+    lines = {}
+    for method, rows in runs.items():
+        seconds = [max(proof_seconds, LEAST_SECONDS) for proof_seconds in cactus(rows)]
+        lines[method] = seconds, total
     return stairs(lines, "seconds", "% of instances proven") if lines else None
 
 
 def profiles(study: Study, problem: str) -> Any | None:
-    """Share of instances on which a method is within a factor of the fastest."""
+    """The figure of performance profiles: for each exact method, the share of instances on which
+    its seconds are within a factor of the fastest method's."""
     ratios = profile(study, problem, list(by_method(study, problem)))
     rows = [row for row in study.of(problem) if row["exact"] and row["status"] in PROVEN]
     total = len({(row["instance"], row["seed"]) for row in rows})
@@ -156,57 +167,65 @@ def profiles(study: Study, problem: str) -> Any | None:
 
 
 def scaling(study: Study, problem: str) -> Any | None:
-    """Seconds of each run against its instance's size, exact methods."""
-    points = grouped(
-        (row["method"], (size, max(row["seconds"], LEAST_SECONDS), row["status"] in PROVEN))
-        for row in study.of(problem)
-        if problem in SIZES and row["exact"] and row["seconds"] is not None
-        if (size := row_size(row))
-    )
+    """The figure of scaling: the seconds of each run of an exact method against the size of its
+    instance."""
+    if problem not in SIZES:
+        return None
+    size_name, _ = SIZES[problem]
+    # method -> (size, seconds, whether the run ended with a proof) of each run
+    points: dict[str, list[tuple[int, float, bool]]] = {}
+    for row in study.of(problem):
+        if not row["exact"] or row["seconds"] is None:
+            continue
+        size = row_size(row)
+        if size:
+            seconds = max(row["seconds"], LEAST_SECONDS)
+            points.setdefault(row["method"], []).append((size, seconds, row["status"] in PROVEN))
     if not points:
         return None
-    made, axes = figure(3.4)
-    for colour, (method, own) in zip(COLOURS, points.items(), strict=False):
+    canvas, axes = figure(3.4)
+    for colour, (method, method_points) in zip(COLOURS, points.items(), strict=False):
         axes.scatter([], [], s=16, color=colour, label=figure_text(method))
-        for ended, marker in ((True, "o"), (False, "x")):
-            shown = [(size, seconds) for size, seconds, proof in own if proof is ended]
-            x, y = [size for size, _ in shown], [seconds for _, seconds in shown]
-            axes.scatter(x, y, s=16, alpha=0.6, marker=marker, color=colour)
-    sizes = [size for own in points.values() for size, _, _ in own]
-    if max(sizes) > WIDE_RANGE * min(sizes):
+        for with_proof, marker in ((True, "o"), (False, "x")):
+            drawn = [point for point in method_points if point[2] is with_proof]
+            sizes = [size for size, _, _ in drawn]
+            times = [seconds for _, seconds, _ in drawn]
+            axes.scatter(sizes, times, s=16, alpha=0.6, marker=marker, color=colour)
+    all_sizes = [size for method_points in points.values() for size, _, _ in method_points]
+    if max(all_sizes) > WIDE_RANGE * min(all_sizes):
         axes.set_xscale("log")
-    axes.set(yscale="log", xlabel=SIZES[problem][0], ylabel="seconds")
+    axes.set(yscale="log", xlabel=size_name, ylabel="seconds")
     axes.legend(frameon=False, fontsize=8)
-    return made
+    return canvas
 
 
-def as_svg(made: Any) -> str:
-    """The figure as an SVG element, reproducible, without the XML prologue."""
+def as_svg(canvas: Any) -> str:
+    """A figure as an SVG element, reproducible, without the XML prologue."""
     import matplotlib
 
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "hetplan", "svg.fonttype": "none"}):
-        made.savefig(buffer, format="svg", metadata={"Date": None})
+        canvas.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
 
 
 def write_pictures(folder: Path, pictures: Mapping[str, Any]) -> None:
-    """One PNG file per figure, by its name."""
+    """Write each figure as a PNG file that is named after it. pictures: name -> figure."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, made in pictures.items():
-        write_bytes(folder / f"{name.replace(' ', '-').lower()}.png", as_picture(made, "png"))
+    for name, canvas in pictures.items():
+        write_bytes(folder / f"{name.replace(' ', '-').lower()}.png", as_picture(canvas, "png"))
 
 
-def as_picture(made: Any, kind: str) -> bytes:
-    """A file of the figure, of kind png or svg."""
+def as_picture(canvas: Any, kind: str) -> bytes:
+    """The content of a figure's file. kind: png or svg."""
     buffer = io.BytesIO()
-    made.savefig(buffer, format=kind, dpi=150)
+    canvas.savefig(buffer, format=kind, dpi=150)
     return buffer.getvalue()
 
 
-WORST = 20
-FEWEST = 7  # instances of a problem that are worth a picture; the table says it of fewer
+WORST = 20  # the most worst cases on a page
+FEWEST = 7  # the fewest instances of a problem for which a page has pictures
 FIGURES = (
     "Objectives are predicted iteration times; seconds of solves and memory are measured. A method "
     "misses the optimum where a plan is known that is more than a relative "
@@ -247,7 +266,7 @@ svg { max-width: 100%; height: auto } .warn { color: #c23b32; font-weight: 600 }
 
 
 def cells(summary: Summary) -> tuple[str, ...]:
-    """The cells of a summary."""
+    """The cells of a summary, under HEADER."""
     return (
         summary.method,
         "yes" if summary.exact else "no",
@@ -265,16 +284,23 @@ def cells(summary: Summary) -> tuple[str, ...]:
 
 
 def mean_text(summary: Summary) -> str:
-    """`7.3 % [5.1 %, 9.9 %]`: the mean excess and its interval, where there is one."""
-    ends = ", ".join(map(percent_text, summary.mean_interval or ()))
-    return percent_text(summary.mean_excess) + (f" [{ends}]" if ends else "")
+    """The mean excess, with its interval where that is known: `7.3 % [5.1 %, 9.9 %]`."""
+    mean = percent_text(summary.mean_excess)
+    if summary.mean_interval is None:
+        return mean
+    low, high = summary.mean_interval
+    return f"{mean} [{percent_text(low)}, {percent_text(high)}]"
 
 
 def instance_cells(study: Study, name: str, problem: str, instance: str) -> tuple[str, ...]:
-    """The cells of an instance."""
+    """The cells of an instance, under INSTANCES. name: the instance's set."""
     best = study.references[problem, instance]
     rows = [row for row in study.of(problem) if row["instance"] == instance]
     size = row_size(rows[0])
+    size_text = "-"
+    if size is not None:
+        size_name, _ = SIZES[problem]
+        size_text = f"{size} ({size_name})"
     found_by = "-"
     if best.objective is not None:
         methods = [row["method"] for row in rows if row["objective"] == best.objective]
@@ -283,7 +309,7 @@ def instance_cells(study: Study, name: str, problem: str, instance: str) -> tupl
         instance,
         name,
         problem,
-        "-" if size is None else f"{size} ({SIZES[problem][0]})",
+        size_text,
         number_text(best.objective, 8),
         number_text(best.bound, 8),
         percent_text(relative_gap(best.objective, best.bound)),
@@ -292,7 +318,7 @@ def instance_cells(study: Study, name: str, problem: str, instance: str) -> tupl
 
 
 def case_cells(study: Study, excess: float, row: Row) -> tuple[str, ...]:
-    """The cells of a worst case."""
+    """The cells of a worst case, under CASES."""
     best = study.reference(row)
     proof = " (proven)" if best.proven else ""
     return (
@@ -305,19 +331,21 @@ def case_cells(study: Study, excess: float, row: Row) -> tuple[str, ...]:
 
 
 def origin(rows: Sequence[Row]) -> Iterator[str]:
-    """Where, with what and under which limits the rows were taken."""
+    """Lines with the machines, the versions, the time limits and the dates of the rows."""
     for column, name in (("machine_json", "machine"), ("versions_json", "versions")):
         for text in dict.fromkeys(row[column] for row in rows):
             parts = ", ".join(f"{key} {value}" for key, value in json.loads(text).items())
             yield f"{name}: {parts}"
     limits = sorted({row["time_limit"] for row in rows if row["time_limit"] is not None})
-    yield "time limits: " + (", ".join(seconds_text(limit) for limit in limits) or "none")
+    limit_texts = [seconds_text(limit) for limit in limits]
+    yield f"time limits: {', '.join(limit_texts) or 'none'}"
     times = sorted(row["begun"][:16].replace("T", " ") for row in rows)
     yield f"{counted(len(rows), 'run')}, begun from {times[0]} to {times[-1]} UTC"
 
 
 def in_words(study: Study, problem: str) -> str:
-    """The section of the page about one problem."""
+    """The findings on one problem in a few sentences: the number of runs, the exact method with the
+    most proofs, and the best heuristic."""
     rows, summaries = study.of(problem), study.summaries(problem)
     instances = {row["instance"] for row in rows}
     text = f"{counted(len(rows), 'run')} on {counted(len(instances), 'instance')}."
@@ -326,17 +354,20 @@ def in_words(study: Study, problem: str) -> str:
         best = max(exact, key=lambda summary: summary.proven / summary.runs)
         runs = counted(best.runs, "run")
         text += f" {best.method} ends {best.proven} of its {runs} with a proof."
-    heuristics = [s for s in summaries if not s.exact and s.mean_excess is not None]
+    heuristics = [
+        summary for summary in summaries if not summary.exact and summary.mean_excess is not None
+    ]
     if heuristics:
-        near = min(heuristics, key=lambda one: one.mean_excess or 0.0)
-        most = percent_text(near.worst_excess)
-        text += f" {near.method} comes nearest of the heuristics: {mean_text(near)} above the "
-        text += f"best known on average, {most} at most, over {counted(near.solved, 'plan')}."
+        nearest = min(heuristics, key=lambda summary: summary.mean_excess or 0.0)
+        most = percent_text(nearest.worst_excess)
+        text += f" {nearest.method} comes nearest of the heuristics: {mean_text(nearest)} above "
+        text += f"the best known on average, {most} at most, "
+        text += f"over {counted(nearest.solved, 'plan')}."
     return text
 
 
 def document(title: str, body: Iterable[str]) -> str:
-    """A whole page."""
+    """A complete HTML page. body: lines of HTML."""
     head = f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{html_text(title)}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -346,18 +377,23 @@ def document(title: str, body: Iterable[str]) -> str:
 
 
 def of_tables(title: str, tables: Iterable[Table], pictures: Mapping[str, Any]) -> str:
-    """A page of tables, each with the picture that its title begins with."""
-    parts = list[str]()
-    for one in tables:
-        parts += [f"<h2>{html_text(one.title)}</h2>", *table(one.header, one.rows)]
-        parts += [f"<p>{html_text(line)}</p>" for line in one.notes]
-        made = pictures.get(one.title.partition(":")[0])
-        parts += [] if made is None else [f"<figure>{as_svg(made)}</figure>"]
+    """An HTML page of tables with pictures.
+
+    pictures: the beginning of a table's title, up to a colon -> the figure that follows the table.
+    """
+    parts: list[str] = []
+    for shown in tables:
+        parts += [f"<h2>{html_text(shown.title)}</h2>", *table(shown.header, shown.rows)]
+        parts += [f"<p>{html_text(line)}</p>" for line in shown.notes]
+        name, _, _ = shown.title.partition(":")
+        canvas = pictures.get(name)
+        if canvas is not None:
+            parts.append(f"<figure>{as_svg(canvas)}</figure>")
     return document(title, parts)
 
 
 def lines(study: Study) -> Iterator[str]:
-    """The parts of a study's page."""
+    """The lines of HTML of a study's page, without its head."""
     yield f"<p>{FIGURES}</p><ul>"
     yield from (f"<li>{html_text(line)}</li>" for line in origin(study.rows))
     yield "</ul>"
@@ -366,25 +402,29 @@ def lines(study: Study) -> Iterator[str]:
     yield f'<nav aria-label="Contents"><ul>{contents}</ul></nav>'
     yield from (f'<p class="warn">{html_text(line)}</p>' for line in study.conflicts())
     for problem in study.problems:
-        own = family(problem)
-        yield f'<h2 id="{problem}">{problem}: {html_text(own.title)}</h2>'
-        yield f"<p>{html_text(own.paper)}</p>"
+        problem_family = family(problem)
+        yield f'<h2 id="{problem}">{problem}: {html_text(problem_family.title)}</h2>'
+        yield f"<p>{html_text(problem_family.paper)}</p>"
         yield f"<p><strong>{html_text(in_words(study, problem))}</strong></p>"
         yield from table(HEADER, [cells(summary) for summary in study.summaries(problem)])
-        few = len({row["instance"] for row in study.of(problem)}) < FEWEST
-        for text, made in () if few else charts(study, problem).items():
-            caption = f"<figcaption>{problem}: {html_text(text)}</figcaption>"
-            yield f"<figure>{as_svg(made)}{caption}</figure>"
+        instances = {row["instance"] for row in study.of(problem)}
+        if len(instances) >= FEWEST:
+            for title, canvas in charts(study, problem).items():
+                caption = f"<figcaption>{problem}: {html_text(title)}</figcaption>"
+                yield f"<figure>{as_svg(canvas)}{caption}</figure>"
     worst = study.worst_cases(WORST)
     if worst:
         yield '<h2 id="worst">Worst cases of the heuristics</h2>'
         links = [{0: anchor(row), 1: f"row-{row['key']}"} for _, row in worst]
-        yield from table(CASES, [case_cells(study, *pair) for pair in worst], links=links)
+        case_rows = [case_cells(study, excess, row) for excess, row in worst]
+        yield from table(CASES, case_rows, links=links)
     yield '<h2 id="instances">Instances</h2>'
     yield "<p><code>hetplan instances show NAME</code> shows one of the library.</p>"
-    listed = instances_of(study)
-    keys = [f"instance-{problem}-{instance}" for _, problem, instance in listed]
-    yield from table(INSTANCES, [instance_cells(study, *one) for one in listed], keys=keys)
+    keys, instance_rows = [], []
+    for set_name, problem, instance in instances_of(study):
+        keys.append(f"instance-{problem}-{instance}")
+        instance_rows.append(instance_cells(study, set_name, problem, instance))
+    yield from table(INSTANCES, instance_rows, keys=keys)
     yield '<h2 id="rows">All runs</h2>'
     keys = [f"row-{row['key']}" for row in study.rows]
     links = [{2: anchor(row)} for row in study.rows]
@@ -392,7 +432,7 @@ def lines(study: Study) -> Iterator[str]:
 
 
 def row_cells(row: Row) -> tuple[str, ...]:
-    """The cells of a run."""
+    """The cells of a run, under ROWS."""
     return (
         row["set"],
         row["problem"],
@@ -410,7 +450,7 @@ def row_cells(row: Row) -> tuple[str, ...]:
 
 
 def anchor(row: Row) -> str:
-    """The anchor of the row's instance in the table of instances."""
+    """The HTML anchor of a row's instance in the table of instances."""
     return f"instance-{row['problem']}-{row['instance']}"
 
 
@@ -421,24 +461,28 @@ def table(
     links: Sequence[Mapping[int, str]] | None = None,
     keys: Sequence[str] | None = None,
 ) -> Iterator[str]:
-    """An HTML table. links: of a row's cells, by place, to anchors of the page; keys: the rows' own
-    anchors."""
-    yield (
-        "<table><thead><tr>"
-        + "".join(f'<th scope="col">{html_text(name)}</th>' for name in header)
-        + "</tr></thead><tbody>"
-    )
-    for at, row in enumerate(rows):
-        own = "" if keys is None else f' id="{html_text(keys[at])}"'
+    """The lines of an HTML table.
+
+    links: for each row, the number of a cell -> the anchor on the page to which the cell links.
+    keys: for each row, its anchor.
+    """
+    headings = "".join(f'<th scope="col">{html_text(name)}</th>' for name in header)
+    yield f"<table><thead><tr>{headings}</tr></thead><tbody>"
+    for number, row in enumerate(rows):
         texts = [html_text(cell) for cell in row]
-        for place, target in (links[at] if links is not None else {}).items():
-            texts[place] = f'<a href="#{html_text(quote(target))}">{texts[place]}</a>'
-        yield f"<tr{own}>" + "".join(f"<td>{text}</td>" for text in texts) + "</tr>"
+        if links is not None:
+            for column, target in links[number].items():
+                texts[column] = f'<a href="#{html_text(quote(target))}">{texts[column]}</a>'
+        row_anchor = ""
+        if keys is not None:
+            row_anchor = f' id="{html_text(keys[number])}"'
+        html_cells = "".join(f"<td>{text}</td>" for text in texts)
+        yield f"<tr{row_anchor}>{html_cells}</tr>"
     yield "</tbody></table>"
 
 
 def markdown(study: Study, title: str) -> str:
-    """The same without pictures and raw rows."""
+    """The findings of a study as Markdown: its page without pictures, instances and rows."""
     text = [
         f"# {markdown_text(title)}",
         "",
@@ -451,14 +495,14 @@ def markdown(study: Study, title: str) -> str:
     for problem in study.problems:
         summaries = [cells(summary) for summary in study.summaries(problem)]
         text += [f"## {problem}: {family(problem).title}", "", *pipes(HEADER, summaries), ""]
-    worst = [case_cells(study, *pair) for pair in study.worst_cases(WORST)]
+    worst = [case_cells(study, excess, row) for excess, row in study.worst_cases(WORST)]
     if worst:
         text += ["## Worst cases of the heuristics", "", *pipes(CASES, worst), ""]
     return "\n".join(text)
 
 
 def pipes(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table."""
+    """The lines of a Markdown table."""
     return [
         "| " + " | ".join(header) + " |",
         "|" + " --- |" * len(header),
@@ -467,7 +511,7 @@ def pipes(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def markdown_text(text: str) -> str:
-    """`text` within a line or a cell; what looks like HTML stays text."""
+    """A text for a line or a cell of Markdown, with its special characters escaped."""
     for mark, escaped in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;")):
         text = text.replace(mark, escaped)
     return one_line(text)

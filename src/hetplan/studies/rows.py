@@ -1,9 +1,11 @@
-"""A study: one task per instance, method and seed, and one row for each task that has ended.
+"""Tasks and rows of a study: one task per instance, method and seed, and one row for each task that
+has ended.
 
-A task's key names its row. Tasks that have no row yet are done, and each row is written as it ends:
-one small Parquet file under DIR/rows, written whole or not at all. A file per row needs no lock and
-no repair: whatever kills a study, finished rows stay and unfinished ones were never there. Any
-Parquet reader takes the folder as one table.
+A row has the key of its task. A study carries out the tasks that have no row yet. It writes each
+row as soon as its task ends, to a small Parquet file of its own in DIR/rows. The file is written
+completely or not at all, so that a study needs no locks and no repair: whatever ends it, the rows
+of finished tasks stay and there is nothing of unfinished ones. Any Parquet reader reads the folder
+as one table.
 """
 
 import hashlib
@@ -16,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,27 +40,30 @@ from hetplan.solvers.registry import Family
 from hetplan.solvers.run import Options
 from hetplan.text import counted
 
+# Words of `--methods` that stand for several methods of a problem.
 ALL = "all"
 HEURISTICS, EXACT = "heuristics", "exact-methods"
 
 
 def digest(instance: Instance) -> str:
-    """The hash of problem, name and data: another file of the same name is another instance."""
+    """The hash of an instance's problem, name, origin and data. Different instances of the same
+    name have different hashes."""
     return hashlib.sha256(json.dumps(instance.document(), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Task:
-    """One solve, of JSON types: it travels to other processes and machines."""
+    """One run of a method on an instance. Its fields are JSON types, since it is sent to other
+    processes and machines."""
 
-    key: str
-    set: str
-    document: dict[str, Any]  # the instance file's content
+    key: str  # the hash of instance, method and options, see `task_key`
+    set: str  # the name on the command line that brought the instance
+    document: dict[str, Any]  # the content of the instance file
     method: str
-    options: dict[str, Any]  # as `Options.as_dict`
-    best_known: float | None
-    bound_known: float | None
-    plugins: tuple[str, ...]  # modules whose methods join
+    options: dict[str, Any]  # as `Options.as_dict` returns them, with the task's seed
+    best_known: float | None  # the objective of the best-known record
+    bound_known: float | None  # the bound of the best-known record
+    plugins: tuple[str, ...]  # modules that add methods to the families
 
     @property
     def name(self) -> str:
@@ -71,38 +77,39 @@ class Task:
 
     @property
     def family(self) -> Family:
-        """The family of the problem, with the methods of the plugins; raises InputError where they
-        cannot be imported."""
+        """The family of the problem, with the methods of the plugins. Raises InputError where a
+        plugin cannot be imported."""
         join(self.plugins)
         return family(self.problem)
 
 
 def subjects(names: Sequence[str]) -> Iterator[tuple[str, Instance, BestKnown | None]]:
-    """(set, instance, record) of each name: a set of the library, a problem, an instance, a
-    pattern, a file, a folder.
+    """(name, instance, best-known record) of each instance that the names stand for.
 
-    Each instance once, under the first name that brings it. Raises InputError for a name that
-    brings none.
+    A name is that of a set of the library, of a problem or of an instance, or a pattern, a file or
+    a folder. Each instance comes once, with the first name that brings it. Raises InputError for a
+    name that brings none.
     """
     seen: set[str] = set()
     for name in names:
         for entry in entries_named(name):
             instance = entry.load()
-            number = digest(instance)
-            if number not in seen:
-                seen.add(number)
+            instance_hash = digest(instance)
+            if instance_hash not in seen:
+                seen.add(instance_hash)
                 yield name, instance, entry.best_known()
 
 
 def entries_named(name: str) -> list[Entry]:
-    """The instances behind one name; raises InputError where there are none."""
+    """The entries of the instances that a name stands for, see `subjects`. Raises InputError where
+    there are none."""
     if os.path.isdir(name):
         entries = entries_in(Path(name))
         require(entries, "holds no instance files", where=name)
         return entries
     if os.path.exists(name):
         return [entry_of(Path(name))]
-    entries = [e for e in library() if in_set(e.problem, e.name, name)]
+    entries = [entry for entry in library() if in_set(entry.problem, entry.name, name)]
     if not entries:
         raise unknown_name(
             "neither a file nor an instance of the library:", name,
@@ -115,27 +122,32 @@ def entries_named(name: str) -> list[Entry]:
 def tasks(
     names: Sequence[str], methods: Sequence[str], seeds: Sequence[int], options: Options
 ) -> Iterator[Task]:
-    """One task per instance, method that its problem has, and seed; raises InputError for a method
-    no problem has."""
+    """The tasks of a study: one for each instance, each chosen method of its problem, and each
+    seed.
+
+    names: as in `subjects`. methods: names of methods, ALL, HEURISTICS or EXACT. Raises InputError
+    for a method that no problem of the study has.
+    """
+    groups = {ALL, HEURISTICS, EXACT}
     wanted = list(dict.fromkeys(methods))
     used: set[str] = set()
-    known = {ALL, HEURISTICS, EXACT}
+    known = set(groups)
     for set_name, instance, record in subjects(names):
-        number = digest(instance)
+        instance_hash = digest(instance)
         chosen = chosen_methods(instance, wanted)
-        used.update(chosen, {word for word in wanted if word in (ALL, HEURISTICS, EXACT)})
+        used.update(chosen, groups.intersection(wanted))
         known.update(method.name for method in instance.family.methods)
         for method, seed in itertools.product(chosen, seeds):
-            own = {**options.as_dict(), "seed": seed}
+            task_options = {**options.as_dict(), "seed": seed}
             yield Task(
-                task_key(number, method, own),
-                set_name,
-                instance.document(),
-                method,
-                own,
-                record.objective if record else None,
-                record.bound if record else None,
-                tuple(JOINED),
+                key=task_key(instance_hash, method, task_options),
+                set=set_name,
+                document=instance.document(),
+                method=method,
+                options=task_options,
+                best_known=record.objective if record else None,
+                bound_known=record.bound if record else None,
+                plugins=tuple(JOINED),
             )
     for word in wanted:
         if word not in used:
@@ -145,27 +157,32 @@ def tasks(
 
 
 def chosen_methods(instance: Instance, wanted: Sequence[str]) -> list[str]:
-    """The family's methods among those wanted, in the family's order."""
-    return [
-        method.name
-        for method in instance.family.methods
-        if method.name in wanted
-        or ALL in wanted
-        or (EXACT if method.exact else HEURISTICS) in wanted
-    ]
+    """The names of the wanted methods that the instance's problem has, in the family's order.
+
+    wanted: names of methods, ALL, HEURISTICS or EXACT.
+    """
+    chosen = []
+    for method in instance.family.methods:
+        group = EXACT if method.exact else HEURISTICS
+        if method.name in wanted or group in wanted or ALL in wanted:
+            chosen.append(method.name)
+    return chosen
 
 
 def task_key(digest: str, method: str, options: dict[str, Any]) -> str:
-    """The same for the same solve, whatever else the study does: the name of its row."""
+    """The key of a task and of its row. Equal runs have equal keys in all studies.
+
+    digest: the instance's hash.
+    """
     text = json.dumps([digest, method, options], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-FOLDER = "rows"
-# Many rows in one file.
-PACKED = "all.parquet"
-VERSION = "1"
-# name -> Arrow type; `_json` columns hold JSON text. Unknown figures are null. Seconds, bytes.
+FOLDER = "rows"  # the folder of the rows within a study's folder
+PACKED = "all.parquet"  # the file in FOLDER that may hold many rows
+VERSION = "1"  # of the rows' format
+# The name of a column -> its Arrow type. Columns `…_json` hold JSON text. Figures are in seconds
+# and bytes; unknown ones are null.
 COLUMNS: Mapping[str, str] = {
     "key": "string",
     "set": "string",
@@ -213,13 +230,13 @@ def schema() -> Any:
 
 
 def write_row(folder: Path, row: Row) -> None:
-    """Add a row, atomically; one of the same key is replaced."""
+    """Write a row to a study's folder, atomically. It replaces a row of the same key."""
     write_rows(folder / FOLDER / f"{row['key']}.parquet", [row])
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Many rows as one file, to keep; as the file PACKED in a folder `rows` they are a study
-    again."""
+    """Write rows to one Parquet file, atomically. A folder `rows` with the rows in its file PACKED
+    is a study again."""
     pa = arrow()
     cells = [{name: row.get(name) for name in COLUMNS} for row in rows]
     buffer = io.BytesIO()
@@ -235,17 +252,19 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def keys(folder: Path) -> set[str]:
-    """The keys of the rows in a folder."""
-    names = {path.stem for path in (folder / FOLDER).glob("*.parquet")}
-    if Path(PACKED).stem in names:
-        kept = arrow().parquet.read_table(folder / FOLDER / PACKED, columns=["key"])
-        names = (names - {Path(PACKED).stem}) | set(kept["key"].to_pylist())
-    return names
+    """The keys of a study's rows."""
+    found = {path.stem for path in (folder / FOLDER).glob("*.parquet")}
+    packed = Path(PACKED).stem
+    if packed in found:
+        table = arrow().parquet.read_table(folder / FOLDER / PACKED, columns=["key"])
+        found.remove(packed)
+        found.update(table["key"].to_pylist())
+    return found
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """All rows, by problem, instance, method and seed; raises InputError where a file is none of a
-    study's."""
+    """All rows of a study, sorted by problem, instance, method and seed. Raises InputError for a
+    file that does not hold rows of a study."""
     pa = arrow()
     require(
         (folder / FOLDER).is_dir(),
@@ -269,37 +288,38 @@ def read_rows(folder: Path) -> list[Row]:
             where=str(path),
         )
         rows |= {row["key"]: row for row in table.to_pylist()}
-    return sorted(
-        rows.values(), key=lambda row: (row["problem"], row["instance"], row["method"], row["seed"])
-    )
+    return sorted(rows.values(), key=itemgetter("problem", "instance", "method", "seed"))
 
 
 def text(value: object) -> str:
-    """Compact JSON."""
+    """A value as compact JSON text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+# Carries out tasks and yields the row of each as soon as it ends.
 Runner = Callable[[Iterable[Task]], Iterator[Row]]
 
 
 @dataclass
 class Tally:
-    """The progress of a study."""
+    """The progress of a study, counted in rows."""
 
-    total: int
-    known: int  # rows from before
-    counts: Counter[str] = field(default_factory=Counter)  # rows of now, by status
+    total: int  # number of tasks
+    known: int  # rows that an earlier call of the study wrote
+    # status -> number of rows that this call wrote
+    counts: Counter[str] = field(default_factory=Counter)
 
     @property
     def done(self) -> int:
-        """Rows there are."""
+        """The number of tasks that have a row."""
         return self.known + sum(self.counts.values())
 
     def text(self) -> str:
-        """`12 of 40 runs: 9 optimal, 2 feasible, 1 unknown`."""
+        """The progress as text: `12 of 40 runs: 9 optimal, 2 feasible, 1 unknown`."""
         counts = {"from before": self.known, **dict(sorted(self.counts.items()))}
-        ended = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        return f"{self.done} of {counted(self.total, 'run')}" + (f": {ended}" if ended else "")
+        progress = f"{self.done} of {counted(self.total, 'run')}"
+        ended = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        return f"{progress}: {ended}" if ended else progress
 
 
 def carry_out(
@@ -308,11 +328,14 @@ def carry_out(
     runner: Runner,
     watch: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
-    """Do what has no row in `folder` yet; the tally at the end, or where the runner stopped
-    early."""
-    there = keys(folder)
-    left = [task for task in tasks if task.key not in there]
-    tally = Tally(len(tasks), len(tasks) - len(left))
+    """Carry out the tasks that have no row in `folder` yet, and write their rows.
+
+    watch: called with the tally at the beginning and after each row. Returns the tally at the end,
+    or where the runner stopped early.
+    """
+    keys_with_row = keys(folder)
+    left = [task for task in tasks if task.key not in keys_with_row]
+    tally = Tally(total=len(tasks), known=len(tasks) - len(left))
     watch(tally)
     for row in runner(left):
         write_row(folder, row)
@@ -322,25 +345,28 @@ def carry_out(
 
 
 def findings_of_rows(rows: Iterable[Row], where: str) -> Iterator[Finding]:
-    """The findings of rows with a decision or a bound, for best-known records; a row's key tells
-    exactly which instance it is of."""
+    """The findings of the rows that have a decision or a bound, for best-known records.
+
+    A row's key says exactly which instance its run solved. where: the study's folder, for messages.
+    """
     for row in rows:
         decision = row["decision_json"]
         if decision is None and row["bound"] is None:
             continue
-        claimed = {key: row[key] for key in ("method", "status", "objective", "bound", "solver")}
+        figures = {key: row[key] for key in ("method", "status", "objective", "bound", "solver")}
         if decision is not None:
-            claimed["decision"] = json.loads(decision)
+            figures["decision"] = json.loads(decision)
         yield Finding(
             where=f"{where}: {row['instance']} by {row['method']} (row {row['key']})",
             problem=row["problem"],
             instance=row["instance"],
-            answer=Answer(**claimed),
+            answer=Answer(**figures),
             about=partial(made_on, row),
         )
 
 
 def made_on(row: Row, instance: Instance) -> bool:
-    """Whether the row's key is that of this instance, its method and its options."""
+    """Whether the row's run solved exactly this instance: its key is the hash of this instance and
+    of the row's method and options."""
     key = task_key(digest(instance), row["method"], json.loads(row["options_json"]))
     return bool(key == row["key"])

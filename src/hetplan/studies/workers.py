@@ -1,15 +1,15 @@
-"""Tasks on the cores of this machine or on a Dask cluster: a process of its own for each, from its
-task to its row.
+"""Carries out a study's tasks, each in a process of its own, on the cores of this machine or on a
+Dask cluster.
 
-A server process imports what solvers need once; each task is forked from it, which costs
-milliseconds and leaves memory of its own. A task that crashes, runs out of memory or does not stop
-in time becomes a row that says so, and none takes another or the study down. A row also says where
-and with what its figures were taken.
+A server process imports the solvers once. Each task's process is forked from it, which takes
+milliseconds and gives the task memory of its own. A task that crashes, runs out of memory or does
+not stop in time gets a row that says so, and does not disturb other tasks. A row also states the
+machine and the versions of packages with which its figures were measured.
 
-On a cluster the study's process keeps the rows: workers only solve, and give the same rows as one
-machine. A worker that dies has its task done again by another, as often as Dask allows
-(`distributed.scheduler.allowed-failures`); after that the task is a row that says so. Each task
-runs in a process of its own on the worker, as it would here.
+On a cluster, workers only solve; the study's process writes the rows, which are the same as on one
+machine. Where a worker dies, Dask gives its task to another worker, as often as
+`distributed.scheduler.allowed-failures` allows; after that the task gets a row that says so. On a
+worker, too, each task runs in its own process.
 """
 
 import contextlib
@@ -46,14 +46,19 @@ from hetplan.studies.findings import SIZE_KEY, size_of
 from hetplan.studies.rows import Row, Task, text
 
 Tell = Callable[[Progress], None]
+# The packages whose versions a row states.
 PACKAGES = ("ortools", "highspy", "pyomo", "numpy", "numba", "networkx")
 
 
 def perform(task: Task, tell: Tell | None = None) -> Row:
-    """Run a task; returns its row. An error of hetplan's (a refusal, a contradiction) makes a row,
-    too, with its reason."""
+    """Run a task in this process; returns its row.
+
+    A HetplanError, such as a method's refusal of the instance, gives a row with its message. tell:
+    called with the run's progress.
+    """
     instance = parse_instance(task.document, where=task.name)
-    begun, run = now(), Run(Options(**task.options), tell)
+    begun = now()
+    run = Run(Options(**task.options), tell)
     try:
         answer = result_document(solve(task.family, instance.data, task.method, run))
     except HetplanError as error:
@@ -81,7 +86,11 @@ def failed(
     begun: str | None = None,
     peak: int | None = None,
 ) -> Row:
-    """The row of a task without a result: it crashed, ran out of memory, or had to be killed."""
+    """The row of a task without a result: it crashed, ran out of memory, or had to be killed.
+
+    stop: the row's reason for the end of the run. bound: the last bound that the run reported.
+    begun: UTC time. peak: bytes of resident memory. None: unknown.
+    """
     return {
         **outline(task, begun or now()),
         "status": "unknown",
@@ -97,7 +106,7 @@ def failed(
 
 
 def outline(task: Task, begun: str) -> Row:
-    """The part of a row that is known before its solve."""
+    """The columns of a task's row that are known before the run. begun: UTC time."""
     return {
         "key": task.key,
         "set": task.set,
@@ -117,7 +126,7 @@ def outline(task: Task, begun: str) -> Row:
 
 
 def now() -> str:
-    """UTC to the second."""
+    """The UTC time in ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -134,7 +143,7 @@ def machine() -> dict[str, Any]:
 
 @cache
 def versions() -> dict[str, str]:
-    """hetplan and what it solves with; absent where not installed."""
+    """The versions of hetplan and of the installed packages with which it solves."""
     return {
         "hetplan": __version__,
         **{name: metadata.version(name) for name in PACKAGES if find_spec(name)},
@@ -142,23 +151,22 @@ def versions() -> dict[str, str]:
 
 
 def processor() -> str:
-    """The processor's name as its maker gives it, where the system tells."""
-    known = re.search(
-        r"^model name\s*: *(.+)", Path("/proc/cpuinfo").read_text("utf-8", "replace"), re.M
-    )
-    return known[1].strip() if known else platform.machine()
+    """The name of the processor's model, or its architecture where Linux does not give a name."""
+    cpuinfo = Path("/proc/cpuinfo").read_text("utf-8", "replace")
+    model = re.search(r"^model name\s*: *(.+)", cpuinfo, re.M)
+    return model[1].strip() if model else platform.machine()
 
 
 def peak_bytes() -> int | None:
-    """This process's peak resident memory. (The ru_maxrss of a forked process begins at its
-    parent's.)"""
+    """The peak resident memory of this process; None where Linux does not give it."""
+    # getrusage's ru_maxrss will not do: in a forked process it begins at the parent's peak.
     peak = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.M)
     return int(peak[1]) * 1024 if peak else None
 
 
-TELL_SECONDS = 0.5
-# What the fork server imports once instead of every task anew. None of it starts threads, so that
-# forking is safe.
+TELL_SECONDS = 0.5  # the least time between two bounds that a task's process sends
+# The modules that the server process imports once for all tasks. None of them starts threads, so
+# that forking is safe.
 PRELOAD = (
     "highspy",
     "numba",
@@ -166,23 +174,23 @@ PRELOAD = (
     "ortools.sat.python.cp_model",
     "hetplan.studies.workers",
 )
-# How many tasks wait at the scheduler per thread of the workers: enough to keep them busy, few to
-# drop on Ctrl-C.
+# The tasks submitted to a Dask scheduler per thread of its workers: enough to keep the workers
+# busy, and few to drop on Ctrl-C.
 AHEAD = 3
-# Of the list of this process's children, which `multiprocessing` keeps without one.
+# The lock for `multiprocessing`'s list of this process's children, which has none.
 CHILDREN = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Patience:
-    """The time that a task may run beyond its time limit before it is killed: methods may overrun
-    by a last step, and start late under load."""
+    """The time that a task may run beyond its time limit before it is killed: the larger of two
+    times. A method may overrun its limit by a last step, and start late on a busy machine."""
 
-    seconds: float = 15.0  # at least
-    share: float = 0.5  # of the time limit
+    seconds: float = 15.0
+    share: float = 0.5  # a share of the time limit
 
     def limit(self, time_limit: float | None) -> float:
-        """Seconds after which a task is killed."""
+        """The seconds after which a task is killed; infinite without a time limit."""
         if time_limit is None:
             return float("inf")
         return time_limit + max(self.seconds, self.share * time_limit)
@@ -197,13 +205,14 @@ def run_tasks(
     preload: Sequence[str] = PRELOAD,
     stop: Callable[[], bool],
 ) -> Iterator[Row]:
-    """The rows as they come, `jobs` tasks at a time, until `stop` says so; what then still runs is
-    dropped.
+    """Run tasks on this machine, `jobs` at a time, and yield each row as its task ends.
 
-    memory_bytes: address space of each task's process, None for no limit. preload: what the server
-    process imports.
+    memory_bytes: the most address space of each task's process; None: no limit. preload: modules
+    that the server process imports. stop: returns whether to end early, which drops the tasks that
+    run.
     """
-    context, over = multiprocessing.get_context("forkserver"), threading.Event()
+    context = multiprocessing.get_context("forkserver")
+    over = threading.Event()
     context.set_forkserver_preload(list(preload))
     with safe_path():
         forkserver.ensure_running()
@@ -222,59 +231,67 @@ def rows_of(
     ahead: int,
     stop: Callable[[], bool],
 ) -> Iterator[Row]:
-    """The rows as they come from a pool that is given `ahead` tasks at a time, until `stop` says
-    so."""
-    waiting, pending = iter(tasks), dict[Future[Row], Task]()
+    """Run tasks on a pool and yield each row as its task ends, until `stop` returns true.
+
+    work: returns a task's row. ahead: the number of tasks that the pool has at a time.
+    """
+    waiting = iter(tasks)
+    pending: dict[Future[Row], Task] = {}
     while not stop():
         for task in islice(waiting, ahead - len(pending)):
             pending[pool.submit(work, task)] = task
         if not pending:
             return
         for future in wait(pending, timeout=0.2, return_when=FIRST_COMPLETED).done:
-            task, error = pending.pop(future), future.exception()
+            task = pending.pop(future)
+            error = future.exception()
             yield future.result() if error is None else failed(task, kind_and_text(error))
 
 
 def perform_apart(
     task: Task, memory_bytes: int | None, patience: Patience, stop: Callable[[], bool]
 ) -> Row:
-    """The task's row, whatever becomes of its process; once `stop` says so, one that nobody
-    wants."""
-    context, begun, started = multiprocessing.get_context("forkserver"), now(), time.monotonic()
+    """Run a task in its own process; returns its row, whatever becomes of the process.
+
+    stop: returns whether the study ends early. The process is then killed, and its row is one that
+    the study drops.
+    """
+    context = multiprocessing.get_context("forkserver")
+    begun, started = now(), time.monotonic()
     limit, bound = task.options["time_limit"], None
-    ours, theirs = context.Pipe()
-    process = context.Process(target=child, args=(task, theirs, memory_bytes), daemon=True)
+    our_end, child_end = context.Pipe()
+    process = context.Process(target=child, args=(task, child_end, memory_bytes), daemon=True)
     with CHILDREN:
         process.start()
-    theirs.close()
-    reason, why = "stopped from the keyboard", "interrupted"
+    child_end.close()
+    message, stop_reason = "stopped from the keyboard", "interrupted"
     try:
         while not stop():
             seconds = time.monotonic() - started
-            if ours.poll(0.2):
-                kind, value = ours.recv()
+            if our_end.poll(0.2):
+                kind, value = our_end.recv()
                 if kind == "row":
                     return dict(value)
                 bound = value
             elif seconds > patience.limit(limit):
                 late = f"{seconds - limit:.0f} s after its time limit"
-                reason, why = f"killed: still running {late}", "limit"
+                message, stop_reason = f"killed: still running {late}", "limit"
                 break
-    except (EOFError, OSError):  # it died: its exit code tells how
+    except (EOFError, OSError):  # the process died: its exit code says how
         with CHILDREN:
             process.join()
-        reason, why = death(process.exitcode), "error"
+        message, stop_reason = death(process.exitcode), "error"
     finally:
-        ours.close()
+        our_end.close()
         process.kill()
         with CHILDREN:
             process.join()
     seconds = time.monotonic() - started
-    return failed(task, reason, stop=why, seconds=seconds, bound=bound, begun=begun)
+    return failed(task, message, stop=stop_reason, seconds=seconds, bound=bound, begun=begun)
 
 
 def death(code: int | None) -> str:
-    """The meaning of an exit code."""
+    """A sentence about the end of a task's process, from its exit code."""
     if code is not None and code < 0:
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
         hint = ", out of memory perhaps" if -code == signal.SIGKILL else ""
@@ -283,17 +300,20 @@ def death(code: int | None) -> str:
 
 
 def child(task: Task, pipe: Connection, memory_bytes: int | None) -> None:
-    """In the task's process: solve, send bounds now and then and the row at the end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study's own process decides
+    """The work of a task's process: run the task, send ("bound", bound) through the pipe from time
+    to time, and ("row", row) at the end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study's process handles Ctrl-C
     threading.Thread(target=follow, args=(pipe,), daemon=True).start()
     if memory_bytes is not None:
-        # allocations beyond fail
+        # An allocation beyond the limit fails with a MemoryError.
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    lock, last = threading.Lock(), [0.0]
+    lock = threading.Lock()  # for the pipe
+    last_sent = 0.0
 
     def tell(progress: Progress) -> None:
-        if progress.bound is not None and time.monotonic() - last[0] > TELL_SECONDS:
-            last[0] = time.monotonic()
+        nonlocal last_sent
+        if progress.bound is not None and time.monotonic() - last_sent > TELL_SECONDS:
+            last_sent = time.monotonic()
             with lock:
                 pipe.send(("bound", progress.bound))
 
@@ -308,30 +328,30 @@ def child(task: Task, pipe: Connection, memory_bytes: int | None) -> None:
 
 
 def follow(pipe: Connection) -> None:
-    """End this process when the study's is gone: the study never writes, so that reading ends with
-    it alone."""
+    """End this process when the study's process is gone. The study's process never writes to the
+    pipe, so that reading from it only ends when that process closes it."""
     with contextlib.suppress(OSError, EOFError):
         pipe.recv()
     os._exit(1)
 
 
 def perform_there(task: Task, memory_bytes: int | None) -> Row:
-    """On a worker: one task in its own process."""
-    # A nanny's worker is daemonic, and Python lets such a process have no children, lest they
-    # outlive it. A task does not: it ends when the pipe to the worker closes.
+    """Run a task in its own process on a worker of a Dask cluster; returns its row."""
+    # Dask's nanny starts workers as daemons, and Python forbids children to daemons, since they
+    # could outlive them. A task's process does not: it ends when the pipe to the worker closes.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     return next(run_tasks([task], 1, memory_bytes=memory_bytes, stop=lambda: False))
 
 
 def dask() -> Any:
-    """dask.distributed; raises InputError where it is not installed."""
+    """The module dask.distributed. Raises InputError where it is not installed."""
     return optional("distributed", "needs Dask", "dask", where="--scheduler")
 
 
 @contextlib.contextmanager
 def connected(scheduler: str, timeout: float = 20.0) -> Iterator[Any]:
-    """A client of the scheduler at that address; raises InputError where nobody answers within
-    `timeout` seconds."""
+    """A context with a client of the Dask scheduler at an address. Raises InputError where the
+    scheduler does not answer within `timeout` seconds."""
     distributed = dask()
     try:
         client = distributed.Client(scheduler, timeout=timeout, set_as_default=False)
@@ -347,11 +367,11 @@ def connected(scheduler: str, timeout: float = 20.0) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def slurm(jobs: int, options: dict[str, Any], renew_every: str = "5s") -> Iterator[Any]:
-    """A client of a cluster of `jobs` Slurm jobs, started here and ended with the study.
+    """A context with a client of a Dask cluster of `jobs` Slurm jobs, which end with the context.
 
-    A job that ends early, by its time limit or its node's death, is submitted again; that is looked
-    for so often. Raises
-    InputError where the settings are not dask-jobqueue's, or where Slurm refuses the jobs.
+    A job that ends early, by its time limit or with its node, is submitted again. options: settings
+    of dask-jobqueue's SLURMCluster. renew_every: how often to look for jobs that ended. Raises
+    InputError where dask-jobqueue refuses the settings, or Slurm the jobs.
     """
     distributed = dask()
     queue = optional("dask_jobqueue.slurm", "needs dask-jobqueue", "slurm", where="--slurm")
@@ -375,18 +395,22 @@ def slurm(jobs: int, options: dict[str, Any], renew_every: str = "5s") -> Iterat
 
 
 def with_safe_path(options: dict[str, Any]) -> dict[str, Any]:
-    """Settings of dask-jobqueue under which workers, which it starts by `python -m`, import nothing
-    from the folder where they start."""
+    """The settings of dask-jobqueue, with a prologue under which workers import nothing from the
+    folder where they start. dask-jobqueue starts workers by `python -m`."""
     from dask import config
 
-    given = options.get("job_script_prologue")
-    lines = config.get("jobqueue.slurm.job-script-prologue", []) if given is None else given
+    lines = options.get("job_script_prologue")
+    if lines is None:
+        lines = config.get("jobqueue.slurm.job-script-prologue", [])
     return {**options, "job_script_prologue": [f"export {SAFE_PATH}=1", *(lines or [])]}
 
 
 def submit(cluster: Any, jobs: int) -> None:
-    """Submit the jobs, as `scale` does, which would leave a refusal to the log; raises InputError,
-    cluster closed."""
+    """Submit the jobs of a cluster. Where Slurm refuses one, close the cluster and raise
+    InputError.
+
+    The cluster's own method `scale` would only log a refusal.
+    """
     for _ in range(jobs):
         cluster.worker_spec.update(cluster.new_worker_spec())
     try:
@@ -401,8 +425,12 @@ def submit(cluster: Any, jobs: int) -> None:
 def run_on(
     client: Any, tasks: Iterable[Task], *, memory_bytes: int | None = None, stop: Callable[[], bool]
 ) -> Iterator[Row]:
-    """The rows as they come from the cluster behind `client`."""
-    pool, threads = client.get_executor(pure=False), sum(client.nthreads().values())
+    """Run tasks on the Dask cluster of a client and yield each row as its task ends.
+
+    memory_bytes, stop: as in `run_tasks`.
+    """
+    pool = client.get_executor(pure=False)
+    threads = sum(client.nthreads().values())
     work = partial(perform_there, memory_bytes=memory_bytes)
     try:
         yield from rows_of(pool, work, tasks, AHEAD * max(1, threads), stop)

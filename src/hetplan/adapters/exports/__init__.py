@@ -1,5 +1,8 @@
-"""Plans in the words of other frameworks: what each can say is written, what it cannot is refused
-by name."""
+"""Exports plans to other frameworks, as configurations or start scripts.
+
+An exporter writes everything that its framework can express. It refuses a plan that uses anything
+else, and the error names that feature.
+"""
 
 from collections.abc import Callable
 
@@ -22,9 +25,13 @@ EXPORTERS: dict[str, Callable[[Plan, Transformer | None], str]] = {
 
 
 def export(plan: Plan, to: str, model: str | None = None) -> str:
-    """The plan as `to` reads it, with the figures of its model where that is known. model: name or
-    file, None for the plan's own. Raises InputError for an unknown name, UnsupportedError for what
-    `to` cannot say."""
+    """The text of the configuration or script with which a framework runs the plan.
+
+    It includes the model's figures where they are known and the framework can express them.
+    to: the framework, a key of `EXPORTERS`. model: the name or the file of the plan's model; None:
+    as the plan gives it. Raises InputError for an unknown name, and UnsupportedError for a plan
+    that the framework cannot express.
+    """
     exporter = look_up("unknown framework", to, EXPORTERS)
     Grid(plan, to).refuse(
         plan.program is not None and to != "torchrun",
@@ -32,12 +39,17 @@ def export(plan: Plan, to: str, model: str | None = None) -> str:
         "the program: which tensors are sliced, and every collective",
     )
     shape = shape_of(plan, model)
-    return exporter(plan, shape if shape is not None and sayable(shape) else None)
+    if shape is not None and not sayable(shape):
+        shape = None
+    return exporter(plan, shape)
 
 
 def shape_of(plan: Plan, model: str | None) -> Transformer | None:
-    """The shape of a named model, else of the plan's own, which it carries or which is built in;
-    None where it is not known or not a transformer."""
+    """The shape of the model named `model`, or of the plan's model where `model` is None.
+
+    A plan file may carry its model; otherwise the plan names it, and the shape is known if that
+    model is built in. None: the shape is unknown, or the model is no transformer.
+    """
     if model is not None:
         return find_model(model).shape
     if plan.inputs is not None:
@@ -47,8 +59,8 @@ def shape_of(plan: Plan, model: str | None) -> Transformer | None:
 
 
 def sayable(shape: Transformer) -> bool:
-    """Whether Megatron's arguments describe the model: blocks of two norms between an embedding and
-    a language model's head."""
+    """Whether Megatron's arguments can describe the model: blocks with two norms each, between an
+    embedding and a language model's head."""
     return (
         shape.head == "lm"
         and shape.block_norms == 2

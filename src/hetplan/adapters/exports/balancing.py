@@ -4,10 +4,10 @@ A model is a chain of units: the embedding, the blocks, all layers of multi-toke
 together, and the loss with the head. The chain is cut into P x V virtual stages for P pipeline
 ranks; virtual stage k is on pipeline rank k mod P. A virtual stage may be empty.
 
-`balanced` takes, of all cuts, one whose slowest virtual stage is the fastest; of those the one with
-the least sum of squared stage times; and of those the one whose earlier stages hold more, since
-whole rounds of P stages then load all ranks alike. The time of a unit is rounded to a multiple of
-1 / 4e7 of the whole chain's, so that sums of squares are exact.
+`balanced` minimizes the time of the slowest virtual stage. Among the cuts that reach this minimum
+it takes one with the least sum of squared stage times. Among these it takes the cut whose earlier
+stages hold more units, since whole rounds of P stages then load all ranks alike. The time of a unit
+is rounded to a multiple of 1 / 4e7 of the whole chain's time, so that sums of squares are exact.
 
 Megatron Core (`transformer/pipeline_parallel_layer_layout.py`) writes the units as E, t, m and L,
 puts `|` between virtual stages, and abbreviates repetitions: `t*3` and `(tt|)*29`. It wants the MTP
@@ -28,7 +28,7 @@ PARTS = 4e7
 
 @dataclass(frozen=True)
 class PipelineLayout:
-    """A chain of units cut into K = P x V virtual stages."""
+    """A chain of units cut into K = P x V virtual stages, as `balanced` returns it."""
 
     pipeline: int
     """P, the number of pipeline ranks."""
@@ -72,7 +72,7 @@ class PipelineLayout:
 
 
 def runs_text(units: Sequence[str]) -> str:
-    """A virtual stage in Megatron's letters, with runs of a letter abbreviated: `Et*3`."""
+    """A virtual stage in Megatron's letters, with repetitions of a letter abbreviated: `Et*3`."""
     text = ""
     for letter, run in groupby("".join(units)):
         count = len(list(run))
@@ -83,11 +83,12 @@ def runs_text(units: Sequence[str]) -> str:
 def balanced(
     seconds: Sequence[float], pipeline: int, virtual: int = 1, mtp: int = 0
 ) -> PipelineLayout:
-    """The layout of P x V virtual stages whose slowest virtual stage is the fastest.
+    """The layout of P x V virtual stages with the least time of the slowest virtual stage.
 
-    seconds: of the embedding, each block and the head, forward and backward, each at least 0.
-    pipeline: P. virtual: V. mtp: number of MTP layers, each as slow as the last block; the head
-    computes their logits as well (DeepSeek-V3, Section 2.2), and their projection is left out.
+    seconds: forward and backward seconds of the embedding, of each block and of the head, each at
+    least 0. pipeline: P. virtual: V. mtp: number of MTP layers. Each MTP layer takes as long as the
+    last block. The head computes their logits as well (DeepSeek-V3, Section 2.2); the time of their
+    projection is left out.
     """
     embedding, *blocks, head = seconds
     units = ["E", *"t" * len(blocks)]
@@ -98,12 +99,15 @@ def balanced(
     units.append("L")
     unit_seconds.append((1 + mtp) * head)
 
-    # cumulative[n]: of the first n units; stage_parts[a, b]: of a stage of units a to b - 1.
+    # cumulative_seconds[n], cumulative_parts[n]: time of the first n units, in seconds and in
+    # integer parts of the chain's time. stage_parts[a, b]: time of a stage of the units a to b - 1,
+    # infinite for a > b.
     each = np.array([0.0, *unit_seconds])
     cumulative_seconds = np.cumsum(each)
     cumulative_parts = np.cumsum(np.rint(each * (PARTS / each.sum())))
-    backward = np.tri(len(each), k=-1)
-    stage_parts = np.where(backward, np.inf, cumulative_parts - cumulative_parts[:, None])
+    ends_before_it_begins = np.tri(len(each), k=-1)
+    parts_between = cumulative_parts - cumulative_parts[:, None]
+    stage_parts = np.where(ends_before_it_begins, np.inf, parts_between)
 
     stages = pipeline * virtual
     # The MTP layers belong to the last virtual stage of a rank: no earlier one reaches them.
@@ -112,36 +116,37 @@ def balanced(
     slowest, _ = least_cut(stage_parts, stages, np.maximum, without_mtp, last_block_end)
     squares = np.where(stage_parts <= slowest, stage_parts**2, np.inf)
     _, ends = least_cut(squares, stages, np.add, without_mtp, last_block_end)
+    stage_seconds = [
+        float(cumulative_seconds[end] - cumulative_seconds[begin])
+        for begin, end in pairwise((0, *ends))
+    ]
     return PipelineLayout(
         pipeline=pipeline,
         units=tuple(units),
         ends=ends,
-        seconds=tuple(
-            float(cumulative_seconds[end] - cumulative_seconds[begin])
-            for begin, end in pairwise((0, *ends))
-        ),
+        seconds=tuple(stage_seconds),
     )
 
 
 def least_cut(
     costs: Any, stages: int, join: Any, early_stages: int, early_end: int
 ) -> tuple[float, tuple[int, ...]]:
-    """The least cost of cutting N units into consecutive stages, and where each stage ends, by
-    dynamic programming over the stages.
+    """The least cost of cutting N units into consecutive stages, and the end of each stage, found
+    by dynamic programming over the stages.
 
-    costs [N + 1, N + 1]: of a stage that begins at the first index and ends before the second.
-    join: `np.maximum` or `np.add`, how the costs of stages become one. early_stages, early_end:
-    none of the first `early_stages` stages may end behind unit `early_end`. Of cuts of equal cost,
-    earlier stages hold more units.
+    A stage with end e holds units up to e - 1. costs [N + 1, N + 1]: the cost of a stage, by its
+    first unit and its end. join: `np.maximum` or `np.add`, which joins the costs of stages to the
+    cost of a cut. early_stages, early_end: none of the first `early_stages` stages ends after
+    `early_end`. Among cuts of equal cost, the result's earlier stages hold more units.
     """
     units = len(costs) - 1
-    best = costs[0].copy()  # [N + 1] least cost of the stages so far, if they end at each unit
-    begins_by_end = []  # of each later stage: where it begins, if it ends at each unit
+    best = costs[0].copy()  # [N + 1] least cost of the stages so far, by the last one's end
+    begins_by_end = []  # for each later stage: [N + 1] its best first unit, by its end
     for stage in range(1, stages):
         if stage <= early_stages:
             best[early_end + 1 :] = np.inf
         joined = join(best[:, None], costs)
-        # `argmin` takes the first of equal entries; the last beginning is wanted
+        # Of equal entries the last is wanted, and `argmin` takes the first: search backwards.
         begins_by_end.append(units - joined[::-1].argmin(axis=0))
         best = joined.min(axis=0)
     ends = [units]

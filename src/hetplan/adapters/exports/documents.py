@@ -1,8 +1,12 @@
-"""Configurations of other frameworks: DeepSpeed's JSON, torchtitan's TOML, FlagScale's YAML. Each
-refuses by an UnsupportedError what it cannot express."""
+"""Exports plans as configuration files: DeepSpeed's JSON, torchtitan's TOML, and the YAML of
+FlagScale and Megatron Bridge.
+
+Every exporter raises UnsupportedError where the plan uses something that its framework cannot
+express.
+"""
 
 import json
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import yaml
@@ -30,10 +34,10 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
 def deepspeed(plan: Plan, shape: Transformer | None = None) -> str:
-    """Batch sizes, precision and the ZeRO stage; everything is data parallel.
+    """DeepSpeed's JSON: batch sizes, precision and ZeRO stage of a purely data-parallel plan.
 
-    `train_batch_size` is micro-batch x accumulation steps x processes, which DeepSpeed checks when
-    it starts: with another number of devices than the plan's it refuses to run.
+    When DeepSpeed starts, it checks that `train_batch_size` is micro-batch x accumulation steps x
+    processes. It therefore refuses to run on another number of devices than the plan's.
     """
     grid = Grid(plan, "DeepSpeed's JSON")
     grid.refuse(
@@ -73,14 +77,16 @@ def deepspeed(plan: Plan, shape: Transformer | None = None) -> str:
 
 
 def torchtitan(plan: Plan, shape: Transformer | None = None) -> str:
-    """Degrees, micro-batch, stages by module name, schedule and sharding.
+    """torchtitan's TOML: degrees, micro-batch, the modules of each stage, schedule and sharding.
 
-    Ranks: pipeline outermost, then data, then tensor, as torchtitan's device mesh numbers them;
-    torchrun numbers nodes one after the other. ZeRO 0 is data_parallel_replicate_degree (DDP);
-    ZeRO 3 is data_parallel_shard_degree (FSDP) with weights given up after the forward pass.
-    torchtitan's tensor parallelism is sequence parallel too, which hetplan does not assume.
+    torchtitan's device mesh numbers ranks with the pipeline outermost, then data, then tensor;
+    torchrun numbers the nodes one after the other. ZeRO 0 becomes data_parallel_replicate_degree
+    (DDP). ZeRO 3 becomes data_parallel_shard_degree (FSDP), and FSDP frees the gathered weights
+    after the forward pass. torchtitan's tensor parallelism is sequence parallel too, which hetplan
+    does not assume.
     """
-    grid, degrees = Grid(plan, "torchtitan"), plan.degrees or Degrees()
+    grid = Grid(plan, "torchtitan")
+    degrees = plan.degrees or Degrees()
     grid.only("precision", tuple(DTYPES), "the precision of training")
     grid.only("zero", (0, 3), "which states are sharded (FSDP shards all of them)")
     grid.only(
@@ -100,15 +106,11 @@ def torchtitan(plan: Plan, shape: Transformer | None = None) -> str:
     )
     if grid.pipeline * tensor * degrees.context > 1:
         check_divided(grid, degrees.context)
-    lines = [
-        *heading(plan, "torchtitan", TORCHTITAN),
-        *comments(
-            *(
-                f"--node-rank {i}: node {node} of the plan, --nproc-per-node {n}"
-                for i, (node, n) in enumerate(grid.nodes())
-            )
-        ),
+    node_options = [
+        f"--node-rank {node_rank}: node {node} of the plan, --nproc-per-node {ranks}"
+        for node_rank, (node, ranks) in enumerate(grid.nodes())
     ]
+    lines = [*heading(plan, "torchtitan", TORCHTITAN), *comments(*node_options)]
     if tensor > 1 and not degrees.sequence_parallel:
         lines += comments(
             "tensor parallel groups are sequence parallel too, which the prediction does not count"
@@ -121,8 +123,11 @@ def torchtitan(plan: Plan, shape: Transformer | None = None) -> str:
 
 
 def check_divided(grid: Grid, context: int) -> None:
-    """Refuse what torchtitan has for replicas of several devices with FSDP only: data parallelism,
-    since its DDP stands alone, and mixed precision."""
+    """Refuse a plan without FSDP that needs data parallelism or mixed precision for replicas of
+    several devices. torchtitan offers them for such replicas only with FSDP.
+
+    context: the context-parallel degree.
+    """
     plan = grid.plan
     sharded = plan.zero == 3 and grid.data * context > 1
     grid.refuse(
@@ -140,19 +145,28 @@ def check_divided(grid: Grid, context: int) -> None:
 
 
 def titan_sections(grid: Grid, tensor: int, degrees: Degrees) -> dict[str, dict[str, Any]]:
-    """Section -> entries. With a pipeline the local batch is all micro-batches, without one it is
-    one of them, accumulated."""
-    plan, sharded = grid.plan, grid.plan.zero == 3
+    """The sections of torchtitan's configuration: section -> key -> value.
+
+    tensor: the tensor degree. With a pipeline, `local_batch_size` counts the samples of all
+    micro-batches of a step; without one, torchtitan accumulates micro-batches of that size.
+    """
+    plan = grid.plan
+    sharded = plan.zero == 3
+    local_micro_batches = grid.count if grid.pipeline > 1 else 1
     training = {
-        "local_batch_size": grid.micro_batch * (grid.count if grid.pipeline > 1 else 1),
+        "local_batch_size": grid.micro_batch * local_micro_batches,
         "global_batch_size": plan.workload.global_batch,
         "mixed_precision_param": DTYPES[plan.workload.precision],
     }
     if plan.workload.sequence is not None:
         training["seq_len"] = plan.workload.sequence
+    replicate_degree, shard_degree = grid.data, 1
+    if sharded:
+        replicate_degree = degrees.shard_groups
+        shard_degree = grid.data // degrees.shard_groups
     parallelism: dict[str, Any] = {
-        "data_parallel_replicate_degree": degrees.shard_groups if sharded else grid.data,
-        "data_parallel_shard_degree": grid.data // degrees.shard_groups if sharded else 1,
+        "data_parallel_replicate_degree": replicate_degree,
+        "data_parallel_shard_degree": shard_degree,
         "tensor_parallel_degree": tensor,
         "pipeline_parallel_degree": grid.pipeline,
     }
@@ -164,18 +178,16 @@ def titan_sections(grid: Grid, tensor: int, degrees: Degrees) -> dict[str, dict[
     if sharded:
         parallelism["fsdp_reshard_after_forward"] = "always"
     if grid.pipeline > 1:
-        names = [
-            ["tok_embeddings"],
-            *([f"layers.{i}"] for i in range(grid.blocks())),
-            ["norm", "output"],
+        blocks = [[f"layers.{i}"] for i in range(grid.blocks())]
+        modules_of_layer = [["tok_embeddings"], *blocks, ["norm", "output"]]
+        modules_of_stage = [
+            list(chain.from_iterable(modules_of_layer[first:last]))
+            for first, last in grid.virtual_stages
         ]
         parallelism |= {
             "pipeline_parallel_schedule": SCHEDULES[plan.schedule],
             "pipeline_parallel_microbatch_size": grid.micro_batch,
-            "module_fqns_per_model_part": [
-                [name for part in names[first:last] for name in part]
-                for first, last in grid.virtual_stages
-            ],
+            "module_fqns_per_model_part": modules_of_stage,
         }
     return {
         "training": training,
@@ -184,6 +196,7 @@ def titan_sections(grid: Grid, tensor: int, degrees: Degrees) -> dict[str, dict[
     }
 
 
+# The recomputation of a plan -> torchtitan's section `activation_checkpoint`.
 CHECKPOINTING: dict[str, dict[str, str]] = {
     "none": {"mode": "none"},
     "operators": {"mode": "selective", "selective_ac_option": "op"},
@@ -192,22 +205,21 @@ CHECKPOINTING: dict[str, dict[str, str]] = {
 
 
 def flagscale(plan: Plan, shape: Transformer | None = None) -> str:
-    """The `system` section for heterogeneous training on Megatron-LM.
+    """FlagScale's YAML, for training on Megatron-LM with or without process meshes.
 
-    Consecutive stages of equal width on one device type are one process mesh [tp, cp, ep, dp, pp];
-    meshes, stages and ranks follow each other in the order of the pipeline. Blocks are counted per
-    stage; embedding and head are at the ends.
+    A plan with degrees becomes Megatron's plain arguments, see `plain_document`. The stages of any
+    other plan become process meshes, see `flagscale_document`.
     """
     grid = Grid(plan, "FlagScale", shape)
-    plain = plan.degrees is not None  # like stages, without process meshes
+    plain = plan.degrees is not None
     schedules = ("1f1b", "interleaved-1f1b") if plain else ("1f1b",)
     grid.only("schedule", schedules, "the model chunks of each stage, or the order of passes")
     grid.only("zero", (0, 1, 3) if plain else (0, 1), "sharded gradients and weights")
     grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
     grid.check()
     document = plain_document(grid) if plain else flagscale_document(grid, stage_types(grid))
-    types = {device.node: device.type for device in plan.devices}
-    nodes = (f"node {node} slots={count} type={types[node]}" for node, count in grid.nodes())
+    type_of_node = {device.node: device.type for device in plan.devices}
+    nodes = [f"node {node} slots={ranks} type={type_of_node[node]}" for node, ranks in grid.nodes()]
     lines = [
         *heading(plan, "FlagScale", FLAGSCALE),
         *comments(f"hostfile, in this order: {', '.join(nodes)}"),
@@ -217,18 +229,25 @@ def flagscale(plan: Plan, shape: Transformer | None = None) -> str:
 
 
 def plain_document(grid: Grid) -> dict[str, Any]:
-    """Megatron's arguments; which section one stands in makes no difference."""
-    model = {"num_layers", "seq_length", "micro_batch_size", "global_batch_size"}
-    model |= set(model_settings(grid.shape, 0)) if grid.shape else set()
+    """Megatron's arguments of a plan with degrees, in FlagScale's sections `system` and `model`.
+
+    FlagScale passes an argument on from either section: the division only helps readers.
+    """
+    model_arguments = {"num_layers", "seq_length", "micro_batch_size", "global_batch_size"}
+    if grid.shape:
+        model_arguments |= set(model_settings(grid.shape, 0))
     document: dict[str, Any] = {"system": {}, "model": {}}
     for name, value in settings(grid).items():
-        document["model" if name in model else "system"][name] = value
+        section = "model" if name in model_arguments else "system"
+        document[section][name] = value
     return document
 
 
 def bridge(plan: Plan, shape: Transformer | None = None) -> str:
-    """Overrides of a recipe of NeMo's Megatron Bridge, as its `--config-file` reads them; ranks are
-    Megatron's."""
+    """Overrides of a recipe of NeMo's Megatron Bridge, in the YAML that its `--config-file` reads.
+
+    Megatron Bridge numbers ranks as Megatron-LM does.
+    """
     grid = Grid(plan, "Megatron Bridge", shape)
     grid.only("schedule", ("1f1b", "interleaved-1f1b"), "the order of passes")
     grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
@@ -236,45 +255,50 @@ def bridge(plan: Plan, shape: Transformer | None = None) -> str:
     grid.nodes()
     document = bridge_sections(grid)
     if plan.workload.precision != "fp32":
-        # its fields replace the model's, so that it must have the narrow products, too
+        # The recipe `mixed_precision` replaces the model's fields of FP8 and FP4, so that its name
+        # has to say them as well.
         narrow = {"fp8": "_with_fp8_delayed_scaling", "fp4": "_with_nvfp4"}
-        document["mixed_precision"] = (
-            f"{plan.workload.precision}{narrow.get(plan.workload.stack, '')}_mixed"
-        )
+        narrow_suffix = narrow.get(plan.workload.stack, "")
+        document["mixed_precision"] = f"{plan.workload.precision}{narrow_suffix}_mixed"
     lines = heading(plan, "Megatron Bridge", BRIDGE_VERSION)
     return "\n".join([*lines, yaml.safe_dump(document, sort_keys=False, width=110)])
 
 
 def stage_types(grid: Grid) -> list[str]:
-    """The device type of each stage; refuses stages over several."""
-    stages = []
+    """The device type of each stage. Refuses a plan with a stage over several device types."""
+    type_by_stage = []
     for j, groups in enumerate(grid.devices):
-        types = sorted({grid.plan.devices[d].type for group in groups for d in group})
-        stages += types
+        devices = chain.from_iterable(groups)
+        types = sorted({grid.plan.devices[device].type for device in devices})
         grid.refuse(
             len(types) > 1,
             f"a stage over several device types (stage {j}: {', '.join(types)})",
             "which replica runs on which type",
         )
-    return stages
+        type_by_stage += types
+    return type_by_stage
 
 
 def flagscale_document(grid: Grid, types: list[str]) -> dict[str, Any]:
-    """As YAML types; refuses an embedding or a head on a stage of its own."""
+    """FlagScale's sections for heterogeneous training, of a plan without degrees.
+
+    Consecutive stages of equal tensor degree on one device type are one process mesh, given by its
+    tensor, context, expert, data and pipeline degree. Meshes, stages and ranks follow each other in
+    the order of the pipeline. Refuses a plan with a stage that has no blocks, only the embedding or
+    the head. types: the device type of each stage.
+    """
     plan, blocks = grid.plan, grid.blocks_by_stage()
     grid.refuse(
         not all(blocks),
         f"a stage without blocks (stage {blocks.index(min(blocks))})",
         "a stage of embedding or head alone",
     )
-    # Runs of stages with equal tensor degrees on one type: (tensor, type, stages).
-    meshes = [
-        (width, name, len(list(run)))
-        for (width, name), run in groupby(zip(grid.widths, types, strict=True))
-    ]
-    mesh_degrees = []  # of every mesh: tensor, context, expert, data, pipeline
-    for width, _, stages in meshes:
-        mesh_degrees += [width, 1, 1, grid.data, stages]
+    mesh_types = []  # the device type of each mesh
+    mesh_degrees = []  # tensor, context, expert, data and pipeline degree of each mesh in turn
+    for (tensor, device_type), run in groupby(zip(grid.widths, types, strict=True)):
+        stages = len(list(run))
+        mesh_types.append(device_type)
+        mesh_degrees += [tensor, 1, 1, grid.data, stages]
     precision = plan.workload.precision
     system: dict[str, Any] = {
         "tensor_model_parallel_size": grid.widths[0],
@@ -286,8 +310,8 @@ def flagscale_document(grid: Grid, types: list[str]) -> dict[str, Any]:
             "enable_hetero": True,
             "hetero_pipeline_layer_split": blocks,
             "hetero_process_meshes": mesh_degrees,
-            "hetero_device_types": [name for _, name, _ in meshes],
-            "hetero_current_device_type": meshes[0][1],
+            "hetero_device_types": mesh_types,
+            "hetero_current_device_type": mesh_types[0],
             "standalone_embedding_stage": False,
         },
         **RECOMPUTATION[plan.recomputation],

@@ -1,8 +1,8 @@
-"""Plans for frameworks whose replicas are all alike: a plan as a grid of stages, data ranks and
-tensor ranks.
+"""Views a plan as a grid of stages, data ranks and tensor ranks, for exports to frameworks whose
+replicas are all alike.
 
-Every check that refuses a plan names what the framework lacks and what an export without it would
-lose.
+A check that refuses a plan raises UnsupportedError. The message names the feature that the
+framework lacks, and the part of the plan that an export without it would lose.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,8 +16,10 @@ from hetplan.text import comments, grouped, ranges_text
 
 
 class Grid:
-    """A plan as a framework of equal replicas sees it. Its figures are those of the first replica;
-    they hold for all once `check` has passed."""
+    """A plan as a framework of equal replicas sees it.
+
+    The figures are those of the first replica. They hold for all replicas once `check` has passed.
+    """
 
     plan: Plan
     framework: str
@@ -53,10 +55,10 @@ class Grid:
         self.count = first.steps
 
     def refuse(self, present: object, lacks: str, lost: str) -> None:
-        """Raise UnsupportedError where the plan has what the framework cannot express.
+        """Raise UnsupportedError where the plan has a feature that the framework cannot express.
 
-        present: a truth value, whether the plan has it. lacks: what it is. lost: what an export
-        without it would lose.
+        present: a truth value, whether the plan has the feature. lacks: the feature, for the
+        message. lost: the part of the plan that an export without it would lose.
         """
         require(
             not present,
@@ -72,7 +74,10 @@ class Grid:
         allowed: Sequence[object],
         lost: str,
     ) -> None:
-        """Refuse a plan whose `field` has none of the allowed values."""
+        """Refuse a plan whose `field` has none of the allowed values.
+
+        lost: the part of the plan that an export would lose.
+        """
         source = self.plan.workload if field == "precision" else self.plan
         value = getattr(source, field)
         choices = ", ".join(map(str, allowed))
@@ -80,8 +85,9 @@ class Grid:
 
     def check(self) -> None:
         """Refuse a plan whose replicas differ, or whose samples or weights divide unequally."""
+        one_chunk, one_stage = self.chunks == 1, self.pipeline == 1
         self.refuse(
-            self.plan.schedule == "interleaved-1f1b" and (self.chunks == 1) != (self.pipeline == 1),
+            self.plan.schedule == "interleaved-1f1b" and one_chunk != one_stage,
             "interleaved 1F1B of one stage, or of one chunk",
             "the order of passes",
         )
@@ -90,7 +96,7 @@ class Grid:
 
     @property
     def devices(self) -> list[list[list[int]]]:
-        """[stage][data rank][context and tensor rank] device."""
+        """[stage][data rank][context and tensor rank] number of the device."""
         return [
             [replica.stages[j].all_devices for replica in self.plan.replicas]
             for j in range(self.pipeline)
@@ -98,7 +104,7 @@ class Grid:
 
     @property
     def devices_by_rank(self) -> list[int]:
-        """[rank] device, where tensor ranks are innermost, then context, data and stages."""
+        """[rank] device; tensor ranks are innermost, then context ranks, data ranks and stages."""
         return [device for stage in self.devices for group in stage for device in group]
 
     @property
@@ -108,7 +114,7 @@ class Grid:
         return [stage[chunk] for chunk in range(self.chunks) for stage in self.stages]
 
     def equal_width(self) -> int:
-        """The tensor degree of all stages. Refuses a plan whose stages have different ones."""
+        """The tensor degree of all stages. Refuses a plan whose stages have different degrees."""
         self.refuse(
             len(set(self.widths)) > 1,
             f"stages of different tensor degrees ({', '.join(map(str, self.widths))})",
@@ -120,14 +126,14 @@ class Grid:
         """The model's number of blocks. Refuses a model whose layers are not one embedding, blocks
         and one head."""
         names = self.plan.workload.layers
-        text_model = (
+        is_text_model = (
             len(names) >= 3
             and names[0] == "embedding"
             and names[-1] == "head"
             and self.plan.workload.sequence is not None
         )
         self.refuse(
-            not text_model,
+            not is_text_model,
             f"layers other than one embedding, blocks and one head ({names[0]} .. {names[-1]})",
             "where each layer goes",
         )
@@ -161,12 +167,15 @@ class Grid:
 
 
 def unequal(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Everything in a plan that is not equal on all replicas and ranks, as (what a framework of
-    equal replicas lacks, what would be lost)."""
+    """Every feature of a plan that makes its replicas or ranks unequal, as (lacks, lost).
+
+    `lacks` and `lost` are texts for `Grid.refuse`.
+    """
     for i, replica in enumerate(plan.replicas):
         for j, stage in enumerate(replica.stages):
             here = f"replicas[{i}].stages[{j}]"
-            # with degrees, row groups are context ranks
+            # Row groups divide the samples of a micro-batch. In a plan with degrees they are the
+            # context ranks, which frameworks can express.
             if len(stage.devices) > 1 and plan.degrees is None:
                 yield (
                     f"row groups within a stage ({here}.devices has {len(stage.devices)})",
@@ -202,12 +211,12 @@ def unequal(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def listed(numbers: Iterable[float]) -> str:
-    """Numbers, separated by commas."""
+    """The numbers as text, separated by commas."""
     return ", ".join(f"{number:g}" for number in numbers)
 
 
 def stage_shapes(replica: Replica) -> list[tuple[list[Range], int]]:
-    """[stage] layers and tensor degree."""
+    """[stage] (layers [first, last) of each model chunk, tensor degree) of a replica."""
     return [(stage.layers, len(stage.devices[0])) for stage in replica.stages]
 
 

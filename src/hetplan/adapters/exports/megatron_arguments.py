@@ -1,8 +1,8 @@
-"""A plan as arguments of Megatron-LM, which FlagScale takes as they are and Megatron Bridge under
-other names.
+"""Translates a plan into arguments of Megatron-LM. FlagScale takes them as they are, Megatron
+Bridge under other names.
 
-Arguments go by their names with underscores. A value of True makes a bare flag. Arguments that
-would only repeat Megatron's defaults are left out.
+An argument has its name with underscores as its key. The value True stands for a flag without a
+value. Arguments that would only repeat Megatron's defaults are left out.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ Settings = dict[str, Any]
 Row = tuple[str, Any, object]
 """An argument, its value, and whether it is written (a truth value)."""
 
-# The recomputation of a plan, for Megatron-LM and so for FlagScale.
+# The recomputation of a plan -> Megatron-LM's arguments, which are FlagScale's as well.
 RECOMPUTATION: dict[str, dict[str, str | int]] = {
     "none": {},
     "selective": {"recompute_granularity": "selective"},
@@ -29,19 +29,20 @@ RECOMPUTATION: dict[str, dict[str, str | int]] = {
         "recompute_num_layers": 1,
     },
 }
-# ZeRO levels for which Megatron's FSDP is needed -> its sharding strategy.
+# ZeRO level that needs Megatron's FSDP -> the sharding strategy of FSDP.
 FSDP_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 
 
 def written(rows: Iterable[Row]) -> Settings:
-    """The arguments of those rows that are written."""
-    return {argument: value for argument, value, holds in rows if holds}
+    """The arguments of the rows that are to be written."""
+    return {argument: value for argument, value, is_written in rows if is_written}
 
 
 def settings(grid: Grid) -> Settings:
     """All arguments of a plan: batch, stages, recomputation, degrees and the optimizer's sharding,
-    and the model's own figures where its shape is known."""
-    plan, degrees = grid.plan, grid.plan.degrees or Degrees()
+    and the model's figures where its shape is known."""
+    plan = grid.plan
+    degrees = plan.degrees or Degrees()
     tensor = grid.equal_width()
     grid.refuse(
         degrees.expert > 1 and tensor > 1 and not degrees.sequence_parallel,
@@ -67,7 +68,8 @@ def settings(grid: Grid) -> Settings:
 
 
 def recomputation_settings(recomputation: str, degrees: Degrees) -> Settings:
-    """Which layers are computed again in the backward pass, and what of them."""
+    """The arguments that say which layers, and which parts of a layer, the backward pass computes
+    again."""
     arguments: Settings = dict(RECOMPUTATION[recomputation])
     if degrees.recompute_layers is not None:
         arguments["recompute_method"] = degrees.recompute_method or "uniform"
@@ -76,8 +78,8 @@ def recomputation_settings(recomputation: str, degrees: Degrees) -> Settings:
 
 
 def degree_settings(grid: Grid, degrees: Degrees) -> Settings:
-    """Narrow products, degrees of parallelism, overlap, and the sharding and offloading of the
-    optimizer's states."""
+    """The arguments of FP8 and FP4, of the degrees of parallelism, of overlap, and of the sharding
+    and offloading of the optimizer's states."""
     stack = grid.plan.workload.stack
     experts_spread = degrees.expert > 1
     return written([
@@ -128,8 +130,9 @@ def optimizer_rows(plan: Plan, degrees: Degrees) -> list[Row]:
 def stage_settings(grid: Grid) -> Settings:
     """The shortest arguments that say how the blocks divide over the stages.
 
-    Nothing is written for Megatron's own even cut. Where only the ends differ, their numbers of
-    blocks are enough: Megatron divides the rest evenly over the other stages.
+    Megatron's default is an even cut, which needs no argument. Where only the first and the last
+    stage differ, their numbers of blocks are enough: Megatron divides the rest evenly over the
+    other stages. Any other cut is written as a pipeline layout, unit by unit.
     """
     counts = grid.blocks_by_stage()
     if len(counts) == 1:
@@ -145,13 +148,14 @@ def stage_settings(grid: Grid) -> Settings:
         ])  # fmt: skip
     units = ["E", *["t"] * grid.blocks(), "L"]
     stages = [runs_text(units[begin:end]) for begin, end in grid.virtual_stages]
-    return {"pipeline_model_parallel_layout": "|".join(stages)}  # `Et*5|t*6|t*5L`
+    layout = "|".join(stages)  # such as `Et*5|t*6|t*5L`
+    return {"pipeline_model_parallel_layout": layout}
 
 
 def model_settings(shape: Transformer, sequence: int) -> Settings:
-    """The figures of a text model. Megatron pads the vocabulary itself.
+    """The arguments that describe a text model. Megatron pads the vocabulary itself.
 
-    sequence: tokens of a sample, for models without learned positions.
+    sequence: tokens of a sample, the number of positions of a model without learned positions.
     """
     rows = [*width_rows(shape), *position_rows(shape, sequence), *block_rows(shape)]
     if shape.latent is not None:
@@ -176,8 +180,8 @@ def width_rows(shape: Transformer) -> list[Row]:
 
 
 def position_rows(shape: Transformer, sequence: int) -> list[Row]:
-    """The rows of positions. Megatron's default is learned positions; `none` is for models with no
-    positions at all."""
+    """The rows of positions. Megatron's default is learned positions; `none` stands for a model
+    without positions."""
     learned_positions = shape.positions > 0 and not shape.rotary
     return [
         ("max_position_embeddings", max(sequence, shape.positions), True),
@@ -215,7 +219,7 @@ def latent_rows(latent: Latent) -> list[Row]:
 
 def expert_rows(experts: Experts, layers: int) -> list[Row]:
     """The rows of a mixture of experts. layers: number of blocks."""
-    has_experts = []  # of each block: 1 or 0, as Megatron's `moe_layer_freq` lists them
+    has_experts = []  # [block] 1 with experts, 0 without, as Megatron's `moe_layer_freq` lists it
     for block in range(layers):
         in_turn = (block + 1) % experts.every == 0
         has_experts.append(int(in_turn and block >= experts.dense))
@@ -232,9 +236,9 @@ def expert_rows(experts: Experts, layers: int) -> list[Row]:
     ]
 
 
-# Megatron's arguments -> the fields of Megatron Bridge's ConfigContainer that they set. An argument
-# that is not listed sets the field of its own name in the section `model`. A field that begins with
-# ! holds the opposite truth value.
+# Megatron's argument -> the fields of Megatron Bridge's ConfigContainer that it sets. An argument
+# that is not listed here sets the field of the same name in the section `model`. A field that
+# begins with ! takes the opposite truth value.
 BRIDGE: dict[str, tuple[str, ...]] = {
     "num_experts": ("model.num_moe_experts",),
     "fp8_format": ("model.fp8",),
@@ -278,5 +282,6 @@ def bridge_sections(grid: Grid) -> dict[str, Any]:
         for field in BRIDGE.get(argument, (f"model.{argument}",)):
             opposite = field.startswith("!")
             section, _, name = field.removeprefix("!").partition(".")
-            sections.setdefault(section, {})[name] = not value if opposite else value
+            entries = sections.setdefault(section, {})
+            entries[name] = not value if opposite else value
     return sections

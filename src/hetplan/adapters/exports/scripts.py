@@ -1,18 +1,17 @@
-"""Shell scripts, called once per node, that start every rank of a plan on its device: of
-Megatron-LM, and of hetplan's own runtime (`node.sh`, which `launchers` call on all nodes).
+"""Exports plans as shell scripts that start every rank of a plan on its device. The user calls the
+script once on each node.
 
-Megatron-LM gets flags for degrees, micro-batch, uneven stages, recomputation, sharded states, and
-the model's own figures where it is known. Ranks are numbered tensor first, then context, data and
-pipeline (Megatron's default order), and every process is started with its rank, so that any
-placement can be kept. What stays the user's: data and learning rate. Uneven stages are
-`--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers` where only the ends
-differ, else `--pipeline-model-parallel-layout` (E embedding, t block, L loss; stages separated by
-|, chunk by chunk).
+`megatron` starts Megatron-LM with flags for degrees, micro-batch, uneven stages, recomputation,
+sharded states, and the model's figures where the model is known. The user adds the flags of data
+and learning rate. Ranks are numbered tensor first, then context, data and pipeline, which is
+Megatron's default order. The script gives every process its rank, so that any placement can be
+kept.
 
-hetplan's runtime runs what the frameworks cannot express and reads the plan file itself: ranks are
-the plan's own, the devices in use, node by node, so that torchrun's numbering is the plan's. Nodes
-may start different numbers of processes. `node.sh` gets the node's number in the plan (NODE) and
-the address of rank 0's node (MASTER_ADDR).
+`torchrun` starts hetplan's runtime, which reads the plan file itself and also runs plans that the
+frameworks cannot express. The plan numbers the devices in use node by node, and torchrun numbers
+ranks in the same way. Nodes may start different numbers of processes. The launchers of `launchers`
+save this script as `node.sh` and call it on all nodes. It takes the node's number in the plan from
+the variable NODE, and the address of rank 0's node from MASTER_ADDR.
 """
 
 import shlex
@@ -31,8 +30,8 @@ MEGATRON = (
     "Megatron-LM core 0.13 and later: megatron/training/arguments.py at 000c4ac, parallel_state.py"
 )
 
-
-# Starts the processes of $PLACES, and ends with the exit code of one that failed.
+# Starts a process for each `rank:device` in $PLACES. Ends with the exit code of a process that
+# failed, else with 0.
 START_PROCESSES = """\
 LOCAL_WORLD_SIZE=$(wc -w <<< "$PLACES"); export LOCAL_WORLD_SIZE
 PROCESSES=()
@@ -47,16 +46,19 @@ exit "$CODE"
 
 
 def megatron(plan: Plan, shape: Transformer | None = None) -> str:
-    """A script that starts a command with Megatron's flags once per rank; raises UnsupportedError
-    for what stock Megatron-LM cannot express.
+    """A script that starts a command with Megatron's flags once per rank.
 
-    Every process gets RANK, LOCAL_RANK (its device within the node), WORLD_SIZE, LOCAL_WORLD_SIZE,
-    MASTER_ADDR and MASTER_PORT, which is what torchrun would give it.
+    Every process gets the variables that torchrun would give it: RANK, LOCAL_RANK (its device
+    within the node), WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Raises
+    UnsupportedError for a plan that stock Megatron-LM cannot express.
     """
     grid = Grid(plan, "Megatron-LM", shape)
     grid.only("schedule", ("1f1b", "interleaved-1f1b"), "the order of passes")
     grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
     grid.check()
+    assignments = {
+        node: f'PLACES="{" ".join(places)}"' for node, places in places_by_node(grid).items()
+    }
     return "\n".join([
         "#!/usr/bin/env bash",
         *heading(plan, "Megatron-LM", MEGATRON),
@@ -69,15 +71,13 @@ def megatron(plan: Plan, shape: Transformer | None = None) -> str:
         *(f"  {shlex.join(words)}" for words in flags(grid)),
         ")",
         "# rank:device of every process of the node",
-        *case_of_node({
-            node: f'PLACES="{" ".join(places)}"' for node, places in places_by_node(grid).items()
-        }),
+        *case_of_node(assignments),
         START_PROCESSES,
     ])  # fmt: skip
 
 
 def megatron_usage(grid: Grid) -> list[str]:
-    """Comments that say how the script is called."""
+    """Comment lines of Megatron-LM's script that say how to call it."""
     plan, nodes = grid.plan, places_by_node(grid)
     missing = "data" if grid.shape else "model, data"
     first = plan.devices[grid.devices_by_rank[0]].node
@@ -89,19 +89,23 @@ def megatron_usage(grid: Grid) -> list[str]:
 
 
 def places_by_node(grid: Grid) -> dict[int, list[str]]:
-    """Node -> `rank:device` of its processes, the device by its number within the node; both
-    ascending."""
-    places: dict[int, list[tuple[int, int]]] = {}  # node -> (device, rank)
+    """Node -> one text `rank:device` for each of the node's processes.
+
+    `device` is the device's number within its node. Nodes ascend, and devices within a node.
+    """
+    places: dict[int, list[tuple[int, int]]] = {}  # node -> (number within the node, rank)
     for rank, device in enumerate(grid.devices_by_rank):
         node = grid.plan.devices[device].node
         places.setdefault(node, []).append((local_number(grid.plan, device), rank))
-    return {
-        node: [f"{rank}:{local}" for local, rank in sorted(places[node])] for node in sorted(places)
-    }
+    texts = {}
+    for node in sorted(places):
+        texts[node] = [f"{rank}:{local}" for local, rank in sorted(places[node])]
+    return texts
 
 
 def flags(grid: Grid) -> list[list[str]]:
-    """Megatron's flags of the parallel run and of the model, each with its value."""
+    """Megatron's flags for the plan and its model: each a list of the flag and, unless the flag
+    takes none, its value."""
     words = []
     for name, value in settings(grid).items():
         flag = f"--{name.replace('_', '-')}"
@@ -117,16 +121,20 @@ def local_number(plan: Plan, device: int) -> int:
 def torchrun(
     plan: Plan, shape: Transformer | None = None, *, variables: Mapping[str, str] | None = None
 ) -> str:
-    """A script that starts hetplan's runtime under torchrun; every plan that it runs can be
-    expressed. variables: of all ranks. Raises UnsupportedError where devices are numbered
-    otherwise than torchrun numbers ranks."""
+    """A script that starts hetplan's runtime under torchrun.
+
+    variables: environment variables of all ranks. Raises UnsupportedError for a plan that the
+    runtime cannot run, and for one whose devices are numbered otherwise than torchrun numbers
+    ranks.
+    """
     check_executed(plan)
     nodes = {
         node: [str(local_number(plan, device)) for device in devices]
         for node, devices in plan.nodes.items()
     }
+    devices_by_node = [device for devices in plan.nodes.values() for device in devices]
     require(
-        [device for devices in plan.nodes.values() for device in devices] == list(plan.ranks),
+        devices_by_node == list(plan.ranks),
         "devices of a node that are not numbered in a row, as torchrun numbers ranks",
         where=plan.name,
         kind=UnsupportedError,
@@ -157,8 +165,10 @@ def torchrun(
 
 
 def case_of_node(variables: Mapping[int, str]) -> list[str]:
-    """Lines of a shell script that set the variables of the node NODE. variables: node -> what is
-    assigned there."""
+    """Lines of a shell script that set variables according to the number in NODE.
+
+    variables: node -> the assignments of its variables, in the shell's syntax.
+    """
     return [
         'case "${NODE:?number of this node in the plan}" in',
         *(f"  {node}) {assigned} ;;" for node, assigned in variables.items()),
@@ -168,5 +178,5 @@ def case_of_node(variables: Mapping[int, str]) -> list[str]:
 
 
 def exports(variables: Mapping[str, str]) -> list[str]:
-    """Lines of a shell script that set variables of all ranks."""
+    """Lines of a shell script that export variables to every process that the script starts."""
     return [f"export {name}={shlex.quote(printable(value))}" for name, value in variables.items()]

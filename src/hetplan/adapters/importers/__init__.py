@@ -1,7 +1,8 @@
-"""Others' measurements and descriptions as hetplan's files, for `hetplan profile import`.
+"""Imports other projects' measurements and descriptions as hetplan's files, for
+`hetplan profile import`.
 
-Every kind has a function that reads one format: (path, settings) -> `Imported`. Errors name file
-and place.
+`READERS` has a function (path, settings) -> `Imported` for each kind of file. A reader's errors
+name the file and the place in it.
 """
 
 import os
@@ -23,5 +24,9 @@ READERS: dict[str, Callable[[str, Settings], Imported]] = {
 
 
 def import_file(kind: str, path: str | os.PathLike[str], settings: Settings) -> Imported:
-    """Read `path` as a file of that kind; raises InputError with file, place, got and expected."""
-    return look_up("unknown kind of file", kind, READERS)(os.fspath(path), settings)
+    """The content of a file as a document of hetplan's.
+
+    kind: a key of `READERS`. Raises InputError with file, place, got and expected.
+    """
+    read = look_up("unknown kind of file", kind, READERS)
+    return read(os.fspath(path), settings)

@@ -1,4 +1,4 @@
-"""Settings and results of all importers, and profiles from chains of layers."""
+"""What all importers share: their settings and results, and profiles from chains of operators."""
 
 import datetime
 from collections.abc import Iterable, Sequence
@@ -11,29 +11,32 @@ from hetplan.profiling.models.operators import Precision
 from hetplan.profiling.profiles.profile import Profile, ProfileLayer, ProfileTable, Provenance
 from hetplan.schema import as_name, derived
 
-# A backward pass of matrix products takes twice the forward's time; where a file gives their sum
-# only.
+# The forward pass's share of the time where a file gives only the sum of forward and backward pass:
+# the backward pass of matrix products takes twice the forward pass's time.
 FORWARD_SHARE = 1 / 3
+# The note of importers that divide times in this way.
 TOGETHER = "forward and backward are given together: a third counts as forward"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of an importer that a file may lack. None: those of the file, or the format's usual.
+    """The user's settings of an import, for facts that a file may lack.
 
-    device: the device type's name in cluster files. micro_batch: samples in one measured pass.
-    nodes: of a cluster.
+    None: the importer takes the fact from the file, or else the usual value of its format.
     """
 
-    model: str | None = None
-    device: str | None = None
+    model: str | None = None  # the model's name
+    device: str | None = None  # the device type's name in cluster files
     precision: Precision | None = None
-    sequence: int | None = None
-    micro_batch: int | None = None
-    nodes: int | None = None
+    sequence: int | None = None  # tokens of a sample
+    micro_batch: int | None = None  # samples in one measured pass
+    nodes: int | None = None  # number of nodes of a cluster
 
     def one_kind(self, kinds: Iterable[str]) -> None:
-        """Raise InputError where the user names one device type and there are several."""
+        """Raise InputError where the user names one device type, but the files have several.
+
+        kinds: the device types of the files.
+        """
         several = sorted(set(kinds))
         require(
             self.device is None or len(several) <= 1,
@@ -55,33 +58,34 @@ class Settings:
 
 @dataclass(frozen=True)
 class Imported:
-    """kind: profile, cluster or model. document: the file's content, as JSON types. notes: what had
-    to be assumed."""
+    """The result of an import: a document in one of hetplan's formats."""
 
-    kind: str
-    document: dict[str, Any]
-    notes: tuple[str, ...] = ()
+    kind: str  # profile, cluster or model
+    document: dict[str, Any]  # the content of hetplan's file, as JSON types
+    notes: tuple[str, ...] = ()  # what the importer had to assume, for the user
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One link of a chain. Seconds and bytes of a whole pass.
-
-    output: bytes for each operator behind it. kept: bytes until the backward pass.
-    """
+    """One operator of a chain, with its costs in one measured pass."""
 
     name: str
-    forward: float
-    backward: float
-    params: float
-    output: float
-    kept: float
+    forward: float  # seconds of the forward pass
+    backward: float  # seconds of the backward pass
+    params: float  # bytes of parameters
+    output: float  # bytes sent to every operator that reads the output
+    kept: float  # bytes kept until the backward pass
 
 
 def layer(
     name: str, params: float, activation: float, saved: float, replicated: float = 0.0
 ) -> ProfileLayer:
-    """A layer without tensor-parallel all-reduces of its own; bytes."""
+    """A profile's layer without tensor-parallel all-reduces.
+
+    params: bytes of parameters. The other sizes are bytes per sample. activation: bytes sent to the
+    next layer. saved: bytes kept until the backward pass. replicated: the part of `saved` that
+    every tensor-parallel rank keeps whole.
+    """
     return ProfileLayer(
         name=as_name(name),
         param_bytes=params,
@@ -93,7 +97,10 @@ def layer(
 
 
 def table_of_sums(device: str, tensor: int, micro_batch: int, both: list[float]) -> ProfileTable:
-    """A table from seconds of forward and backward passes together."""
+    """A profile's table of a file that gives only the sum of forward and backward seconds.
+
+    both [L]: seconds of the two passes together.
+    """
     return ProfileTable(
         device=device,
         tensor=tensor,
@@ -104,7 +111,10 @@ def table_of_sums(device: str, tensor: int, micro_batch: int, both: list[float])
 
 
 def chain_layers(chain: Sequence[tuple[Operator, float]], batch: int = 1) -> list[ProfileLayer]:
-    """Layers from (operator, bytes that pass the cut behind it) of passes of `batch` samples."""
+    """A profile's layers, one for each operator of a chain.
+
+    chain: (operator, bytes that cross the cut behind it) in one pass of `batch` samples.
+    """
     return [
         layer(f"{i}-{op.name}", op.params, crossing / batch, op.kept / batch)
         for i, (op, crossing) in enumerate(chain)
@@ -121,8 +131,11 @@ def chain_profile(
     where: str,
     notes: Iterable[str] = (),
 ) -> Imported:
-    """A profile of one table, of passes of `micro_batch` samples. device: the type's name where the
-    user gives none."""
+    """A profile with one table, for micro-batches of `settings.micro_batch` samples (None: 1).
+
+    chain: as `chain_layers` takes it. model, device: names of the model and of the device type,
+    unless the user gives others. source: the profile's provenance. where: the file, for errors.
+    """
     batch = settings.micro_batch or 1
     table = ProfileTable(
         device=settings.device or device,
@@ -154,8 +167,12 @@ def profile(
     precision: Precision = "fp32",
     notes: Iterable[str] = (),
 ) -> Imported:
-    """A measured profile and what had to be assumed (empty notes are left out); raises InputError
-    where sizes are out of range."""
+    """A measured profile with the importer's notes.
+
+    model, sequence, precision: values that the user's settings override. source: the profile's
+    provenance. where: the file, for errors. notes: the importer's assumptions; empty ones are left
+    out. Raises InputError where a size is out of range.
+    """
     with derived(where):
         profile = Profile(
             model=as_name(settings.model or model),
@@ -173,7 +190,7 @@ def profile(
 
 
 def lines_of(path: str) -> list[tuple[int, str]]:
-    """Numbered lines that are not empty."""
+    """The lines of a text file that are not empty, each with its number from 1 on."""
     try:
         text = read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:

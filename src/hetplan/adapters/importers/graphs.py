@@ -1,12 +1,13 @@
 """Imports graphs of operators, as PipeDream, Piper and the dnn-partitioning project write them.
 
-The operators are put into an order of execution, a chain that a plan can cut anywhere. An
-operator's output crosses every cut between it and the last operator that reads it, once.
+The importers put the operators into an order of execution: a chain that a plan can cut anywhere. An
+operator's output crosses every cut between the operator and the last operator that reads the
+output, once.
 
 - PipeDream (SOSP 2019), `graph.txt`, milliseconds and bytes of one mini-batch. Lines `nodeI --
   description -- forward_compute_time=…, backward_compute_time=…, activation_size=…,
-  parameter_size=…` and edges `\\tnodeI -- nodeJ`, in any order. A size may be a list in brackets,
-  which is summed.
+  parameter_size=…` and edges `\\tnodeI -- nodeJ`, in any order. A figure may be a list in
+  brackets, whose sum counts.
 - Piper (NeurIPS 2021), JSON. `nodes[]`: {"id", "name", "TMPCs": {degree: [{"id": "vanilla" |
   "activation recomp", "timePerSample" (seconds, forward and backward), "parameterSize",
   "memoryUsageA" (per sample in flight), "memoryUsageB" (once), …}]}}; `edges[]`: {"sourceId",
@@ -60,8 +61,12 @@ FIGURE = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\s]+)")
 def ordered(
     names: Mapping[int, str], edges: Iterable[tuple[int, int]], where: str
 ) -> "nx.DiGraph[int]":
-    """The graph with its nodes in an order of execution; of several that are ready, the one with
-    the lowest number comes first. Raises InputError for a circle."""
+    """The graph with its nodes in an order of execution.
+
+    Of several nodes whose predecessors have all run, the one with the lowest number comes first.
+    names: number of each node -> its name. edges: (source, target). where: the file, for errors.
+    Raises InputError for a circle.
+    """
     graph: nx.DiGraph[int] = nx.DiGraph(edges)
     graph.add_nodes_from(names)
     try:
@@ -82,15 +87,16 @@ def bytes_behind(
     operators: dict[int, Operator], edges: list[tuple[int, int]], where: str
 ) -> dict[int, float]:
     """Number of each operator -> bytes that cross the cut behind it, in an order of execution.
-    Raises InputError for a circle."""
+
+    edges: (source, target). where: the file, for errors. Raises InputError for a circle.
+    """
     names = {number: operator.name for number, operator in operators.items()}
     graph = ordered(names, edges, where)
     order = list(graph)
     position = {number: i for i, number in enumerate(order)}
-    crossing = 0.0  # bytes of the outputs that a later operator reads
-    last_read = [0.0] * len(
-        order
-    )  # bytes of the outputs that the i-th operator is the last to read
+    crossing = 0.0  # bytes of the outputs so far that a later operator reads
+    # [i] bytes of the outputs that the i-th operator is the last to read
+    last_read = [0.0] * len(order)
     behind = {}
     for i, number in enumerate(order):
         output = operators[number].output
@@ -113,7 +119,11 @@ def graph_profile(
     source: str,
     notes: Iterable[str],
 ) -> Imported:
-    """A profile with one table, of the operators in an order of execution."""
+    """A profile with one table, whose layers are the operators in an order of execution.
+
+    edges: (source, target). device: the device type's name unless the user gives one. source: the
+    provenance, which the file's name follows. notes: the importer's assumptions.
+    """
     crossing = bytes_behind(operators, edges, path)
     return chain_profile(
         [(operators[number], size) for number, size in crossing.items()],
@@ -163,6 +173,9 @@ def read_pipedream(path: str, settings: Settings) -> Imported:
     settings.micro_batch: number of samples in a measured mini-batch; None: 1.
     """
     operators, edges = pipedream_graph(path)
+    notes = []
+    if not settings.micro_batch:
+        notes.append(ONE_SAMPLE.format("mini-batch"))
     return graph_profile(
         operators,
         edges,
@@ -170,7 +183,7 @@ def read_pipedream(path: str, settings: Settings) -> Imported:
         path=path,
         device="pipedream-gpu",
         source="PipeDream graph",
-        notes=["" if settings.micro_batch else ONE_SAMPLE.format("mini-batch")],
+        notes=notes,
     )
 
 
@@ -179,19 +192,20 @@ ONE_SAMPLE = "one {} counts as one sample; --micro-batch N divides it"
 
 
 def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int]]]:
-    """Operators by number, and edges, of a PipeDream graph. Raises InputError naming the line."""
+    """The operators of a PipeDream graph by their numbers, and its edges as (source, target).
+    Raises InputError that names the line."""
     operators: dict[int, Operator] = {}
     edges = []
-    for number, line in lines_of(path):
-        where = f"{path}: line {number}"
+    for line_number, line in lines_of(path):
+        where = f"{path}: line {line_number}"
         if edge := EDGE.match(line):
             edges.append((int(edge[1]), int(edge[2])))
         elif match := NODE.match(line):
-            key = int(match[1])
-            node = parse(PipeDreamNode, dict(FIGURE.findall(match[3])), where=where)
-            require(key not in operators, "node stands twice", where=where, got=f"node{key}")
-            operators[key] = Operator(
-                name=match[2].replace(" -- ", " "),
+            number, description, figures = int(match[1]), match[2], match[3]
+            node = parse(PipeDreamNode, dict(FIGURE.findall(figures)), where=where)
+            require(number not in operators, "node stands twice", where=where, got=f"node{number}")
+            operators[number] = Operator(
+                name=description.replace(" -- ", " "),
                 forward=node.forward * MILLI,
                 backward=node.backward * MILLI,
                 params=node.params,
@@ -220,34 +234,43 @@ def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int
 
 
 def summed(text: str) -> float:
-    """The sum of a list of numbers in brackets, or a number itself; a validator that raises
-    ValueError."""
+    """The sum of a list of numbers in brackets, or the number that the text is.
+
+    A validator of pydantic: it raises ValueError for any other text.
+    """
     numbers = text.strip("[]").replace(";", ",").split(",")
     return sum(map(float, numbers))
 
 
 class PipeDreamNode(Foreign):
-    """The figures behind a node's description: milliseconds and bytes of a mini-batch."""
+    """The figures behind the description in a node's line, for one mini-batch."""
 
+    # milliseconds of the forward and of the backward pass
     forward: Annotated[Seconds, BeforeValidator(summed)] = Field(alias="forward_compute_time")
     backward: Annotated[Seconds, BeforeValidator(summed)] = Field(alias="backward_compute_time")
+    # bytes of the output, which is kept until the backward pass
     activation: Annotated[Bytes, BeforeValidator(summed)] = Field(alias="activation_size")
+    # bytes of the parameters
     params: Annotated[Bytes, BeforeValidator(summed)] = Field(alias="parameter_size")
 
 
 class PiperVariant(Foreign):
-    """The cost of a node on one device at some tensor degree, per sample."""
+    """The costs of a node on one device at some tensor degree."""
 
-    seconds: Seconds = Field(alias="timePerSample")  # forward and backward
-    params: Bytes = Field(alias="parameterSize")
-    kept: Bytes = Field(alias="memoryUsageA")  # per sample in flight
+    seconds: Seconds = Field(alias="timePerSample")  # forward and backward pass of a sample
+    params: Bytes = Field(alias="parameterSize")  # bytes of the parameters
+    kept: Bytes = Field(alias="memoryUsageA")  # bytes kept per sample in flight
 
 
 def without_recomputation(variants: Any) -> Any:
-    """The first variant in a list that recomputes nothing; a validator that raises ValueError."""
-    for variant in variants if isinstance(variants, list) else ():
-        if isinstance(variant, dict) and variant.get("id") == "vanilla":
-            return variant
+    """The first variant in a list that recomputes nothing.
+
+    A validator of pydantic: it raises ValueError for any other value.
+    """
+    if isinstance(variants, list):
+        for variant in variants:
+            if isinstance(variant, dict) and variant.get("id") == "vanilla":
+                return variant
     raise ValueError('no variant without recomputation, expected an entry with "id": "vanilla"')
 
 
@@ -270,15 +293,18 @@ class PiperGraph(Foreign):
 
 
 def read_piper(path: str, settings: Settings) -> Imported:
-    """A profile from a Piper graph, with one table of micro-batches of one sample for each tensor
-    degree that all nodes have."""
+    """A profile from a Piper graph, with one table for each tensor degree that all nodes have.
+
+    The tables are for micro-batches of one sample.
+    """
     graph = read_foreign(PiperGraph, path)
     nodes = {node.number: node for node in graph.nodes}
     check_ends(graph.edges, nodes, path)
     degrees = sorted(set.intersection(*(set(node.variants) for node in graph.nodes)))
     require(degrees, "no tensor degree that all nodes have", where=f"{path}: nodes")
     output = output_bytes(nodes, ((edge.source, edge.size) for edge in graph.edges))
-    least = degrees[0]  # the profile's layers are undivided: a device has a least-th of them
+    # A profile has the sizes of whole layers; at the least degree a device has 1 / least of them.
+    least = degrees[0]
     operators = {
         number: Operator(
             name=node.name,
@@ -291,21 +317,17 @@ def read_piper(path: str, settings: Settings) -> Imported:
         for number, node in nodes.items()
     }
     crossing = bytes_behind(operators, [(edge.source, edge.target) for edge in graph.edges], path)
+    tables = []
+    for degree in degrees:
+        seconds = [nodes[number].variants[degree].seconds for number in crossing]
+        tables.append(table_of_sums(settings.device or "piper-gpu", degree, 1, seconds))
     return profile(
         settings,
         model=Path(path).stem,
         source=f"Piper graph {Path(path).name}",
         where=path,
         layers=chain_layers([(operators[number], size) for number, size in crossing.items()]),
-        tables=[
-            table_of_sums(
-                settings.device or "piper-gpu",
-                degree,
-                1,
-                [nodes[number].variants[degree].seconds for number in crossing],
-            )
-            for degree in degrees
-        ],
+        tables=tables,
         notes=(
             settings.device_note("piper-gpu"),
             TOGETHER,
@@ -320,8 +342,9 @@ class PlacedNode(Foreign):
 
     number: Count = Field(alias="id")
     name: ForeignName
-    milliseconds: Seconds = Field(alias="fpgaLatency")
-    size: Bytes  # of parameters and output
+    milliseconds: Seconds = Field(alias="fpgaLatency")  # on the accelerator
+    size: Bytes  # bytes of the parameters and the output together
+    # whether it is a backward node
     backward: bool | Annotated[int, Field(ge=0, le=1)] = Field(alias="isBackwardNode")
     # a forward node and its backward node have one colour; None: it is not given
     colour: Count | None = Field(None, alias="colorClass")
@@ -330,7 +353,7 @@ class PlacedNode(Foreign):
 class PlacedEdge(Edge):
     """An edge of a dnn-partitioning graph."""
 
-    size: Bytes = 0.0
+    size: Bytes = 0.0  # bytes of the source's output
     cost: Seconds = 0.0  # milliseconds of a transfer of the source's output
 
 
@@ -341,12 +364,15 @@ class PlacedGraph(Foreign):
     edges: list[PlacedEdge]
 
 
-PLAIN_RATE = 12.5e6  # bytes per ms, 100 Gbit/s: the rate where no edge has both bytes and a cost
+# The rate of transfers, 100 Gbit/s in bytes per ms, where no edge has both a size and a cost.
+PLAIN_RATE = 12.5e6
 
 
 class Transfers(NamedTuple):
-    """The outputs of a dnn-partitioning graph's nodes. Where the file lacks all sizes, or all
-    costs, `sizes` and `sent` are the same."""
+    """The transfers of a dnn-partitioning graph's outputs, see `transfers`.
+
+    Where the file lacks all sizes, or all costs, `sizes` and `sent` are the same.
+    """
 
     sizes: dict[int, float]  # node -> bytes of its output
     sent: dict[int, float]  # node -> bytes whose transfer at `rate` takes as long as the file says
@@ -354,8 +380,10 @@ class Transfers(NamedTuple):
 
 
 def transfers(nodes: Collection[int], edges: Sequence[PlacedEdge]) -> Transfers:
-    """The sizes of the nodes' outputs, and the bytes that stand for the costs of their
-    transfers."""
+    """The sizes of the nodes' outputs, and the bytes that stand for the costs of their transfers.
+
+    nodes: the numbers of the nodes that the result covers.
+    """
     rates = sorted(edge.size / edge.cost for edge in edges if edge.cost and edge.size)
     rate = rates[len(rates) // 2] if rates else PLAIN_RATE
     sizes = output_bytes(nodes, ((edge.source, edge.size) for edge in edges))
@@ -372,9 +400,12 @@ def forward_node_of(
 ) -> dict[int, int]:
     """Node -> the forward node of the layer that the node belongs to.
 
-    A forward node is its own. A backward node belongs to the first forward node of its colour.
-    Where there is none, it belongs to the last of the forward nodes that it follows directly; else
-    to the last of those that the backward nodes before it belong to; else to the last forward node.
+    A forward node belongs to itself. A backward node belongs to the first forward node of its
+    colour. If its colour has no forward node, the first non-empty one of these sets decides, and in
+    it the node that comes last in the order of execution:
+    - the forward nodes that the backward node follows directly;
+    - the forward nodes that the backward nodes directly before it belong to;
+    - all forward nodes.
     """
     graph = ordered(
         {number: node.name for number, node in nodes.items()},
@@ -405,12 +436,13 @@ def forward_node_of(
 
 
 def read_dnn_partitioning(path: str, settings: Settings) -> Imported:
-    """A profile from a dnn-partitioning graph, with one table, of the accelerator. A forward node
+    """A profile from a dnn-partitioning graph, with one table, for the accelerator. A forward node
     and the backward nodes that belong to it are one layer."""
     graph = read_foreign(PlacedGraph, path)
     nodes = {node.number: node for node in graph.nodes}
-    twice = next((node.number for node in graph.nodes if nodes[node.number] is not node), None)
-    require(twice is None, "node stands twice", where=f"{path}: nodes", got=twice)
+    for node in graph.nodes:
+        only_one = nodes[node.number] is node
+        require(only_one, "node stands twice", where=f"{path}: nodes", got=node.number)
     check_ends(graph.edges, nodes, path)
     forward = {number: node for number, node in nodes.items() if not node.backward}
     backward = dict.fromkeys(forward, 0.0)  # forward node -> seconds of its backward nodes
@@ -421,7 +453,7 @@ def read_dnn_partitioning(path: str, settings: Settings) -> Imported:
     shared_colours = len(set(colours)) < len(colours)
     edges = [edge for edge in graph.edges if edge.source in forward and edge.target in forward]
     sizes, sent, rate = transfers(forward, edges)
-    gbit = f"{rate * 8 / 1e6:.4g} Gbit/s"
+    link = f"{rate * 8 / 1e6:.4g} Gbit/s"  # from bytes per ms
     operators = {
         number: Operator(
             name=node.name,
@@ -433,17 +465,22 @@ def read_dnn_partitioning(path: str, settings: Settings) -> Imported:
         )
         for number, node in forward.items()
     }
+    notes = []
+    if len(forward) == len(nodes):
+        notes.append("a graph for inference: backward seconds are 0")
+    notes.append(
+        f"on links of {link} transfers take what the file says; the cluster file has the links"
+    )
+    if shared_colours:
+        notes.append("nodes of one colour may be cut apart")
+    if not settings.micro_batch:
+        notes.append(ONE_SAMPLE.format("pass"))
     return graph_profile(
         operators,
         [(edge.source, edge.target) for edge in edges],
         settings,
         path=path,
         device="dnn-partitioning-accelerator",
-        source=f"dnn-partitioning graph, transfers cost as there at {gbit}:",
-        notes=(
-            "" if len(forward) < len(nodes) else "a graph for inference: backward seconds are 0",
-            f"on links of {gbit} transfers take what the file says; the cluster file has the links",
-            "nodes of one colour may be cut apart" if shared_colours else "",
-            "" if settings.micro_batch else ONE_SAMPLE.format("pass"),
-        ),
+        source=f"dnn-partitioning graph, transfers cost as there at {link}:",
+        notes=notes,
     )

@@ -1,30 +1,31 @@
-"""Files of Sailor, Metis, calculon and DeepSpeed's profiler: times per layer, or descriptions.
+"""Imports files of Sailor, Metis, calculon and DeepSpeed's profiler: measured times per layer, or
+descriptions of models and systems.
 
-- Sailor (SOSP 2025): profiles as `hetplan.adapters.importers.sailor` says; times include the
-  tensor group's all-reduces. PATH is a `profile.json` at profiles/<model>/<GPU>/, that folder, or
-  the model's folder with all its GPUs; sizes come from the `llm_info.json` in a folder above.
+- Sailor (SOSP 2025): profiles, whose format `hetplan.adapters.importers.sailor` describes. Their
+  times include the tensor group's all-reduces. PATH is a `profile.json` at
+  profiles/<model>/<GPU>/, that folder, or the model's folder with all its GPUs. Sizes come from
+  the `llm_info.json` in a folder above.
 - Metis (ATC 2024): one JSON per device type, tensor degree and batch, such as
   `DeviceType.A100_tp2_bs4.json`. `model`: {"model_name", "num_layers", "parameters":
   {"parameters_per_layer_bytes": [L], optionally "activation_parameters_bytes": [L]}};
   `execution_time`: {"layer_compute_total_ms": [L]}, forward and backward together;
   `execution_memory`: {"layer_memory_total_mb": [L]} with states, gradients and activations. Source:
   the project's README.
-- calculon: a model becomes one that `--model FILE` takes, a system a cluster file. Model:
-  {"hidden", "feedforward", "seq_size", "attn_heads", "attn_size", "num_blocks"}; blocks only, so
-  the vocabulary is GPT-2's, padded as Megatron does. System: {"matrix": {type: {"tflops"}}, "mem1":
-  {"GiB", "GBps"}, "networks": [{"bandwidth" (GB/s), "efficiency", "size", "latency" (s)}…]}, the
-  first network within a node, the second between.
+- calculon: a model becomes a file for `--model FILE`, a system becomes a cluster file. Model:
+  {"hidden", "feedforward", "seq_size", "attn_heads", "attn_size", "num_blocks"}. It describes
+  blocks only, so the vocabulary is GPT-2's, padded as Megatron does. System: {"matrix": {type:
+  {"tflops"}}, "mem1": {"GiB", "GBps"}, "networks": [{"bandwidth" (GB/s), "efficiency", "size",
+  "latency" (s)}…]}. The first network joins the devices of a node, the second the nodes.
 - DeepSpeed's flops profiler, as printed: its summary, and a tree of modules with parameters, MACs
   and latency. A module's line `(name): Class(` is followed by `12.6 M, 3.75% Params, 128.87 GMACs,
-  4.10% MACs, 1.29 ms, 1.69% latency, …`; newer versions write `12.6 M = 3.75% Params`. Layers are
-  the tree's modules, a list of repeated blocks unrolled and what stands beside it kept whole. The
-  profiler times forward passes; the summary has the backward pass as a whole.
+  4.10% MACs, 1.29 ms, 1.69% latency, …`; newer versions write `12.6 M = 3.75% Params`. Every block
+  of a list of repeated blocks becomes a layer, and so does every module beside such a list. The
+  profiler times each module's forward pass; the summary has the backward pass as a whole.
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -65,22 +66,24 @@ from hetplan.schema import (
 
 
 def read_sailor(path: str, settings: Settings) -> Imported:
-    """A profile with a table per GPU type, tensor degree and micro-batch."""
+    """A profile from Sailor's, with a table per GPU type, tensor degree and micro-batch."""
     start = Path(path)
     require(start.exists(), "no such file or folder", where=path)
     folder = start.parent if start.is_file() else start
-    one = (folder / "profile.json").is_file()
-    model, gpu = (folder.parent, folder.name) if one else (folder, None)
-    root = next(
-        (above for above in model.resolve().parents if (above / "llm_info.json").is_file()), None
-    )
+    gpu: str | None = None  # None: all GPU types of the model
+    if (folder / "profile.json").is_file():
+        model, gpu = folder.parent.resolve(), folder.name
+    else:
+        model = folder.resolve()
+    roots = (above for above in model.parents if (above / "llm_info.json").is_file())
+    root = next(roots, None)
     if root is None:
         raise InputError(
             "no llm_info.json in a folder above", where=path, expected="sizes of the model's layers"
         )
-    name = model.resolve().name
+    name = model.name
     require(
-        model.resolve() == root / "profiles" / name,
+        model == root / "profiles" / name,
         "not in its place",
         where=path,
         expected=f"{root}/profiles/<model>/<GPU>/profile.json",
@@ -88,70 +91,79 @@ def read_sailor(path: str, settings: Settings) -> Imported:
     data = load_model_data(root, name, read_foreign(SizesFile, root / "llm_info.json"))
     kinds = list(data.tables) if gpu is None else [gpu]
     settings.one_kind(kinds)
+    tables = []
+    for kind in kinds:
+        for tensor, batch in sorted(data.tables[kind]):
+            forward, backward, _ = data.tables[kind][tensor, batch]
+            table = ProfileTable(
+                device=settings.device or kind,
+                tensor=tensor,
+                micro_batch=batch,
+                forward_seconds=forward.tolist(),
+                backward_seconds=backward.tolist(),
+            )
+            tables.append(table)
     return profile(
         settings,
         model=name,
         source=f"Sailor profiles of {name} on {', '.join(kinds)}",
         where=path,
         layers=layers(data),
-        tables=[
-            ProfileTable(
-                device=settings.device or kind,
-                tensor=tensor,
-                micro_batch=batch,
-                forward_seconds=table[0].tolist(),
-                backward_seconds=table[1].tolist(),
-            )
-            for kind in kinds
-            for (tensor, batch), table in sorted(data.tables[kind].items(), key=itemgetter(0))
-        ],
+        tables=tables,
         sequence=data.sequence or None,
         notes=["update times are left out: a profile has none"],
     )
 
 
 def layers(data: ModelData) -> list[ProfileLayer]:
-    """Sizes of whole layers: parts that tensor parallelism divides, and parts that every rank
-    keeps.
+    """The sizes of whole layers, from the sizes on one device.
 
-    With k_t bytes kept on each of t ranks, k_t = r + p / t; the two lowest degrees give r and p.
+    A layer keeps r bytes on every tensor-parallel rank and divides p bytes among the t ranks, so
+    that each rank keeps k_t = r + p / t bytes. The two lowest degrees with sizes give r and p. With
+    sizes of one degree only, r = 0.
     """
     least, *more = sorted(data.sizes)
     low = data.sizes[least]
     replicated = 0.0 * low.kept
     if more:
-        divided = (low.kept - data.sizes[more[0]].kept) / (1 / least - 1 / more[0])
+        second = more[0]
+        divided = (low.kept - data.sizes[second].kept) / (1 / least - 1 / second)
         replicated = (low.kept - divided / least).clip(0.0, low.kept)
     whole = replicated + (low.kept - replicated) * least
-    return [
-        layer(
+    result = []
+    for i in range(data.layers):
+        is_last = i == data.layers - 1
+        entry = layer(
             f"layer-{i}",
-            float(low.params[i] * least),
-            float(low.output[i]) if i < data.layers - 1 else 0.0,
-            float(whole[i]),
-            float(replicated[i]),
+            params=float(low.params[i] * least),
+            activation=0.0 if is_last else float(low.output[i]),
+            saved=float(whole[i]),
+            replicated=float(replicated[i]),
         )
-        for i in range(data.layers)
-    ]
+        result.append(entry)
+    return result
 
 
 NAME = re.compile(r"DeviceType\.(?P<device>.+)_tp(?P<tensor>\d{1,4})_bs(?P<batch>\d{1,6})\.json$")
 MILLI, MB = 1e-3, 1e6
-# Mixed precision: 2 bytes per parameter in the file's sizes, 16 of states.
+# Bytes per parameter in Metis' files, which are of mixed precision.
 PARAM_BYTES = 2
-
-
+# The keys that lead to the sizes of layers in Metis' files.
 SIZES = ("model", "parameters")
 
 
 class MetisFile(Foreign):
-    """One device type, tensor degree and batch; rows have an entry per layer [L], of `memory` not
-    in every file."""
+    """The content of a Metis file: one device type, tensor degree and batch size.
+
+    Every list has one entry per layer; only `megabytes` has another number in some files.
+    """
 
     model: ForeignName = Field(validation_alias=AliasPath("model", "model_name"))
+    # [L] bytes of the parameters on one device
     params: Filled[list[Bytes]] = Field(
         validation_alias=AliasPath(*SIZES, "parameters_per_layer_bytes")
     )
+    # [L] bytes that the layer sends to the next one, for the whole batch
     sent: list[Bytes] | None = Field(
         None,
         validation_alias=AliasChoices(
@@ -159,20 +171,25 @@ class MetisFile(Foreign):
             AliasPath(*SIZES, "activation_paramters_bytes"),  # how some files spell it
         ),
     )
+    # [L] forward and backward pass of the whole batch
     milliseconds: list[Seconds] = Field(
         validation_alias=AliasPath("execution_time", "layer_compute_total_ms")
     )
+    # [L] memory of states, gradients and activations on one device
     megabytes: list[Bytes] = Field(
         validation_alias=AliasPath("execution_memory", "layer_memory_total_mb")
     )
 
 
 def read_metis(path: str, settings: Settings) -> Imported:
-    """A profile of all the folder's files, or of one; sizes are those of the file of the least
-    degree and batch."""
+    """A profile from one Metis file, or from all files of a folder, with one table per file.
+
+    The layers' sizes come from the file with the least tensor degree and, of these, the least batch
+    size.
+    """
     start = Path(path)
     paths = sorted(start.glob("DeviceType.*.json")) if start.is_dir() else [start]
-    files = {}
+    files: dict[tuple[str, int, int], MetisFile] = {}  # by (device type, tensor degree, batch)
     for file in paths:
         match = NAME.match(file.name)
         if match is None:
@@ -181,73 +198,85 @@ def read_metis(path: str, settings: Settings) -> Imported:
                 where=str(file),
                 expected="DeviceType.<device>_tp<degree>_bs<batch>.json",
             )
-        sizes = max(int(match["tensor"]), 1), max(int(match["batch"]), 1)
-        read = files[(match["device"], *sizes)] = read_foreign(MetisFile, file)
-        for key in ("sent", "milliseconds"):
-            count = len(getattr(read, key) or read.params)
-            require(
-                count == len(read.params),
-                f"{key} has {count} entries",
-                where=str(file),
-                expected=f"one per layer of parameters_per_layer_bytes ({len(read.params)})",
-            )
+        tensor = max(int(match["tensor"]), 1)
+        batch = max(int(match["batch"]), 1)
+        content = read_foreign(MetisFile, file)
+        check_lengths(content, str(file))
+        files[match["device"], tensor, batch] = content
     require(files, "no file DeviceType.*_tp*_bs*.json", where=path)
     settings.one_kind(device for device, _, _ in files)
-    (_, tensor, batch), chosen = min(files.items(), key=lambda item: (item[0][1:], item[0][0]))
-    layers, notes = metis_layers(chosen, tensor, batch)
+    least_tensor, least_batch, device = min(
+        (tensor, batch, device) for device, tensor, batch in files
+    )
+    smallest = files[device, least_tensor, least_batch]
+    layers, notes = metis_layers(smallest, least_tensor, least_batch)
+    tables = []
+    for device, tensor, batch in sorted(files):
+        seconds = [MILLI * time for time in files[device, tensor, batch].milliseconds]
+        tables.append(table_of_sums(settings.device or device, tensor, batch, seconds))
     return profile(
         settings,
-        model=chosen.model,
+        model=smallest.model,
         where=path,
         source=f"Metis profiles {start.name}",
         layers=layers,
-        tables=[
-            table_of_sums(
-                settings.device or key[0],
-                *key[1:],
-                [MILLI * time for time in file.milliseconds],
-            )
-            for key, file in sorted(files.items(), key=itemgetter(0))
-        ],
+        tables=tables,
         precision="fp16",
         notes=(TOGETHER, *notes),
     )
 
 
+def check_lengths(content: MetisFile, where: str) -> None:
+    """Raise InputError where a list of a Metis file has not one entry per layer."""
+    for key in ("sent", "milliseconds"):
+        count = len(getattr(content, key) or content.params)
+        require(
+            count == len(content.params),
+            f"{key} has {count} entries",
+            where=where,
+            expected=f"one per layer of parameters_per_layer_bytes ({len(content.params)})",
+        )
+
+
 def metis_layers(file: MetisFile, tensor: int, batch: int) -> tuple[list[ProfileLayer], list[str]]:
-    """Sizes of whole layers, and what the file lacks for them."""
+    """The sizes of whole layers, and notes on the figures that the file lacks.
+
+    tensor, batch: the file's tensor degree and batch size.
+    """
     params, memory = file.params, file.megabytes
-    notes, kept = [], [0.0] * len(params)
+    notes = []
+    sent, kept = [0.0] * len(params), [0.0] * len(params)  # bytes of the whole batch
     if file.sent is None:
         notes.append("the files do not tell what layers send on: activation_bytes are 0")
+    if file.sent:
+        sent = file.sent
     if len(memory) == len(params):
-        states = STATE_BYTES_PER_PARAM / PARAM_BYTES
-        kept = [
-            max(held * MB - states * p, 0.0) * tensor / batch
-            for held, p in zip(memory, params, strict=True)
-        ]
+        states_per_param_byte = STATE_BYTES_PER_PARAM / PARAM_BYTES
+        for i, (megabytes, param_bytes) in enumerate(zip(memory, params, strict=True)):
+            kept[i] = max(megabytes * MB - states_per_param_byte * param_bytes, 0.0)
     else:
         notes.append(
             f"layer_memory_total_mb has {len(memory)} entries for {len(params)} layers: "
             "saved_bytes are 0"
         )
     layers = [
-        layer(f"layer-{i}", params[i] * tensor, file.sent[i] / batch if file.sent else 0.0, kept[i])
+        layer(f"layer-{i}", params[i] * tensor, sent[i] / batch, kept[i] * tensor / batch)
         for i in range(len(params))
     ]
     return layers, notes
 
 
-VOCABULARY = 51200
+VOCABULARY = 51200  # GPT-2's, padded as Megatron does
+# A file of calculon has at least one of these keys.
 CALCULON_ANY = ("networks", "matrix", "hidden", "num_blocks")
 
 
 class CalculonNetwork(Foreign):
-    """bandwidth: GB/s. size: how many devices it joins. latency: seconds."""
+    """A network of a system in a calculon file."""
 
-    bandwidth: Rate
-    efficiency: Annotated[float, Field(ge=1e-6, le=1)]
-    size: PositiveCount
+    bandwidth: Rate  # GB/s
+    efficiency: Annotated[float, Field(ge=1e-6, le=1)]  # the share of `bandwidth` that it reaches
+    size: PositiveCount  # number of devices that the network joins
     latency: Seconds
 
     @property
@@ -257,24 +286,30 @@ class CalculonNetwork(Foreign):
 
 
 def tflops_of(calculons: str) -> AliasPath:
-    """Where a number format's rate stands, by calculon's name of it."""
+    """The path of keys to the rate of a number format in a calculon file.
+
+    calculons: calculon's name of the number format.
+    """
     return AliasPath("matrix", calculons, "tflops")
 
 
 class CalculonSystem(Foreign):
-    """A system; the first network joins the devices of a node, the second the nodes. memory_gib:
-    80e9 stands for no limit."""
+    """The content of a calculon file that describes a system."""
 
+    # TFLOP/s of matrix products by number format; None: not given
     fp16: Rate | None = Field(None, validation_alias=tflops_of("float16"))
     bf16: Rate | None = Field(None, validation_alias=tflops_of("bfloat16"))
     fp32: Rate | None = Field(None, validation_alias=tflops_of("float32"))
+    # memory of a device; calculon's systems without a limit have 80e9
     memory_gib: Positive = Field(validation_alias=AliasPath("mem1", "GiB"))
     memory_gb_per_s: Rate = Field(validation_alias=AliasPath("mem1", "GBps"))
+    # the first network joins the devices of a node, the second the nodes
     networks: Filled[list[CalculonNetwork]]
 
 
 def read_calculon(path: str, settings: Settings) -> Imported:
-    """A model or a system, by its keys."""
+    """A model or a cluster from a calculon file; the file's keys tell whether it describes a model
+    or a system."""
     document = read_json(path)
     require(
         isinstance(document, dict) and (not document.keys().isdisjoint(CALCULON_ANY)),
@@ -289,7 +324,7 @@ def read_calculon(path: str, settings: Settings) -> Imported:
         **{key: document[key] for key in CALCULON_KEYS if key in document},
         "vocab_size": VOCABULARY,
     }
-    from_config(config, name=Path(path).stem, where=path)  # raises InputError where it cannot be
+    from_config(config, name=Path(path).stem, where=path)  # raises InputError for a wrong model
     return Imported(
         "model",
         config,
@@ -298,7 +333,11 @@ def read_calculon(path: str, settings: Settings) -> Imported:
 
 
 def system(described: CalculonSystem, path: str, settings: Settings) -> Imported:
-    """A cluster of `nodes` nodes (default 1) of as many devices as the first network joins."""
+    """A cluster of equal nodes from a system of calculon.
+
+    It has `settings.nodes` nodes (None: 1). The first network's size is the number of devices of a
+    node.
+    """
     peaks = described.model_dump(include={"fp16", "bf16", "fp32"}, exclude_none=True)
     require(
         peaks,
@@ -341,6 +380,8 @@ def system(described: CalculonSystem, path: str, settings: Settings) -> Imported
     return Imported("cluster", cluster, tuple(notes))
 
 
+# The words of DeepSpeed's flops profiler: scales of counts, units of time in seconds, classes of
+# torch that hold lists of modules, and the forms of lines.
 SCALES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "sec": 1.0}
 BLOCKS = ("ModuleList", "Sequential")
@@ -354,30 +395,43 @@ BATCH = re.compile(r"^batch size per GPU:\s*(?P<n>0*[1-9]\d{0,8})$")
 
 @dataclass
 class Module:
-    """One module of the tree: forward seconds and parameters, None where the output leaves them
-    out."""
+    """One module of the tree that the profiler prints."""
 
-    name: str
-    kind: str
-    line: int
-    depth: int
-    params: float | None = None
-    seconds: float | None = None
-    inner: "list[Module]" = field(default_factory=list)
+    name: str  # the module's name in the module around it; empty for the root
+    kind: str  # the name of its class
+    line: int  # number of its line in the file
+    depth: int  # number of spaces before the line's text
+    params: float | None = None  # number of parameters; None: not printed
+    seconds: float | None = None  # seconds of the forward pass; None: not printed
+    inner: "list[Module]" = field(default_factory=list)  # the modules directly within
 
 
 def read_deepspeed(path: str, settings: Settings) -> Imported:
-    """A profile with one table; the backward pass has the summary's ratio to the forward pass, 2
-    without one."""
+    """A profile with one table, from the output of DeepSpeed's flops profiler.
+
+    The ratio of backward to forward seconds is the same for all layers: the ratio of the summary's
+    latencies, or 2 without them.
+    """
     lines = lines_of(path)
-    summaries = filter(None, (SUMMARY.match(line.strip()) for _, line in lines))
-    latency = {match["key"]: _seconds(match) for match in summaries}
-    batches = filter(None, (BATCH.match(line.strip()) for _, line in lines))
+    latency: dict[str, float] = {}  # fwd, bwd -> seconds of the summary
+    micro_batch = settings.micro_batch
+    for _, line in lines:
+        if summary := SUMMARY.match(line.strip()):
+            latency[summary["key"]] = _seconds(summary)
+        elif batch := BATCH.match(line.strip()):
+            micro_batch = micro_batch or int(batch["n"])
     tree = parse_tree(lines, path)
-    ratio, guessed = 2.0, "no backward latency in the summary: twice the forward one"
+    ratio = 2.0
+    notes = []
     if latency.get("fwd") and latency.get("bwd"):
-        ratio, guessed = latency["bwd"] / latency["fwd"], ""
-    width = 4 if settings.precision == "fp32" else 2
+        ratio = latency["bwd"] / latency["fwd"]
+    else:
+        notes.append("no backward latency in the summary: twice the forward one")
+    notes.append(
+        "the profiler does not tell what layers send on and keep: activation_bytes and "
+        "saved_bytes are 0"
+    )
+    param_bytes = 4 if settings.precision == "fp32" else 2
     chain = []
     for module in layers_of(tree):
         if module.params is None or module.seconds is None:
@@ -385,56 +439,62 @@ def read_deepspeed(path: str, settings: Settings) -> Imported:
                 f"module {module.name} has no figures", where=f"{path}: line {module.line}",
                 expected="output that is not shortened (module_depth = -1, detailed)",
             )  # fmt: skip
-        label = f"{module.name}-{module.kind}" if module.name else module.kind
-        seconds, params = module.seconds, width * module.params
-        chain.append((Operator(label, seconds, ratio * seconds, params, 0.0, 0.0), 0.0))
+        operator = Operator(
+            name=f"{module.name}-{module.kind}" if module.name else module.kind,
+            forward=module.seconds,
+            backward=ratio * module.seconds,
+            params=param_bytes * module.params,
+            output=0.0,
+            kept=0.0,
+        )
+        bytes_behind = 0.0
+        chain.append((operator, bytes_behind))
     return chain_profile(
         chain,
-        replace(
-            settings,
-            micro_batch=settings.micro_batch or next((int(match["n"]) for match in batches), None),
-            precision=settings.precision or "fp16",
-        ),
+        replace(settings, micro_batch=micro_batch, precision=settings.precision or "fp16"),
         model=tree.kind,
         device="deepspeed-gpu",
         where=path,
         source=f"DeepSpeed flops profiler, {Path(path).name}",
-        notes=(
-            guessed,
-            "the profiler does not tell what layers send on and keep: activation_bytes and "
-            "saved_bytes are 0",
-        ),
+        notes=notes,
     )
 
 
 def parse_tree(lines: list[tuple[int, str]], path: str) -> Module:
-    """The first tree behind the last heading of a detailed profile; raises InputError where there
-    is none."""
-    starts = [i for i, (_, line) in enumerate(lines) if "Detailed Profile" in line]
+    """The root of the first tree of modules behind the last heading of a detailed profile.
+
+    lines: (number, text) of each line. Raises InputError where there is no such heading or tree.
+    """
+    headings = [i for i, (_, line) in enumerate(lines) if "Detailed Profile" in line]
     require(
-        starts,
+        headings,
         "no detailed profile",
         where=path,
         expected="a heading 'Detailed Profile per GPU'",
     )
-    tree: list[Module] = []
-    for number, line in lines[starts[-1] + 1 :]:
-        if tree and line.rstrip() == ")":
-            return tree[0]
+    modules: list[Module] = []  # in printed order
+    for number, line in lines[headings[-1] + 1 :]:
+        if modules and line.rstrip() == ")":
+            return modules[0]
         match = MODULE.match(line)
-        if match and not PARAMS.match(line.strip()) and (tree or line.rstrip().endswith("(")):
+        is_line_of_figures = PARAMS.match(line.strip()) is not None
+        # Notes stand between the heading and the root, whose line ends with a parenthesis.
+        can_be_root = line.rstrip().endswith("(")
+        if match and not is_line_of_figures and (modules or can_be_root):
             depth = len(line) - len(line.lstrip())
             module = Module(match["name"] or "", match["kind"], number, depth)
-            above = next((one for one in reversed(tree) if one.depth < depth), module)
-            above.inner += [module] if tree else []
-            tree.append(module)
-        if tree:  # notes stand between the heading and the tree
-            _figures(tree[-1], line)
+            around = (other for other in reversed(modules) if other.depth < depth)
+            parent = next(around, None)
+            if parent is not None:
+                parent.inner.append(module)
+            modules.append(module)
+        if modules:
+            _figures(modules[-1], line)
     raise InputError("the tree of modules does not end", where=path, expected="closing parentheses")
 
 
 def _figures(module: Module, text: str) -> None:
-    """Take the figures of a line, where it has some."""
+    """Set the module's parameters and seconds where the line `text` has them."""
     params, latency = PARAMS.search(text), LATENCY.search(text)
     if params:
         module.params = float(params["n"]) * SCALES[params["scale"]]
@@ -443,22 +503,33 @@ def _figures(module: Module, text: str) -> None:
 
 
 def layers_of(tree: Module) -> Iterator[Module]:
-    """Modules in printed order; those that hold a list of blocks are opened, others and the blocks
-    stay whole."""
-    if tree.kind in BLOCKS and len(tree.inner) > 1:
+    """The modules of a tree that are layers of a profile, in printed order.
+
+    Each module of a list of blocks is a layer. A module that holds such a list is divided into the
+    modules within; any other module is a layer as a whole.
+    """
+    if _is_list_of_blocks(tree):
         yield from tree.inner
-        return
-    if not any(map(_has_blocks, tree.inner)):
+    elif not any(map(_has_blocks, tree.inner)):
         yield tree
-        return
-    for inner in tree.inner:
-        yield from layers_of(inner) if _has_blocks(inner) else (inner,)
+    else:
+        for inner in tree.inner:
+            if _has_blocks(inner):
+                yield from layers_of(inner)
+            else:
+                yield inner
+
+
+def _is_list_of_blocks(module: Module) -> bool:
+    """Whether the module is a list of several modules."""
+    return module.kind in BLOCKS and len(module.inner) > 1
 
 
 def _has_blocks(module: Module) -> bool:
     """Whether the module is or holds a list of several modules."""
-    return (module.kind in BLOCKS and len(module.inner) > 1) or any(map(_has_blocks, module.inner))
+    return _is_list_of_blocks(module) or any(map(_has_blocks, module.inner))
 
 
 def _seconds(time: re.Match[str]) -> float:
+    """Seconds of a match of `LATENCY` or `SUMMARY`."""
     return float(time["n"]) * UNITS[time["unit"]]

@@ -1,20 +1,24 @@
-"""Files that Sailor publishes: measured profiles, fits of link bandwidths, and plans that were run.
+"""Reads files that Sailor publishes: measured profiles, fits of link bandwidths, and plans with the
+measurements of their runs.
 
-Profiles: `profiles/<model>/<GPU>/profile.json`: {micro-batch: {tensor degree: {layer: [forward,
-backward, update]}}}, seconds. The update is that of the whole profiled model, repeated at every
-layer: 12 bytes per parameter at the memory's speed, plain SGD. `llm_info.json`: {model: {tensor
-degree: {layer: sizes}}}, of one device and one sample, in fp32.
+Profiles. `profiles/<model>/<GPU>/profile.json` holds {micro-batch: {tensor degree: {layer:
+[forward, backward, update]}}}, in seconds. The update is that of the whole profiled model and is
+repeated at every layer: 12 bytes per parameter at the memory's speed, plain SGD. `llm_info.json`
+holds {model: {tensor degree: {layer: sizes}}}, for one device and one sample in fp32.
 
-Links: {GPU type: {GPUs: [[a, b, c], cap]}}, GB/s as a parabola over log2 of the message in MB, with
-a cap in bytes/s; within a node (a ring over that many GPUs) and between two nodes (that many pairs
-at once, all together). A fit only holds where it was made: beyond the parabola's top nothing is
-taken from it, and messages below one MB go at the speed of one. All ranks of a node share its
-cards, so more pairs never get less than fewer do.
+Links. A file holds {GPU type: {number of GPUs: [[a, b, c], cap]}}. A fit gives GB/s as a parabola
+over log2 of the message's MB, with a cap in bytes/s. Within a node, it gives the bandwidth of a
+ring over that number of GPUs. Between two nodes, it gives the bandwidth that so many pairs of GPUs
+reach together. A fit only holds in its measured range: beyond the parabola's maximum the bandwidth
+stays at the maximum, and messages below one MB get the bandwidth of one MB. All ranks of a node
+share its network cards, so that more pairs never get less bandwidth than fewer pairs.
 
-Plans: stages of layers, per stage and data replica a GPU group, and what was measured.
+Plans. A file holds the layers of each stage, a group of GPUs for each stage and data replica, and
+the measured seconds and bytes.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -46,52 +50,52 @@ Tables = dict[tuple[int, int], Floats]
 
 
 class NotPricedError(InputError):
-    """The data are in order, but lack what a plan needs: another GPU type, another model."""
+    """The data are valid, but lack a GPU type or a model that a plan needs."""
 
 
-Triple = Annotated[list[Seconds], Field(min_length=3, max_length=3)]
-# profile.json
+Triple = Annotated[list[Seconds], Field(min_length=3, max_length=3)]  # forward, backward, update
+# The content of `profile.json`.
 ProfileFile = ForeignRoot[
     Filled[dict[Annotated[PositiveCount, Strict(False)], Filled[dict[DegreeKey, ByLayer[Triple]]]]]
 ]
 
 
 class LayerEntry(Foreign):
-    """Sizes of a layer in `llm_info.json`."""
+    """Sizes of a layer in `llm_info.json`, on one device of a tensor group."""
 
     params_bytes: Bytes
-    act_output_bytes: Bytes
-    act_mem_bytes: Bytes
-    act_input_floats: NonNegative | None = None
+    act_output_bytes: Bytes  # bytes per sample sent to the next layer
+    act_mem_bytes: Bytes  # bytes per sample kept until the backward pass
+    act_input_floats: NonNegative | None = None  # numbers per sample that the layer reads
 
 
-# llm_info.json
+# The content of `llm_info.json`.
 SizesFile = ForeignRoot[dict[ForeignName, Filled[dict[DegreeKey, ByLayer[LayerEntry]]]]]
 
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """Bytes of each layer [L] on one device of a tensor group: parameters, activation sent on and
-    kept, per sample."""
+    """Sizes of all layers on one device of a tensor group."""
 
-    params: Floats
-    output: Floats
-    kept: Floats
+    params: Floats  # [L] bytes of parameters
+    output: Floats  # [L] bytes per sample sent to the next layer
+    kept: Floats  # [L] bytes per sample kept until the backward pass
 
 
 @dataclass(frozen=True)
 class ModelData:
-    """One model: tables by GPU type, sizes by tensor degree, tokens per sample (0: not told)."""
+    """The profiles and sizes of one model, as `load_model_data` reads them."""
 
     name: str
-    layers: int
-    tables: dict[str, Tables]
-    sizes: dict[int, LayerSizes]
-    sequence: int
+    layers: int  # L
+    tables: dict[str, Tables]  # GPU type -> its measured tables
+    sizes: dict[int, LayerSizes]  # tensor degree -> sizes of the layers
+    sequence: int  # tokens of a sample; 0: unknown
 
 
 def model_names(folder: Path) -> list[str]:
-    """Models with a folder of profiles; raises InputError where there is no `profiles` folder."""
+    """The models that have a folder of profiles. Raises InputError where there is no folder
+    `profiles`."""
     root = folder / "profiles"
     require(
         root.is_dir(),
@@ -103,18 +107,17 @@ def model_names(folder: Path) -> list[str]:
 
 
 def load_model_data(folder: Path, name: str, info: SizesFile) -> ModelData:
-    """One model's profiles and sizes; raises InputError with file, place, got and expected."""
+    """The profiles and sizes of one model.
+
+    folder: the folder that holds `profiles`. name: the model's name. info: the content of
+    `llm_info.json`. Raises InputError with file, place, got and expected.
+    """
     root = folder / "profiles" / name
-    tables: dict[str, Tables] = {
-        path.parent.name: {
-            (degree, batch): np.array(rows).T
-            for batch, by_degree in read_foreign(ProfileFile, path).root.items()
-            for degree, rows in by_degree.items()
-        }
-        for path in sorted(root.glob("*/profile.json"))
-    }
+    tables = {path.parent.name: load_tables(path) for path in sorted(root.glob("*/profile.json"))}
     require(tables, "no profile", where=str(root), expected="<GPU>/profile.json")
-    counts = {gpu: {table.shape[1] for table in by.values()} for gpu, by in tables.items()}
+    counts = {  # GPU type -> the numbers of layers of its tables
+        gpu: {table.shape[1] for table in gpu_tables.values()} for gpu, gpu_tables in tables.items()
+    }
     layers, *others = set(chain(*counts.values()))
     require(not others, "numbers of layers differ between tables", where=str(root), got=counts)
     for degree, rows in info.root[name].items():
@@ -125,21 +128,36 @@ def load_model_data(folder: Path, name: str, info: SizesFile) -> ModelData:
             got=len(rows),
             expected=f"{layers}, as the profiles have",
         )
-    sizes = {
-        degree: LayerSizes(
-            *np.array(
-                [(r.params_bytes, r.act_output_bytes, r.act_mem_bytes) for r in rows[:layers]]
-            ).T
-        )
-        for degree, rows in info.root[name].items()
-    }
+    sizes = {degree: layer_sizes(rows[:layers]) for degree, rows in info.root[name].items()}
     inputs = [rows[0].act_input_floats for rows in info.root[name].values()]
-    return ModelData(name, layers, tables, sizes, _tokens(max(filter(None, inputs), default=0.0)))
+    most_inputs = max(filter(None, inputs), default=0.0)
+    return ModelData(name, layers, tables, sizes, _tokens(most_inputs))
+
+
+def load_tables(path: Path) -> Tables:
+    """The measured tables of a `profile.json`."""
+    tables: Tables = {}
+    for batch, by_degree in read_foreign(ProfileFile, path).root.items():
+        for degree, rows in by_degree.items():
+            tables[degree, batch] = np.array(rows).T
+    return tables
+
+
+def layer_sizes(entries: Sequence[LayerEntry]) -> LayerSizes:
+    """The sizes of all layers as arrays."""
+    return LayerSizes(
+        params=np.array([entry.params_bytes for entry in entries]),
+        output=np.array([entry.act_output_bytes for entry in entries]),
+        kept=np.array([entry.act_mem_bytes for entry in entries]),
+    )
 
 
 def _tokens(inputs: float) -> int:
-    """Tokens per sample s: the first layer takes tokens, positions and a mask, s^2 + 2 s numbers;
-    else 0."""
+    """The tokens s of a sample, from the count of numbers that the first layer reads.
+
+    The first layer reads s tokens, s positions and a mask of s^2 entries: s^2 + 2 s numbers.
+    Returns 0 where no s gives the count.
+    """
     s = round(math.sqrt(inputs + 1.0) - 1.0)
     return s if s * s + 2 * s == inputs else 0
 
@@ -148,33 +166,35 @@ MB, GB = 1e6, 1e9
 
 
 class Fit(NamedTuple):
-    """GB/s = a x^2 + b x + c with x = log2(MB) and factors a, b, c, at most `cap` bytes/s."""
+    """A fitted bandwidth over the size of messages: a x^2 + b x + c GB/s with x = log2(MB)."""
 
-    factors: Annotated[tuple[float, float, float], Strict(False)]
-    cap: Annotated[float, Field(ge=1e-6)]
+    factors: Annotated[tuple[float, float, float], Strict(False)]  # a, b, c
+    cap: Annotated[float, Field(ge=1e-6)]  # most bytes/s
 
     def bandwidth(self, size: float) -> float:
-        """Bytes/s of messages of `size` bytes."""
+        """Bytes/s of messages of `size` bytes; the cap where the parabola is not positive."""
         a, b, c = self.factors
         x = max(math.log2(max(size, 1.0) / MB), 0.0)
         if a < 0:
-            x = min(x, -b / (2 * a))
+            x_of_maximum = -b / (2 * a)
+            x = min(x, x_of_maximum)
         value = (a * x * x + b * x + c) * GB
         return min(value, self.cap) if value > 0 else self.cap
 
 
-# GPU type -> GPUs -> fit
+# GPU type -> number of GPUs within a node, or of pairs of GPUs between nodes -> fit
 Fits = dict[ForeignName, Filled[dict[DegreeKey, Fit]]]
 
 
 class Links(Foreign):
-    """Fits between nodes (`inter`) and within one (`intra`): a `network_coeffs*.json`."""
+    """The content of a `network_coeffs*.json`."""
 
-    inter: Fits
-    intra: Fits = Field(default_factory=dict)
+    inter: Fits  # between two nodes
+    intra: Fits = Field(default_factory=dict)  # within a node
 
     def network(self, kind: str, pairs: int, size: float) -> float:
-        """Bytes/s of `pairs` GPUs of one node together, `size` bytes in all, to another node."""
+        """Bytes/s that `pairs` GPUs of a node together reach when they send `size` bytes in all to
+        as many GPUs of another node. kind: the GPU type."""
         fits = self.inter.get(kind)
         if fits is None:
             raise NotPricedError(
@@ -183,21 +203,29 @@ class Links(Foreign):
                 got=kind,
                 expected=", ".join(sorted(self.inter)),
             )
+        # More pairs never get less bandwidth than fewer: the best fit up to `pairs` counts.
         usable = [count for count in fits if count <= pairs] or [min(fits)]
         return max(fits[count].bandwidth(size / count) for count in usable)
 
     def local(self, kind: str, ranks: int, size: float) -> float:
-        """Bytes/s of each of `ranks` GPUs within a node; a network's where nothing was measured
-        within."""
+        """Bytes/s of each of `ranks` GPUs of a node, in messages of `size` bytes within the node.
+
+        A GPU type without measurements within a node gets its share of the network's bandwidth.
+        """
         if kind not in self.intra:
             return self.network(kind, ranks, size) / max(ranks, 1)
         fits = self.intra[kind]
-        above = [count for count in fits if count >= ranks]
-        return fits[min(above) if above else max(fits)].bandwidth(size)
+        at_least_ranks = [count for count in fits if count >= ranks]
+        nearest = min(at_least_ranks) if at_least_ranks else max(fits)
+        return fits[nearest].bandwidth(size)
 
 
 def load_links(folder: Path) -> Links:
-    """From the `network_coeffs*.json` and `*bandwidth*.json` of a folder; later files win."""
+    """The fits of all `network_coeffs*.json` and `*bandwidth*.json` of a folder.
+
+    The fits of a GPU type come from the last file that has the type. The function reads
+    `network_coeffs*.json` after `*bandwidth*.json`, each in alphabetical order.
+    """
     paths = sorted(folder.glob("network_coeffs*.json"))
     require(paths, "no file network_coeffs*.json", where=str(folder))
     links = Links(inter={})
@@ -211,33 +239,36 @@ def load_links(folder: Path) -> Links:
 
 
 class NodeGpus(NamedTuple):
-    """GPUs of one node; the zone is not used."""
+    """The GPUs that a plan uses on one node."""
 
-    kind: ForeignName
-    gpus: PositiveCount
-    zone: Any = None
+    kind: ForeignName  # GPU type
+    gpus: PositiveCount  # number of GPUs
+    zone: Any = None  # not used
 
 
 class Group(NamedTuple):
-    """The tensor group of one stage's replica: its nodes and its tensor degree."""
+    """The tensor group of one stage in one data replica."""
 
     nodes: Filled[list[NodeGpus]]
-    tensor: Annotated[int, Field(ge=1, le=4096)]
+    tensor: Annotated[int, Field(ge=1, le=4096)]  # tensor degree
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """GPU types, each once."""
+        """The GPU types of the group, each once."""
         return tuple(dict.fromkeys(node.kind for node in self.nodes))
 
 
 class RunPipeline(Foreign):
-    """One pipeline: layers by stage, groups by stage and data replica."""
+    """A pipeline and all its data replicas."""
 
+    # [stage] numbers of its layers
     layers: Filled[list[Filled[list[Count]]]] = Field(alias="layers_per_stage")
+    # [stage][data replica] tensor group
     groups: list[Filled[list[Group]]] = Field(alias="tmp_per_stage")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        """Check that the stages take all layers in order, and that each stage has its groups."""
         layers = list(chain(*self.layers))
         require(
             layers == list(range(len(layers))),
@@ -251,35 +282,40 @@ class RunPipeline(Foreign):
         return self
 
 
-# What nobody measured stands as 0 in some files.
+# Some files have 0 for a value that was not measured.
 NONE_FOR_ZERO = AfterValidator(lambda measured: measured or None)
 
 
 class PlanRun(Foreign):
-    """A plan and its measurements, None where nobody measured. file: its name, relative to
-    `validation/`."""
+    """A plan that Sailor's authors ran, and its measurements; None: not measured."""
 
-    file: str = ""
+    file: str = ""  # path of the file, relative to the folder `validation`
     model: ForeignName | None = None
     pipelines: Filled[list[RunPipeline]] = Field(alias="pipeline_list")
-    micro_batch: PositiveCount = Field(alias="mbs")
-    global_batch: PositiveCount = Field(alias="gbs")
+    micro_batch: PositiveCount = Field(alias="mbs")  # samples
+    global_batch: PositiveCount = Field(alias="gbs")  # samples
+    # seconds of an iteration
     seconds: Annotated[Seconds | None, NONE_FOR_ZERO] = Field(None, alias="real")
+    # peak memory of a GPU
     max_bytes: Annotated[Bytes | None, NONE_FOR_ZERO] = Field(None, alias="max_mem")
 
     @property
     def layers(self) -> int:
-        """Layers of the model."""
+        """Number of the model's layers."""
         return sum(map(len, self.pipelines[0].layers))
 
     @property
     def kinds(self) -> set[str]:
         """GPU types of all groups."""
-        return {k for p in self.pipelines for stage in p.groups for g in stage for k in g.kinds}
+        kinds: set[str] = set()
+        for pipeline in self.pipelines:
+            for group in chain(*pipeline.groups):
+                kinds.update(group.kinds)
+        return kinds
 
 
 def load_run(path: Path, root: Path) -> PlanRun:
-    """The plan of a file below `root`; raises InputError with file, place, got and expected."""
-    return read_foreign(PlanRun, path).model_copy(
-        update={"file": path.relative_to(root).as_posix()}
-    )
+    """The plan of a file below the folder `root`, which the plan's `file` is relative to. Raises
+    InputError with file, place, got and expected."""
+    name = path.relative_to(root).as_posix()
+    return read_foreign(PlanRun, path).model_copy(update={"file": name})

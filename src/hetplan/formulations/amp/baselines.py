@@ -1,20 +1,21 @@
-"""What AMP is compared with: Megatron's rules (§4.1), random strategies (§4.5), annealing (§4.2).
+"""The methods that AMP is compared with: Megatron's rules (§4.1), random strategies (§4.5) and
+simulated annealing (§4.2).
 
-The first two list a few strategies, price each exactly, as a real trial would, and return the
-fastest that fits in memory; the mean over those that fit stands in `details`, since the paper
-reports least and mean (Tables 3-5).
+Megatron's rules and the random method list some strategies and compute the exact T of each, as a
+real trial would measure it. They return the fastest strategy that fits in memory. `details` also
+holds the mean T of the strategies that fit, since the paper reports minimum and mean (Tables 3-5).
 
-Simulated annealing goes over placements. A state is a tile (h, w), a random tiling of the node x
-device grid by it, a tensor degree and a micro-batch. Each tile is a stage of h w devices, read row
-by row: tensor ranks lie next to each other.
-Neighbour: another divisor for h or for w, with a random tiling, tensor degree and micro-batch.
-Temperature 10 (1 - i/50) seconds in step i of 50; a worse neighbour is taken with chance exp(-rise
-/ T).
-Energy: the exact T with the cut of the slowest pipeline (cuts.try_placement); +inf where none fits
-in memory.
-Generalised to nodes of unequal size: the grid is folded to rows of the sizes' common divisor.
-(Exchanges of two devices in half of the steps were better on 4 of 16 such instances, with six and
-eight devices, and worse on 8; there are none.)
+Simulated annealing searches placements on the grid of devices, one row per node.
+State        a tile (h, w), a random tiling of the grid by it, a tensor degree and a micro-batch.
+             Each tile is a stage of h w devices. The stage's ranks are the devices of the tile row
+             by row, so that the ranks of a tensor group lie next to each other.
+Neighbour    another divisor for h or for w, with a random tiling, tensor degree and micro-batch.
+Energy       the exact T with the cut of `cuts.try_placement`; +inf where no cut fits in memory.
+Temperature  10 (1 - i/50) seconds in step i of 50. A neighbour whose energy is higher by `rise` is
+             accepted with probability exp(-rise / temperature).
+hetplan generalises this to nodes of unequal size: the rows of the grid then have the greatest
+common divisor of the sizes as their length. (Moves that exchange two devices, in half of the steps,
+improved 4 of 16 instances of six and eight devices and worsened 8; the method has no such moves.)
 Source AMP (NeurIPS 2022), §4.2, §6.3, and the annealing of its published code.
 """
 
@@ -43,36 +44,37 @@ from hetplan.solvers.branch_and_bound import Incumbent
 from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 from hetplan.text import grouped
 
-# How many random strategies the paper tries (§4.5).
-DRAWS = 50
-# Annealing, as in the published code: steps, and seconds of the first temperature.
-STEPS = 50
-START_TEMPERATURE = 10.0
-# Attempts at a random tiling before the straight one serves.
-TILINGS = 20
+DRAWS = 50  # random strategies that the paper tries (§4.5)
+STEPS = 50  # annealing steps, as in the published code
+START_TEMPERATURE = 10.0  # seconds, as in the published code
+TILINGS = 20  # attempts at a random tiling; after them annealing uses the straight tiling
+
+Area = tuple[slice, slice]  # rows and columns of the grid that one tile covers
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A strategy and its exact T in seconds; None where it does not fit in memory."""
+    """A strategy that `megatron` or `random` has tried."""
 
     strategy: Strategy
-    seconds: float | None
+    seconds: float | None  # exact T; None where the strategy does not fit in memory
 
 
 def try_out(problem: AmpProblem, strategy: Strategy) -> Trial:
-    """Price one strategy."""
+    """The trial of one strategy."""
     placed = place(problem, strategy.configuration, strategy.placement)
-    return Trial(strategy, placed.seconds(strategy.cut) if placed.fits(strategy.cut) else None)
+    if not placed.fits(strategy.cut):
+        return Trial(strategy, None)
+    return Trial(strategy, placed.seconds(strategy.cut))
 
 
 def megatron(data: AmpData, run: Run) -> Outcome[AmpDecision]:
-    """Megatron's rules (§4.1): least tensor x pipeline, tensor groups in nodes, equal layers or
-    parameters.
+    """The best strategy by Megatron's rules (§4.1).
 
-    For each micro-batch size, of the degrees whose tensor groups are no larger than the smallest
-    node, those with the least tp pp (with memory: the least at which a strategy fits) in Megatron's
-    order, each cut both by the number of layers and by parameters.
+    Tensor groups are no larger than the smallest node. For each micro-batch size the rules allow
+    the degrees with the least product tp pp at which some strategy fits in memory. Devices stand in
+    Megatron's order. Each configuration is cut in two ways: into equally many layers, and into
+    parts of equal parameters.
     """
     return best_of(
         data, run, megatron_trials, "no usable degrees with tensor groups within the smallest node"
@@ -80,22 +82,30 @@ def megatron(data: AmpData, run: Run) -> Outcome[AmpDecision]:
 
 
 def megatron_trials(data: AmpData, problem: AmpProblem, run: Run) -> Iterator[Trial]:
-    """Megatron's proposals, micro-batch after micro-batch; those too big for the memory
-    included."""
+    """Trials of Megatron's strategies in ascending order of micro-batch and of tp pp.
+
+    A micro-batch ends with the first product tp pp at which a strategy fits in memory.
+    """
     nodes = [device.node for device in data.devices]
-    smallest = min(map(len, by_node(nodes)))
-    allowed = [chosen for chosen in problem.configurations() if chosen.tensor <= smallest]
-    allowed.sort(key=lambda each: (each.micro_batch, each.tensor * each.pipeline))
-    for _, same_batch in groupby(allowed, key=lambda each: each.micro_batch):
-        for _, same_product in groupby(same_batch, key=lambda each: each.tensor * each.pipeline):
-            trials = [
-                try_out(problem, Strategy(chosen, megatron_placement(nodes, chosen), cut))
-                for chosen in same_product
-                for cut in (
-                    uniform_cut(problem.layers, chosen.pipeline),
-                    parameter_cut(problem.params, chosen.pipeline),
-                )
-            ]
+    smallest_node = min(map(len, by_node(nodes)))
+
+    def micro_batch(configuration: Configuration) -> int:
+        return configuration.micro_batch
+
+    def product(configuration: Configuration) -> int:
+        return configuration.tensor * configuration.pipeline
+
+    allowed = [chosen for chosen in problem.configurations() if chosen.tensor <= smallest_node]
+    allowed.sort(key=lambda chosen: (micro_batch(chosen), product(chosen)))
+    for _, same_micro_batch in groupby(allowed, key=micro_batch):
+        for _, same_product in groupby(same_micro_batch, key=product):
+            trials = []
+            for chosen in same_product:
+                placement = megatron_placement(nodes, chosen)
+                by_layers = uniform_cut(problem.layers, chosen.pipeline)
+                by_parameters = parameter_cut(problem.params, chosen.pipeline)
+                for cut in (by_layers, by_parameters):
+                    trials.append(try_out(problem, Strategy(chosen, placement, cut)))
             yield from trials
             if run.should_stop:
                 return
@@ -104,20 +114,23 @@ def megatron_trials(data: AmpData, problem: AmpProblem, run: Run) -> Iterator[Tr
 
 
 def random(data: AmpData, run: Run) -> Outcome[AmpDecision]:
-    """The best of 50 strategies drawn at random: configuration, bijection and cut, each uniformly
-    (§4.5).
+    """The best of 50 random strategies (§4.5): configuration, placement and cut are each drawn
+    uniformly.
 
-    Draws that do not fit in memory count as draws; the run's seed decides them all.
+    Strategies that do not fit in memory count among the 50. The run's seed determines all draws.
     """
     return best_of(data, run, random_trials, NO_CONFIGURATION)
 
 
 def random_trials(data: AmpData, problem: AmpProblem, run: Run) -> Iterator[Trial]:
-    """50 random strategies."""
+    """Trials of 50 random strategies; none where the instance has no configuration."""
     rng = np.random.default_rng(run.options.seed)
-    choices = list(problem.configurations())
-    for _ in range(DRAWS if choices else 0):
-        yield try_out(problem, random_strategy(problem, choices[rng.integers(len(choices))], rng))
+    configurations = list(problem.configurations())
+    if not configurations:
+        return
+    for _ in range(DRAWS):
+        chosen = configurations[rng.integers(len(configurations))]
+        yield try_out(problem, random_strategy(problem, chosen, rng))
         if run.should_stop:
             return
 
@@ -125,14 +138,13 @@ def random_trials(data: AmpData, problem: AmpProblem, run: Run) -> Iterator[Tria
 def random_strategy(
     problem: AmpProblem, chosen: Configuration, rng: np.random.Generator
 ) -> Strategy:
-    """A uniformly random bijection and a uniformly random cut for `chosen`."""
+    """A strategy of the configuration `chosen` with a uniformly random placement and cut."""
     shape = (chosen.pipeline, chosen.data, chosen.tensor)
-    inner = 1 + np.sort(rng.choice(problem.layers - 1, size=chosen.pipeline - 1, replace=False))
-    return Strategy(
-        chosen,
-        rng.permutation(problem.devices).reshape(shape),
-        np.concatenate([[0], inner, [problem.layers]]).astype(np.int64),
-    )
+    boundaries = rng.choice(problem.layers - 1, size=chosen.pipeline - 1, replace=False)
+    inner = 1 + np.sort(boundaries)
+    placement = rng.permutation(problem.devices).reshape(shape)
+    cut = np.concatenate([[0], inner, [problem.layers]]).astype(np.int64)
+    return Strategy(chosen, placement, cut)
 
 
 def best_of(
@@ -141,9 +153,9 @@ def best_of(
     trials: Callable[[AmpData, AmpProblem, Run], Iterator[Trial]],
     nothing: str,
 ) -> Outcome[AmpDecision]:
-    """The fastest of a rule's strategies that fits, and how the others did; proves no bound.
+    """The fastest of the tried strategies that fit in memory. Proves no bound.
 
-    nothing: the message where the rule lists no strategy at all.
+    trials: lists the method's trials. nothing: the message where it lists none.
     """
     problem = compile_problem(data)
     count, fitting = 0, list[tuple[float, Strategy]]()
@@ -155,7 +167,8 @@ def best_of(
     details: dict[str, object] = {"strategies": count, "fitting": len(fitting)}
     best = None
     if fitting:
-        best = min(fitting, key=lambda each: each[0])[1].decision()
+        _, fastest = min(fitting, key=lambda pair: pair[0])
+        best = fastest.decision()
         details["mean_seconds"] = sum(seconds for seconds, _ in fitting) / len(fitting)
     reason = f"none of {count} strategies fits in memory" if count else nothing
     return Outcome(
@@ -168,32 +181,35 @@ def best_of(
 
 @dataclass(frozen=True)
 class State:
-    """A tile, the configuration that it carries, and the devices [pp, dp, tp]."""
+    """A state of the annealing."""
 
-    tile: tuple[int, int]
-    configuration: Configuration
-    placement: Ints
+    tile: tuple[int, int]  # height and width
+    configuration: Configuration  # dp tp is the number of devices in the tile
+    placement: Ints  # [pp, dp, tp] devices
 
 
 class Moves:
-    """Random states and neighbours for one instance."""
+    """Draws the first state of the annealing and the neighbours of a state."""
 
     def __init__(self, data: AmpData, problem: AmpProblem, rng: np.random.Generator) -> None:
         nodes = [device.node for device in data.devices]
         self.rng = rng
         self.grid = device_grid(nodes)
-        # by devices per stage
+        # number of devices of a stage -> the configurations with such stages
         self.configurations = grouped((c.data * c.tensor, c) for c in problem.configurations())
         rows, columns = map(divisors, self.grid.shape)
+        # (h, w) of every tile: h divides the rows, w the columns, some stage has h w devices
         self.tiles = [(h, w) for h in rows for w in columns if h * w in self.configurations]
 
     def start(self) -> State:
-        """Any tile and any tiling. A stage of n devices always has a tile: h = gcd(n, rows), w = n
-        / h."""
+        """A state with a random tile.
+
+        A stage of n devices always has a tile: h = gcd(n, rows), w = n / h.
+        """
         return self.with_tile(self.tiles[self.rng.integers(len(self.tiles))])
 
     def with_tile(self, tile: tuple[int, int]) -> State:
-        """A random tiling, tensor degree and micro-batch for `tile`."""
+        """A state with `tile` and a random tiling, tensor degree and micro-batch."""
         choices = self.configurations[tile[0] * tile[1]]
         chosen = choices[self.rng.integers(len(choices))]
         shape = (self.grid.shape[0], self.grid.shape[1])
@@ -202,16 +218,18 @@ class Moves:
         return State(tile, chosen, placement)
 
     def neighbour(self, state: State) -> State:
-        """Another tile that shares one coordinate (any tile where there is none)."""
-        near = [
-            tile for tile in self.tiles if (tile[0] == state.tile[0]) != (tile[1] == state.tile[1])
-        ]
-        near = near or self.tiles
+        """A state whose tile differs from the state's tile either in height or in width; any tile
+        where no tile does."""
+        height, width = state.tile
+        near = [(h, w) for h, w in self.tiles if (h == height) != (w == width)]
+        if not near:
+            near = self.tiles
         return self.with_tile(near[self.rng.integers(len(near))])
 
 
 def annealing(data: AmpData, run: Run) -> Outcome[AmpDecision]:
-    """The best state seen in 50 steps; the run's seed decides them all. Proves no bound."""
+    """The best strategy that 50 steps of annealing meet; the run's seed determines all draws.
+    Proves no bound."""
     problem = compile_problem(data)
     moves = Moves(data, problem, np.random.default_rng(run.options.seed))
     incumbent = Incumbent[Strategy](run)
@@ -238,54 +256,60 @@ def annealing(data: AmpData, run: Run) -> Outcome[AmpDecision]:
 
 
 def accepts(energy: float, energy_there: float, temperature: float, draw: float) -> bool:
-    """Metropolis' rule: a better or equal neighbour always, a worse one where `draw` < exp(-rise /
-    T).
+    """Whether annealing moves to a neighbour, by Metropolis' rule.
 
-    Both +inf (nothing fits in memory) count as equal: any move is as good as staying.
+    A neighbour of equal or lower energy is always accepted, another one where `draw` <
+    exp(-rise / temperature). A state and a neighbour that both do not fit in memory have equal
+    energies, +inf.
+
+    energy: seconds, of the present state. energy_there: seconds, of the neighbour. draw: uniform
+    in [0, 1).
     """
     return energy_there <= energy or draw < math.exp((energy - energy_there) / temperature)
 
 
 def energy_of(problem: AmpProblem, state: State, incumbent: Incumbent[Strategy]) -> float:
-    """T of a state with its best cut, which may be the incumbent; +inf where no cut fits in
-    memory."""
+    """T in seconds of a state with its cut; +inf where no cut fits in memory. The strategy is
+    offered as the incumbent."""
     priced = try_placement(problem, state.configuration, state.placement)
     if priced is None:
         return math.inf
-    incumbent.offer(*priced)
-    return priced[0]
+    seconds, strategy = priced
+    incumbent.offer(seconds, strategy)
+    return seconds
 
 
 def device_grid(nodes: Sequence[int]) -> Ints:
-    """Devices [rows, columns]: a row per node where nodes are equal, else rows of the common
-    divisor.
+    """Devices [rows, columns]; every row lies within a node.
 
-    Every row lies within a node, so a rectangle w wide uses w neighbours; nodes [D] names each
-    device's node.
+    A row is a whole node where all nodes have equally many devices. Otherwise its length is the
+    greatest common divisor of these numbers. nodes: [D] node of each device.
     """
     members = by_node(nodes)
-    return np.array([device for node in members for device in node], dtype=np.int64).reshape(
-        -1, math.gcd(*map(len, members))
-    )
+    columns = math.gcd(*map(len, members))
+    devices = [device for node in members for device in node]
+    return np.array(devices, dtype=np.int64).reshape(-1, columns)
 
 
 def random_tiling(
     shape: tuple[int, int], tile: tuple[int, int], rng: np.random.Generator
-) -> list[tuple[slice, slice]]:
-    """A random tiling of a grid by `tile` (h, w), each one upright or turned, ordered by their
-    first cells.
+) -> list[Area]:
+    """A random tiling of a grid by `tile` (h, w), in the order of the tiles' first positions. Each
+    tile lies upright, h high and w wide, or turned.
 
-    h divides the rows and w the columns, so that a tiling exists. The first free cell takes a tile
-    in one of the two orientations at random, in the other where the first does not fit. What comes
-    to a dead end is begun anew; after TILINGS attempts the straight tiling serves.
+    h divides the rows and w the columns, so that a tiling exists. The first free position of the
+    grid takes a tile in a random orientation, or in the other one where that does not fit. Where
+    neither fits, the tiling is begun anew; after TILINGS attempts it is the straight tiling.
     """
+    tile_size = tile[0] * tile[1]
     for _ in range(TILINGS):
-        free, tiling = np.ones(shape, dtype=bool), list[tuple[slice, slice]]()
+        free, tiling = np.ones(shape, dtype=bool), list[Area]()
         while free.any():
             row, column = divmod(int(free.argmax()), shape[1])
-            turned = rng.permuted([tile, tile[::-1]], axis=0).tolist()
-            areas = [(slice(row, row + h), slice(column, column + w)) for h, w in turned]
-            fitting = [a for a in areas if free[a].size == tile[0] * tile[1] and free[a].all()]
+            orientations = rng.permuted([tile, tile[::-1]], axis=0).tolist()
+            areas = [(slice(row, row + h), slice(column, column + w)) for h, w in orientations]
+            # at the border of the grid `free[area]` is smaller than the tile
+            fitting = [area for area in areas if free[area].sum() == tile_size]
             if not fitting:
                 break
             free[fitting[0]] = False
@@ -295,8 +319,8 @@ def random_tiling(
     return straight_tiling(shape, tile)
 
 
-def straight_tiling(shape: tuple[int, int], tile: tuple[int, int]) -> list[tuple[slice, slice]]:
-    """All tiles upright, row by row."""
+def straight_tiling(shape: tuple[int, int], tile: tuple[int, int]) -> list[Area]:
+    """The tiling of a grid in which all tiles lie upright, row by row."""
     height, width = tile
     return [
         (slice(row, row + height), slice(column, column + width))

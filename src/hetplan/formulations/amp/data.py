@@ -5,7 +5,8 @@ Data   bandwidth[d][d'] bytes/s; per layer param_bytes, activation_bytes and ten
        sample); layer_seconds[(type, tensor, micro_batch)][l] seconds, forward + backward of one
        micro-batch on one tensor group; global_batch samples; optional memory.
 Decide degrees (pipeline, data, tensor) with product D; micro_batch samples; placement, a device for
-       each stage, data rank and tensor rank; stages, the layers of each stage.
+       each stage, data rank and tensor rank; stages, the layers of each stage. The global batch is
+       split into gas = global_batch / (data micro_batch) micro-batches on each pipeline.
 Source AMP (NeurIPS 2022), Section 3, eq. 1-5; the memory constraint, for 1F1B, is hetplan's.
 """
 
@@ -31,27 +32,27 @@ from hetplan.schema import (
 class Device(StrictModel):
     """One accelerator."""
 
-    type: Name  # of its device type
-    node: Count  # number of the node that it is in
+    type: Name  # name of the device type
+    node: Count  # number of the node that the device is in
 
 
 class Layer(StrictModel):
     """One layer of the chain."""
 
     name: Name
-    param_bytes: NonNegative  # of the whole layer, on all tensor ranks
-    activation_bytes: NonNegative  # per sample, sent to the next stage where a cut follows
-    tensor_bytes: NonNegative = 0.0  # per sample, all-reduced by the tensor ranks
+    param_bytes: NonNegative  # bytes of the layer's parameters on all tensor ranks together
+    activation_bytes: NonNegative  # bytes per sample that a stage with this last layer sends on
+    tensor_bytes: NonNegative = 0.0  # bytes per sample that the tensor ranks all-reduce
 
 
 class LayerSeconds(StrictModel):
     """The measured times of all layers on one device type, for one tensor degree and one size of
     micro-batch."""
 
-    type: Name  # of the device type
-    tensor: PositiveCount  # devices in the tensor group
-    micro_batch: PositiveCount  # samples
-    seconds: Row  # [L] forward and backward pass of one micro-batch
+    type: Name  # name of the device type
+    tensor: PositiveCount  # number of devices in the tensor group
+    micro_batch: PositiveCount  # samples of the micro-batch
+    seconds: Row  # [L] seconds of each layer's forward and backward pass of one micro-batch
 
 
 class Memory(StrictModel):
@@ -61,9 +62,12 @@ class Memory(StrictModel):
     micro-batches.
     """
 
-    device_bytes: dict[Name, NonNegative]  # device type -> memory of one device
-    state_bytes_per_param_byte: NonNegative  # weights, gradients and optimizer states
-    layer_bytes_per_sample: Row  # [L] activations kept until the backward pass, on all tensor ranks
+    device_bytes: dict[Name, NonNegative]  # device type -> memory of one device, bytes
+    # bytes of weights, gradients and optimizer states per byte of parameters
+    state_bytes_per_param_byte: NonNegative
+    # [L] bytes per sample of the activations that each layer keeps until its backward pass, on all
+    # tensor ranks together
+    layer_bytes_per_sample: Row
 
 
 class AmpData(StrictModel):
@@ -145,9 +149,9 @@ class AmpData(StrictModel):
 class AmpDecision(StrictModel):
     """`decision` of an `amp` instance."""
 
-    pipeline: PositiveCount  # degree
-    data: PositiveCount  # degree
-    tensor: PositiveCount  # degree
-    micro_batch: PositiveCount  # samples
+    pipeline: PositiveCount  # pipeline-parallel degree: the number of stages
+    data: PositiveCount  # data-parallel degree: the number of pipelines
+    tensor: PositiveCount  # tensor-parallel degree: the number of devices in a tensor group
+    micro_batch: PositiveCount  # samples of a micro-batch
     placement: list[list[list[Count]]]  # [stage][data rank][tensor rank] number of the device
     stages: list[Range]  # [pipeline] layers [first, end) of each stage

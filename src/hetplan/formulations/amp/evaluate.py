@@ -3,7 +3,8 @@ Python.
 
 Sets   j in 0..pp-1 stages, i in 0..dp-1 data ranks (pipelines), r in 0..tp-1 tensor ranks,
        l in 0..L-1 layers.
-Data   see data.py; gas = global_batch / (dp mbs) micro-batches per pipeline and iteration.
+Data   see data.py; gas = global_batch / (dp mbs) micro-batches per pipeline and iteration;
+       k = state_bytes_per_param_byte of the memory constraint.
 
 Constraints, each checked by the function of its number:
 (1) pp dp tp = D
@@ -19,7 +20,7 @@ T    = max_i T_i + max_jr S_jr   (eq. 4)
 T_i  = (gas - 1) max_j t_ij + sum_j t_ij + sum_{j < pp-1} e_ij   (eq. 5)
 t_ij = sum_l (slowest seconds in the tensor group
               + 2 (tp-1)/tp tensor_bytes_l mbs / B(tensor group))
-e_ij = activation_bytes of the stage's last layer mbs / min_r bandwidth to stage j + 1
+e_ij = activation_bytes of the stage's last layer mbs / min_r bandwidth to stage j + 1 at rank r
 S_jr = 2 (dp-1)/dp (sum_l param_bytes / tp) / B(data group)   (eq. 3)
 Source AMP (NeurIPS 2022), Section 3.3 and 3.4; (6) is hetplan's, for the 1F1B schedule.
 
@@ -47,8 +48,11 @@ MEMORY_TOLERANCE = 1e-9
 
 
 def evaluate(data: AmpData, decision: AmpDecision) -> Evaluation:
-    """The objective T of `decision` with its `parts` as in `Breakdown.parts`, or every violation of
-    (1) to (5); of (6) where those hold, since memory is counted by stage and device."""
+    """The objective T of `decision` with its `parts` as in `Breakdown.parts`, or its violations.
+
+    All violations of (1) to (5) are listed. (6) is checked only where (1) to (5) hold, since the
+    memory of a device depends on its stage.
+    """
     violations = [
         *degrees_use_every_device(data, decision),
         *batch_splits_evenly(data, decision),
@@ -125,8 +129,9 @@ def placement_names_devices_once(data: AmpData, decision: AmpDecision) -> Iterat
 
 
 def stages_cover_layers(data: AmpData, decision: AmpDecision) -> Iterator[str]:  # (5)
-    """A violation where there is not one range per stage, for each range that does not begin where
-    the one before ends, for each empty range, and where the last one does not end at layer L."""
+    """A violation where the number of ranges is not that of the stages, for each range that does
+    not begin where the range before it ends, for each empty range, and where the last range does
+    not end at layer L."""
     pp, count = decision.pipeline, len(data.layers)
     if len(decision.stages) != pp:
         yield f"stages has {len(decision.stages)} ranges, expected pipeline ({pp})"
@@ -168,26 +173,16 @@ def positions(decision: AmpDecision) -> list[tuple[int, int, int, int]]:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """The terms of T of one decision, and the memory of each device.
+    """The terms of T of one decision, and the memory of each device; `price` makes it."""
 
-    gas: micro-batches per pipeline and iteration.
-    stages: [dp][pp] seconds, t_ij of one micro-batch on a stage.
-    tensor: [dp][pp] seconds, the part of t_ij that a tensor group spends in all-reduces.
-    links: [dp][pp-1] seconds, e_ij of one micro-batch to the next stage.
-    bottleneck: [dp] seconds, gas - 1 micro-batches on the pipeline's slowest stage.
-    pipelines: [dp] seconds, T_i.
-    synchronisation: [pp][tp] seconds, S_jr of a data group's gradients.
-    peak_bytes: [D] bytes on each device; None where the instance has no memory constraint.
-    """
-
-    gas: int
-    stages: tuple[tuple[float, ...], ...]
-    tensor: tuple[tuple[float, ...], ...]
-    links: tuple[tuple[float, ...], ...]
-    bottleneck: tuple[float, ...]
-    pipelines: tuple[float, ...]
-    synchronisation: tuple[tuple[float, ...], ...]
-    peak_bytes: tuple[float, ...] | None
+    gas: int  # micro-batches per pipeline and iteration
+    stages: tuple[tuple[float, ...], ...]  # [dp][pp] seconds, t_ij
+    tensor: tuple[tuple[float, ...], ...]  # [dp][pp] seconds of t_ij in tensor all-reduces
+    links: tuple[tuple[float, ...], ...]  # [dp][pp - 1] seconds, e_ij
+    bottleneck: tuple[float, ...]  # [dp] seconds of gas - 1 micro-batches on the slowest stage
+    pipelines: tuple[float, ...]  # [dp] seconds, T_i
+    synchronisation: tuple[tuple[float, ...], ...]  # [pp][tp] seconds, S_jr
+    peak_bytes: tuple[float, ...] | None  # [D] bytes; None without a memory constraint
 
     @property
     def slowest(self) -> int:
@@ -203,8 +198,8 @@ class Breakdown:
         """The slowest pipeline's terms and the synchronisation, in seconds.
 
         `bottleneck + fill + links + synchronisation` is the objective. `pipeline` is the sum of
-        the first three. `tensor_all_reduce` is the share of `fill` that tensor groups spend in
-        all-reduces.
+        the first three terms. `tensor_all_reduce` is the part of `fill` that tensor groups spend
+        in all-reduces.
         """
         i = self.slowest
         return {
@@ -244,7 +239,8 @@ def price(data: AmpData, decision: AmpDecision) -> Breakdown:
 
 
 def compute_seconds(data: AmpData, decision: AmpDecision, j: int, i: int) -> float:
-    """Table part of t_ij: each layer takes the seconds of the tensor group's slowest type."""
+    """Seconds of t_ij without all-reduces: each layer takes as long as on the slowest device type
+    of the tensor group."""
     types = {data.devices[device].type for device in decision.placement[j][i]}
     size = (decision.tensor, decision.micro_batch)
     of_this_size = [t for t in data.layer_seconds if (t.tensor, t.micro_batch) == size]
@@ -254,15 +250,16 @@ def compute_seconds(data: AmpData, decision: AmpDecision, j: int, i: int) -> flo
 
 
 def tensor_seconds(data: AmpData, decision: AmpDecision, j: int, i: int) -> float:
-    """All-reduce part of t_ij (eq. 3 with M = tensor_bytes mbs); 0 for a group of one."""
+    """Seconds of t_ij in tensor all-reduces (eq. 3 with M = tensor_bytes mbs); 0 for a group of one
+    device."""
     first, last = decision.stages[j]
     size = fsum(layer.tensor_bytes for layer in data.layers[first:last]) * decision.micro_batch
     return ring_seconds(data, decision.placement[j][i], size)
 
 
 def link_seconds(data: AmpData, decision: AmpDecision, j: int, i: int) -> float:
-    """e_ij: the activation of stage j's last layer over the slowest of the links that join equal
-    tensor ranks of stages j and j + 1."""
+    """e_ij in seconds: the output of stage j's last layer passes over the slowest of the links that
+    join equal tensor ranks of stages j and j + 1."""
     here, after = decision.placement[j][i], decision.placement[j + 1][i]
     slowest_link = min(data.bandwidth[a][b] for a, b in zip(here, after, strict=True))
     _, last = decision.stages[j]
@@ -270,15 +267,15 @@ def link_seconds(data: AmpData, decision: AmpDecision, j: int, i: int) -> float:
 
 
 def sync_seconds(data: AmpData, decision: AmpDecision, j: int, r: int) -> float:
-    """S_jr: gradient all-reduce of the data group of stage j and tensor rank r."""
+    """S_jr in seconds: gradient all-reduce of the data group of stage j and tensor rank r."""
     first, last = decision.stages[j]
     size = fsum(layer.param_bytes for layer in data.layers[first:last]) / decision.tensor
     return ring_seconds(data, [rank[r] for rank in decision.placement[j]], size)
 
 
 def ring_seconds(data: AmpData, group: Sequence[int], size: float) -> float:
-    """Ring all-reduce of `size` bytes, 2 (n-1)/n size / B with the lowest bandwidth B of any pair
-    (eq. 3)."""
+    """Seconds of a ring all-reduce of `size` bytes: 2 (n-1)/n size / B, with n devices and the
+    lowest bandwidth B between any two of them (eq. 3)."""
     n = len(group)
     if n == 1:
         return 0.0
@@ -305,8 +302,8 @@ def peak_bytes(data: AmpData, decision: AmpDecision) -> tuple[float, ...] | None
 
 
 def describe(data: AmpData, decision: AmpDecision) -> list[Table]:
-    """A table of a feasible decision's stages; times are of the slowest pipeline, memory of the
-    device nearest to its limit."""
+    """A table of a feasible decision's stages. Its times are those of the slowest pipeline, its
+    memory is that of the stage's device with the least memory left."""
     priced = price(data, decision)
     rows = tuple(stage_row(data, decision, priced, j) for j in range(decision.pipeline))
     header = ("stage", "layers", "", "devices", "micro-batch", "send", "sync", "memory")
@@ -337,7 +334,7 @@ def stage_row(data: AmpData, decision: AmpDecision, priced: Breakdown, j: int) -
 
 
 def memory_text(data: AmpData, priced: Breakdown, devices: list[int]) -> str:
-    """The memory of the device nearest to its limit, and that limit."""
+    """The peak memory of the device with the least memory left, and that device's limit."""
     if priced.peak_bytes is None or data.memory is None:
         return "-"
     limits = data.memory.device_bytes

@@ -1,15 +1,19 @@
 """Exact joint optimisation of `amp`: degrees, micro-batch, cut and placement, with a proof.
 
-The devices in the order of their cells give a first incumbent. Then a best-first branch and bound
-divides the decisions:
+First incumbents come from cuts.py (`find_first`). Then a best-first branch and bound divides the
+decisions. A node is one of the following.
 
-1. a configuration, bounded in no time, gets the bound of its single pipelines (rows.py);
-2. a configuration with that bound gets a narrow label search (group_labels.py) for the
-   incumbent's sake, and its synchronisation time is halved a few times;
-3. a box of it is searched with a width that grows until nothing below the incumbent is dropped.
+1. A configuration (degrees and micro-batch) with a lower bound that takes no time to compute. Its
+   child is the configuration with the row bound, the bound of its single pipelines (rows.py).
+2. A configuration with its row bound. Its child is a box: the decisions of the configuration whose
+   synchronisation time lies in an interval. A narrow label search (group_labels.py) looks for a
+   better incumbent in it.
+3. A box. It is halved a few times. Then label searches of growing width go through it, until one
+   drops no label below the incumbent.
 
-Where a tensor group can be laid out in very many ways, step 3 lists only some; decisions that use
-another one are nodes of their own, which are searched with every way listed.
+Where a configuration has too many shapes of tensor groups (layout.py), step 3 lists only some of
+them. Decisions with a group of another shape, which *straddles* cells, are in a second box. It is
+searched with all shapes listed.
 Source: the problem is AMP's (NeurIPS 2022, eq. 1-5); the algorithm is hetplan's.
 """
 
@@ -54,58 +58,61 @@ from hetplan.solvers.run import Outcome, Run, Stop
 
 @dataclass(frozen=True)
 class Parameters:
-    """What the search trades; chosen on the packaged instances and those of
+    """Parameters of the search, chosen on the packaged instances and those of
     evidence/speed/amp.py."""
 
-    # Labels kept at first, and how much more in each further search of the same box. Narrow
-    # searches find decisions sooner; every search is begun anew.
+    # Labels that the first label search keeps, and the factor by which each further search of the
+    # same box keeps more. Narrow searches find decisions sooner. Every search begins anew.
     first_width: int = 50
     widen: int = 20
-    # Boxes that need more stay open: memory grows with the width.
+    # A box that needs a wider search stays undecided, because memory grows with the width.
     most_width: int = 400_000
-    # Ways to lay out a group: listed at first, and at most.
+    # Most shapes of tensor groups of a first box, and of a box of straddling groups.
     shapes: int = MAX_SHAPES
     most_shapes: int = MOST_SHAPES
-    # An incumbent below this share of the first one leaves stage times, which are cut off there,
-    # too few digits: the proof is done again from it.
+    # Layer times are cut off at the first incumbent's objective (`lay_out`). An optimum below this
+    # share of it leaves stage times too few digits. The search is then repeated with the optimum as
+    # the first incumbent.
     least_share: float = 1e-4
-    # A better decision must be better by this (relative), or by the user's gap.
+    # The share by which a decision must beat the incumbent, where the user's gap is smaller.
     rounding: float = 1e-9
-    # How far bounds are sharpened, and what one label search spends.
-    bisection: Bisection = field(default_factory=Bisection)
-    labels: GroupLimits = field(default_factory=GroupLimits)
+    bisection: Bisection = field(default_factory=Bisection)  # how far bounds are sharpened
+    labels: GroupLimits = field(default_factory=GroupLimits)  # limits of one label search
 
 
 @dataclass(frozen=True)
 class SyncSubproblem:
-    """Decisions of one configuration with synchronisation in a box."""
+    """The decisions of one configuration whose synchronisation time lies in a box."""
 
     model: RowModel
     box: SyncBox
-    halvings: int  # that made the box
-    width: int  # of its next label search
-    straddling: bool  # only decisions with a group that straddles cells
+    halvings: int  # number of halvings that made the box
+    width: int  # labels that its next label search keeps
+    # Whether the box holds only the decisions with a group that straddles cells, and not all shapes
+    # are listed yet.
+    straddling: bool
 
 
-# A configuration without a bound, one with its row bound, or a box of one.
+# Nodes 1, 2 and 3 of the module's docstring.
 Subproblem = Configuration | RowModel | SyncSubproblem
 Children = Expansion[Subproblem]
 
 
 @dataclass
 class BranchAndBound:
-    """What all subproblems share, and how each is divided."""
+    """The state of one branch and bound, and the rules that divide its nodes."""
 
     problem: AmpProblem
     cells: Cells
     run: Run
     parameters: Parameters
     incumbent: Incumbent[Strategy]
-    ceiling: float = np.inf  # layer times are cut off here, see `lay_out`
-    labels: int = 0  # kept in all label searches
+    ceiling: float = np.inf  # seconds at which layer times are cut off, see `lay_out`
+    labels: int = 0  # number of labels that all label searches have kept
 
     def expand(self, subproblem: Subproblem, threshold: float) -> Children:
-        """The subproblem's children; see the module's docstring."""
+        """The children of a node; see the module's docstring. Decisions of `threshold` seconds or
+        more are not of interest."""
         if isinstance(subproblem, Configuration):
             return self.bound_rows(subproblem)
         if isinstance(subproblem, RowModel):
@@ -117,29 +124,34 @@ class BranchAndBound:
         return self.search_box(subproblem, threshold)
 
     def bound_rows(self, config: Configuration) -> Children:
-        """The configuration with its row bound; nothing where it has no decision."""
+        """The configuration with its row bound; no child where the configuration has no
+        decision."""
         model = row_model(self.lay_out(config, self.parameters.shapes))
         bound = root_bound(model, self.run.check)
-        return Expansion([(bound, model)] if bound < np.inf else ())
+        if bound == np.inf:
+            return Expansion()
+        return Expansion([(bound, model)])
 
     def whole_boxes(self, model: RowModel) -> Iterator[tuple[float, Subproblem]]:
-        """Every synchronisation, in a box that has been searched once for the incumbent's sake;
-        decisions that straddle cells apart where not all ways to do so are listed."""
+        """The box of all synchronisation times; and, where not all shapes are listed, a second one
+        for the decisions with a group that straddles cells. A narrow label search of the first box
+        may find an incumbent."""
         low, high = float(model.sync_values[0]), float(model.sync_values[-1])
-        models = {False: model}
+        model_of = {False: model}  # by whether a group must straddle cells
         if not model.groups.complete:
-            models[True] = row_model(model.groups, straddle=True)
-        for straddling, one in models.items():
+            model_of[True] = row_model(model.groups, straddle=True)
+        for straddling, box_model in model_of.items():
             limit = self.incumbent.threshold - low
-            stages = bound_stages(one, high, limit, self.run.check, self.parameters.bisection)
+            stages = bound_stages(box_model, high, limit, self.run.check, self.parameters.bisection)
             box = SyncBox(low, high, stages.bound)
             if not straddling:
-                self.search_labels(one, box, stages.intervals, self.parameters.first_width)
+                self.search_labels(box_model, box, stages.intervals, self.parameters.first_width)
             width = self.parameters.first_width * self.parameters.widen
-            yield box.bound, SyncSubproblem(one, box, 0, width, straddling)
+            yield box.bound, SyncSubproblem(box_model, box, 0, width, straddling)
 
     def halve(self, subproblem: SyncSubproblem, threshold: float) -> Children:
-        """The box in two; in one, which is not halved again, where it is narrow."""
+        """The two halves of a box; a narrow box becomes its own child, which is not halved
+        again."""
         bisection = self.parameters.bisection
         parts = halves(subproblem.model, subproblem.box, threshold, self.run.check, bisection)
         halvings = subproblem.halvings + 1 if len(parts) > 1 else bisection.halvings
@@ -149,16 +161,18 @@ class BranchAndBound:
         )
 
     def list_all_shapes(self, subproblem: SyncSubproblem) -> Children:
-        """The box with every way to lay out a group; dropped where these are too many."""
+        """The box with all shapes listed; no child where they are too many, so that the box stays
+        undecided."""
         bound, config = subproblem.box.bound, subproblem.model.groups.config
         groups = self.lay_out(config, self.parameters.most_shapes)
         if not groups.complete:
             return Expansion(dropped_bound=bound)
-        return Expansion([(bound, replace(subproblem, model=row_model(groups), straddling=False))])
+        listed = replace(subproblem, model=row_model(groups), straddling=False)
+        return Expansion([(bound, listed)])
 
     def search_box(self, subproblem: SyncSubproblem, threshold: float) -> Children:
-        """The box with the bound that a label search leaves, and more width for the next one;
-        dropped where that would take too much memory."""
+        """The box with the bound that a label search proves, and a larger width for the next
+        search. It stays undecided where a search would take too much memory."""
         model, box, width = subproblem.model, subproblem.box, subproblem.width
         if width > self.parameters.most_width:
             return Expansion(dropped_bound=box.bound)
@@ -173,7 +187,12 @@ class BranchAndBound:
     def search_labels(
         self, model: RowModel, box: SyncBox, intervals: Intervals, width: int
     ) -> float:
-        """One label search, which may meet an incumbent; the least bound of what it cut."""
+        """Search the labels of a box, which may find an incumbent, and return the least bound, in
+        seconds, of the labels that the search drops; the incumbent's threshold where that is less.
+        Every decision of the box costs at least this, or is no better than the incumbent.
+
+        intervals: of the time of the slowest stage, see `bound_stages`. width: labels to keep.
+        """
         limit = self.incumbent.threshold
         if not intervals:
             return limit
@@ -186,20 +205,19 @@ class BranchAndBound:
         return min(labelled.cut_bound, limit)
 
     def lay_out(self, config: Configuration, most_shapes: int) -> TensorGroups:
-        """The configuration's tensor groups."""
+        """The tensor groups of a configuration."""
         return lay_out(
             self.problem, self.cells, config, ceiling=self.ceiling, most_shapes=most_shapes
         )
 
 
 def solve(data: AmpData, run: Run, parameters: Parameters = Parameters()) -> Outcome[AmpDecision]:
-    """The best decision with its proof, or the best found and the bound so far when time runs
-    out."""
+    """The optimum with its proof; the incumbent and the proven bound when time runs out."""
     from hetplan import __version__
 
     problem = compile_problem(data)
-    exactly = run.options.gap <= 1e-6
-    incumbent = Incumbent[Strategy](run, parameters.rounding if exactly else None)
+    to_optimality = run.options.gap <= 1e-6
+    incumbent = Incumbent[Strategy](run, parameters.rounding if to_optimality else None)
     state = BranchAndBound(problem, find_cells(problem), run, parameters, incumbent)
     configurations = list(problem.configurations())
     roots: list[tuple[float, Subproblem]] = [
@@ -209,16 +227,17 @@ def solve(data: AmpData, run: Run, parameters: Parameters = Parameters()) -> Out
     while True:
         state.ceiling = incumbent.objective
         proof = branch_and_bound.search(roots, state.expand, incumbent, run)
-        again = incumbent.objective < parameters.least_share * state.ceiling < np.inf
-        if not (proof.proven and again):
+        too_few_digits = incumbent.objective < parameters.least_share * state.ceiling < np.inf
+        if not (proof.proven and too_few_digits):
             break
     gave_up = "given up before the proof: the search would need too much memory"
     stop, message = proof.verdict(run, NO_ROOM if configurations else NO_CONFIGURATION, gave_up)
-    exactly_proven = exactly and stop is Stop.OPTIMAL
+    # the proof allows `rounding`, within which the incumbent counts as optimal
+    is_optimum = to_optimality and stop is Stop.OPTIMAL
     return Outcome(
         stop=stop,
         decision=None if incumbent.decision is None else incumbent.decision.decision(),
-        bound=incumbent.objective if exactly_proven else proof.bound,
+        bound=incumbent.objective if is_optimum else proof.bound,
         solver=f"hetplan {__version__}",
         message=message,
         details={

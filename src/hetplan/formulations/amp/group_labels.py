@@ -1,10 +1,11 @@
 """The label search of one configuration: stage by stage, and in a stage group by group.
 
-A label stands for a choice of layers for the first stages and of cells for their tensor groups, the
-last stage perhaps unfinished; label_children.py extends it and bounds its children. The engine of
-solvers/labels.py keeps the labels of least bound that no other makes superfluous. What it cuts
-leaves its least bound behind, so a search that cuts nothing below the limit has proven its best
-decision optimal. evidence/speed/amp_search.md has the proofs.
+A label stands for a choice of layers for the first stages and of shapes for their tensor groups;
+the last of these stages may lack some groups. A *row* is a pipeline. label_children.py extends
+labels and bounds the extended ones, their children. The engine of solvers/labels.py keeps the
+undominated labels of least bound. Of the labels that it drops for lack of room it reports the least
+bound. A search that drops no label below its limit has therefore proven its best decision optimal.
+evidence/speed/amp_search.md has the proofs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,46 +28,47 @@ from hetplan.solvers.labels import (
 )
 from hetplan.solvers.run import Run
 
-# First and last candidate time of the slowest stage, ascending.
+# Intervals of the time of the slowest stage, ascending: the numbers of the first and the last
+# candidate time in `RowModel.stage_values`.
 Intervals = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class GroupLimits:
-    """What one label search spends."""
+    """Limits of one label search."""
 
-    # Intervals of the slowest stage that the search tells apart; more are joined. More raise the
-    # bounds and take more time for each.
+    # Most intervals of the slowest stage's time; neighbouring ones are joined until there are no
+    # more. With more intervals bounds are higher, and each bound takes more time.
     most_tables: int = 14
-    # Completion tables together, in numbers (8 bytes each).
+    # Most numbers (of 8 bytes) in all completion tables together.
     most_table_size: int = 2**24
-    # Pairs of a label and a choice at a time (some kilobytes each where all are possible).
+    # Pairs of a label and a choice that are computed at a time, with up to some kilobytes each.
     chunk: int = 2**15
     # Labels of equal hash that each label is compared with.
     neighbours: int = 8
 
 
 class GroupLabels:
-    """The labels of a configuration's decisions with synchronisation in a box, as the `LabelRules`
-    of `solvers.labels`.
+    """The labels of a configuration's decisions with synchronisation times in a box, as the
+    `LabelRules` of `solvers.labels`.
 
-    Bucket j (1 + dp) holds labels with j whole stages, bucket j (1 + dp) + 1 + i those whose stage
-    j has its layers and groups in the rows before i. intervals: of the slowest stage, first and
-    last of `model.stage_values`.
+    Bucket j (1 + dp) holds the labels with j whole stages. Bucket j (1 + dp) + 1 + i holds the
+    labels with j whole stages in which stage j has its layers, and its groups in rows 0 to i - 1.
     """
 
     def __init__(
         self, model: RowModel, intervals: Intervals, box: SyncBox, limits: GroupLimits
     ) -> None:
+        """intervals: of the time of the slowest stage, those that can beat the limit."""
         self.box, self.limits = box, limits
         self.groups, self.config = model.groups, model.groups.config
         self.children = ChildRules(model, join_nearest(model, intervals, box, limits), box)
 
     def search(self, run: Run, *, width: int, limit: float) -> KeptLabels:
-        """The labels below `limit` seconds, at most `width` after each group.
+        """The labels with bounds below `limit` seconds, at most `width` in each bucket.
 
-        Every decision of the box costs at least the least of the limit, the bound of what was cut
-        and the seconds of the `best`.
+        Every decision of the box costs at least the least of three values: the limit, the least
+        bound of the dropped labels, and the seconds of the `best` decision.
         """
         choices = max(len(self.groups.params), len(self.groups.shape_cells))
         return set_labels(
@@ -80,42 +82,46 @@ class GroupLabels:
         )
 
     def best(self, labelled: KeptLabels) -> tuple[float, Strategy] | None:
-        """The best decision among the labels, with its seconds."""
+        """(seconds, strategy) of the best decision among the labels; None where no label has all
+        stages."""
         if not len(labelled.last):
             return None
         label = labelled.last[:1]
-        choices = [int(before["choice"]) for before in labelled.path(label[0])[-2::-1]]
-        steps = np.array(choices).reshape(self.config.pipeline, 1 + self.config.data)
-        placement = self.groups.cells.devices(self.groups.shape_cells[steps[:, 1:]])
-        strategy = Strategy(self.config, placement, np.r_[0, steps[:, 0]])
+        from_first = labelled.path(label[0])[-2::-1]  # labels of the path, without the root
+        choices = [int(on_path["choice"]) for on_path in from_first]
+        by_stage = np.array(choices).reshape(self.config.pipeline, 1 + self.config.data)
+        ends, shapes = by_stage[:, 0], by_stage[:, 1:]
+        placement = self.groups.cells.devices(self.groups.shape_cells[shapes])
+        strategy = Strategy(self.config, placement, np.r_[0, ends])
         return float(self.seconds(label)[0]), strategy
 
     def seconds(self, labels: Labels) -> Floats:
-        """[X] of decisions without a stage to come."""
+        """[X] T of the decisions that labels with all stages stand for."""
         rows = (self.config.gas - 1) * labels["tops"] + labels["sums"]
         return np.asarray(labels["synced"] + rows.max(axis=1))
 
     def root(self) -> Labels:
-        """The label of nothing."""
+        """The label without any stage."""
         cells, rows = self.groups.cells.count, self.config.data
         fields = [
             ("bound", "f8"),  # seconds; every decision of the label costs at least this
-            ("parent", "i8"),
+            ("parent", "i8"),  # number of the label that this one extends; -1: none
             ("choice", "i8"),  # the end of the last stage, or the shape of the last group
             ("first", "i8"),  # first layer of the last stage
-            ("end", "i8"),  # layers done
-            ("synced", "f8"),  # slowest synchronisation so far
-            ("sums", "f8", (rows,)),  # Σ t + Σ e of each row so far
-            ("tops", "f8", (rows,)),  # slowest stage of each row so far
+            ("end", "i8"),  # the layer behind the last stage
+            ("synced", "f8"),  # seconds, slowest synchronisation so far
+            ("sums", "f8", (rows,)),  # seconds, Σ t + Σ e of each row so far
+            ("tops", "f8", (rows,)),  # seconds, slowest stage of each row so far
             ("last", "i4", (rows,)),  # shape of each row's last group
-            ("used", "i4", (cells,)),  # devices taken of each cell
+            ("used", "i4", (cells,)),  # number of devices in use of each cell
         ]
         root = np.zeros(1, dtype=np.dtype(fields, align=True))
         root["parent"], root["bound"] = -1, self.box.low
         return root
 
     def extend(self, bucket: int, labels: Labels, limit: float) -> Iterator[Extensions]:
-        """Every end of the next stage, or every shape of the group in the next row."""
+        """The labels of a bucket extended by every end of the next stage, or by every shape of the
+        group in the next row."""
         j, step = divmod(bucket, 1 + self.config.data)
         if j == self.config.pipeline:
             return
@@ -133,96 +139,113 @@ class GroupLabels:
             children["choice"] = children["last"][:, row] = placed.shape
             children["sums"][:, row], children["tops"][:, row] = placed.total, placed.top
             children["synced"] = placed.synced
-            everyone = np.arange(len(children))
-            for cells in self.groups.shape_cells[placed.shape].T:
-                children["used"][everyone, cells] += 1
+            every_child = np.arange(len(children))
+            for cells_of_rank in self.groups.shape_cells[placed.shape].T:
+                children["used"][every_child, cells_of_rank] += 1
         children["bound"] = bound
         yield Extensions(children, parent, np.full(len(children), bucket + 1))
 
     def undominated(self, bucket: int, labels: Labels) -> Numbers:
-        """The labels that no other makes superfluous; of whole decisions the best one."""
+        """The labels of a bucket that no other label dominates. Of labels with all stages, only the
+        best one is undominated."""
         if len(labels) < 2 or bucket < 2:
             return np.arange(len(labels))
         j, step = divmod(bucket, 1 + self.config.data)
         if j == self.config.pipeline:
             return np.array([self.seconds(labels).argmin()])
-        placed = np.arange(self.config.data) < step - 1
-        has_group = np.flatnonzero(placed | (j > 0))
-        state, price = self.states(labels, has_group, placed[has_group])
-        return np.flatnonzero(undominated(state, price, labels["bound"], self.limits.neighbours))
+        in_stage_j = np.arange(self.config.data) < step - 1  # rows with a group on stage j
+        rows = np.flatnonzero(in_stage_j | (j > 0))  # rows with a group on any stage
+        state, costs = self.states(labels, rows, in_stage_j[rows])
+        return np.flatnonzero(undominated(state, costs, labels["bound"], self.limits.neighbours))
 
-    def states(self, labels: Labels, rows: Ints, placed: NDArray[np.bool_]) -> tuple[Ints, Floats]:
-        """([X, ...] the state of each label in a canonical form, [X, ...] what it has cost so far).
+    def states(
+        self, labels: Labels, rows: Ints, in_stage: NDArray[np.bool_]
+    ) -> tuple[Ints, Floats]:
+        """(state [X, ...], costs so far [X, ...]) of each label, for dominance.
 
-        rows: those that have a last group; placed: which of these have one in the present stage.
-        Labels of equal states can be completed in the same ways, and the one of lower costs
-        throughout then costs no more. A state is what is left when cells that are interchangeable
-        are renamed, and rows put in another order. Of a full cell only its class matters: nothing
-        more can be placed in it, and links out of it depend on the class alone.
+        Labels of equal states have the same completions. A label therefore dominates another one of
+        the same state whose costs are all equal or higher.
+
+        A state does not change when interchangeable cells are renamed or rows are reordered: cells
+        and rows are sorted into a canonical order. Of a full cell the state has only its class of
+        interchangeable cells. No device is left in such a cell, and its bandwidths to other cells
+        depend on its class.
+
+        rows: numbers of the rows that have a group. in_stage: [rows] whether a row's last group is
+        in the present stage.
         """
         count, kind = len(labels), self.groups.cells.kind
         tp, cells = self.config.tensor, len(kind)
-        # Cells in the order of (class, use, which positions of last groups lie there).
-        position = self.groups.shape_cells[labels["last"][:, rows]]  # [X, rows, tp]
-        spot = (np.arange(count)[:, None] * cells + position.reshape(count, -1)).ravel()
-        weight = np.where(placed, 1, 1 + self.config.data * tp).repeat(tp)
-        there = np.bincount(spot, np.tile(weight, count), minlength=count * cells)
+        every_label = np.arange(count)
+        # Cells are sorted by (class, devices in use, number of ranks of last groups). Ranks of
+        # groups in the present stage and ranks of groups in the stage before are counted apart.
+        position = self.groups.shape_cells[labels["last"][:, rows]]  # [X, rows, tp] cell
+        label_and_cell = every_label[:, None] * cells + position.reshape(count, -1)
+        weight = np.where(in_stage, 1, 1 + self.config.data * tp).repeat(tp)
+        ranks = np.bincount(label_and_cell.ravel(), np.tile(weight, count), minlength=count * cells)
         full = labels["used"] == self.groups.cells.size
-        there = np.where(full, 0, there.reshape(count, cells).astype(np.int64))
-        signature = ((kind * 8192 + labels["used"]) << 32) + there
-        by_cell = np.argsort(signature, axis=1, kind="stable")
-        rank = np.argsort(by_cell, axis=1, kind="stable")
-        renamed = np.where(full, cells + kind, rank)[np.arange(count)[:, None, None], position]
-        # Rows in the order of (placed, renamed cells, costs).
+        ranks = np.where(full, 0, ranks.reshape(count, cells).astype(np.int64))
+        signature = ((kind * 8192 + labels["used"]) << 32) + ranks
+        cell_order = np.argsort(signature, axis=1, kind="stable")
+        new_number = np.argsort(cell_order, axis=1, kind="stable")
+        new_name = np.where(full, cells + kind, new_number)  # [X, K]
+        renamed = new_name[every_label[:, None, None], position]  # [X, rows, tp]
+        # Rows are sorted by (whether the last group is in the present stage, renamed cells, costs).
         code = renamed @ (2 * cells) ** np.arange(tp)[::-1]  # an order only: it may wrap around
         sums = labels["sums"][:, rows]
-        rest = (self.config.gas - 1) * labels["tops"][:, rows] + sums
-        by_row = np.lexsort((rest, sums, code, np.tile(~placed, (count, 1))), axis=-1)
+        row_costs = (self.config.gas - 1) * labels["tops"][:, rows] + sums
+        keys = (row_costs, sums, code, np.tile(~in_stage, (count, 1)))  # the last one counts first
+        row_order = np.lexsort(keys, axis=-1)
         state = np.c_[
             labels["first"],
             labels["end"],
-            np.take_along_axis(signature, by_cell, axis=1),
-            np.take_along_axis(renamed, by_row[..., None], axis=1).reshape(count, -1),
+            np.take_along_axis(signature, cell_order, axis=1),
+            np.take_along_axis(renamed, row_order[..., None], axis=1).reshape(count, -1),
         ]
-        price = np.c_[
+        costs = np.c_[
             labels["synced"],
-            np.take_along_axis(sums, by_row, axis=1),
-            np.take_along_axis(rest, by_row, axis=1),
+            np.take_along_axis(sums, row_order, axis=1),
+            np.take_along_axis(row_costs, row_order, axis=1),
         ]
-        return state, price
+        return state, costs
 
 
-def undominated(state: Ints, price: Floats, bound: Floats, neighbours: int) -> NDArray[np.bool_]:
-    """[X] whether no neighbour in the same state has prices as low throughout.
+def undominated(state: Ints, costs: Floats, bound: Floats, neighbours: int) -> NDArray[np.bool_]:
+    """[X] whether a label is dominated by none of those that it is compared with.
 
-    Neighbours are the labels of equal hash whose bounds come next; so many are compared.
+    A label dominates another one of the same state whose costs are all equal or higher. Each label
+    is compared with the next `neighbours` labels of the same hash, in the order of their bounds.
+
+    state: [X, ...] and costs: [X, ...], see `GroupLabels.states`. bound: [X] seconds.
     """
-    mixed = np.random.default_rng(0).integers(1, 2**62, state.shape[1], dtype=np.int64)
-    code = (state * mixed).sum(axis=1)  # wraps around: only groups equal states
-    order = np.lexsort((bound, code))
+    factors = np.random.default_rng(0).integers(1, 2**62, state.shape[1], dtype=np.int64)
+    state_hash = (state * factors).sum(axis=1)  # may wrap around
+    order = np.lexsort((bound, state_hash))
     alive = np.ones(len(state), dtype=bool)
     for step in range(1, min(neighbours + 1, len(state))):
         x, y = order[:-step], order[step:]
-        alike = code[x] == code[y]
-        x, y = x[alike], y[alike]
-        same = (state[x] == state[y]).all(axis=1)
-        better = same & (price[x] <= price[y]).all(axis=1)
-        worse = same & (price[y] <= price[x]).all(axis=1) & ~better
-        alive[y[better]] = False
-        alive[x[worse]] = False
+        same_hash = state_hash[x] == state_hash[y]
+        x, y = x[same_hash], y[same_hash]
+        same_state = (state[x] == state[y]).all(axis=1)
+        x_dominates = same_state & (costs[x] <= costs[y]).all(axis=1)
+        y_dominates = same_state & (costs[y] <= costs[x]).all(axis=1) & ~x_dominates
+        alive[y[x_dominates]] = False
+        alive[x[y_dominates]] = False
     return alive
 
 
 def join_nearest(
     model: RowModel, intervals: Intervals, box: SyncBox, limits: GroupLimits
 ) -> Intervals:
-    """The intervals, those joined whose times are nearest until their tables are few and small
-    enough."""
-    pieces, values = list(intervals), model.stage_values
-    sample, _ = model.tables(float(values[pieces[-1][1]]), box.high)
-    most = max(2, min(limits.most_tables, limits.most_table_size // max(1, sample.size)))
-    while len(pieces) > most:
-        spans = [values[after[1]] - values[here[0]] for here, after in pairwise(pieces)]
+    """The intervals, of which neighbours are joined until their completion tables are few and small
+    enough. Each time the two neighbours are joined that span the least time together."""
+    joined, values = list(intervals), model.stage_values
+    _, last = joined[-1]
+    table, _ = model.tables(float(values[last]), box.high)
+    most = max(2, min(limits.most_tables, limits.most_table_size // max(1, table.size)))
+    while len(joined) > most:
+        neighbours = [(first, last) for (first, _), (_, last) in pairwise(joined)]
+        spans = [values[last] - values[first] for first, last in neighbours]
         i = int(np.argmin(spans))
-        pieces[i : i + 2] = [(pieces[i][0], pieces[i + 1][1])]
-    return pieces
+        joined[i : i + 2] = [neighbours[i]]
+    return joined

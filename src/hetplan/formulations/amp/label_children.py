@@ -1,15 +1,19 @@
 """The children of the search's labels, each with a lower bound; many labels at once, as arrays.
 
 The search first extends a label by every end of its next stage (`ChildRules.open_stage`), and then
-by every shape of the tensor group in row 0, 1, ... (`ChildRules.place_group`); a row is a pipeline.
-Times, synchronisation and memory are exact. The rest of each row is bounded by itself: a row whose
-group of the stage is placed, by the completion tables of rows.py (`Completions`); a row whose group
-is still to be placed, by the best class of shapes for it (`ChildRules.open_row_costs`).
-`least_together` makes one bound of all rows, since together they have to use up all devices.
+by every shape of the tensor group in row 0, 1, ... (`ChildRules.place_group`). A *row* is a
+pipeline. Times, synchronisation and memory of the placed groups are exact. The stages to come are
+bounded row by row:
+- a row whose group of the present stage is placed, by the completion tables of rows.py
+  (`Completions`);
+- a row whose group of the present stage is still to be placed, by the best zone for that group
+  (`ChildRules.open_row_costs`).
+`least_together` makes one bound of the bounds of all rows, since the rows together have to use all
+devices: they absorb the whole of each burden (zones.py).
 
-Sizes of arrays: X labels, V children, R rows, N shapes, C classes of shapes with one kind and one
-zone, K cells, L layers, H burdens, A levels of a burden, Q intervals of the slowest stage's time,
-S states of a row.
+Sizes of arrays: X labels, V children, R rows, N shapes, M kinds of shapes, Z zones, K cells,
+L layers, H burdens, A levels of a burden (level k: the row still has to absorb a weight of at least
+k), Q intervals of the slowest stage's time, S states of a row (rows.py).
 """
 
 from collections.abc import Sequence
@@ -23,29 +27,31 @@ from hetplan.formulations.amp.problem import Floats, Ints
 from hetplan.formulations.amp.rows import RowModel, SyncBox
 from hetplan.solvers.labels import Labels
 
-# Rounding must not exclude synchronisation that a box allows.
+# Rounding must not exclude a synchronisation time that a box allows.
 SLACK = 1 + 1e-12
 
 
 @dataclass(frozen=True)
 class Completions:
-    """What the stages to come cost a row at least, by the time of its slowest stage.
+    """Lower bounds on the cost of a row's stages to come, by the interval that holds the time of
+    the row's slowest stage.
 
-    The intervals of that time ascend and do not overlap. Interval Q stands for none: it costs
-    infinitely much.
+    The Q intervals ascend and do not overlap. Number Q stands for no interval, at infinite cost.
     """
 
-    waits: int  # how often the slowest stage counts beyond its own pass: micro-batches - 1
-    low: Floats  # [Q + 1] seconds, the slowest stage takes at least this
-    high: Floats  # [Q] seconds, and less than this: the least time on any zone beyond the interval
+    waits: int  # gas - 1: how often the slowest stage counts beside the sum of all stages
+    low: Floats  # [Q + 1] seconds; the slowest stage takes at least this
+    high: Floats  # [Q] seconds; it takes less than this, the first candidate time beyond
     ahead: Floats  # [Q + 1, S, L + 1, H, A] seconds of the stages to come, see `rows.complete`
-    later: Floats  # [Q + 2, S, L + 1, H, A] least of wait and `ahead` in an interval from here on
+    # [Q + 2, S, L + 1, H, A] least of waits low + ahead in this interval and all later ones
+    later: Floats
 
     def row_costs(self, state: Ints, end: Ints, total: Floats, top: Floats) -> Floats:
-        """[..., H, A] least cost of rows, by the burden that each is still to absorb.
+        """[..., H, A] seconds that rows cost at least, by the level of a burden that each still has
+        to absorb.
 
-        state: that of the rows, as in `rows.complete`. end: layers done. total: Σ t + Σ e so far.
-        top: the slowest stage so far.
+        state: of the rows, see `rows.complete`. end: the layer behind the last stage. total:
+        seconds, Σ t + Σ e so far. top: seconds, the slowest stage so far. Their shape is `...`.
         """
         interval = np.searchsorted(self.high, top)  # the first that may hold the slowest stage
         wait = self.waits * np.maximum(top, self.low[interval])
@@ -55,49 +61,58 @@ class Completions:
 
 
 def least_together(costs: Floats, need: Ints, most: Ints) -> Floats:
-    """[V] the least cost at which the rows together can absorb all burdens.
+    """[V] the least cost, in seconds, that the most expensive row must have for the rows together
+    to absorb all burdens.
 
-    costs: [V, R, H, A] least cost of each row by the burden that it absorbs. need: [V, H] what all
-    rows together have to absorb. most: [H] the burden that the last level of a row stands for.
+    costs: [V, R, H, A] least cost of each row by the level that it absorbs. need: [V, H] weight
+    that all rows together have to absorb. most: [H] weight that a row on its last level absorbs.
     """
     children, rows, burdens, levels = costs.shape
-    level = np.asarray(costs[:, :, 0, 0].max(axis=1))
+    without_burden = np.asarray(costs[:, :, 0, 0].max(axis=1))
     if levels == 1:
-        return level
-    # From one level to the next a row absorbs one more, with the last one all that there is.
+        return without_burden
+    # A step takes a row from one level to the next: it absorbs one more, and with the last step
+    # `most`. The cheapest steps are taken until the rows absorb enough. The last of them decides.
     gain = np.ones((burdens, rows, levels - 1), dtype=np.int64)
     gain[:, :, -1] = (most - (levels - 2))[:, None]
     gain = gain.reshape(1, burdens, rows * (levels - 1))
-    steps = costs[..., 1:].transpose(0, 2, 1, 3).reshape(children, *gain.shape[1:])
-    cheapest_first = np.argsort(steps, axis=-1, kind="stable")
-    gained = np.take_along_axis(gain, cheapest_first, axis=-1).cumsum(axis=-1)
-    enough = gained >= need[..., None]
-    last_step = np.take_along_axis(cheapest_first, enough.argmax(axis=-1)[..., None], axis=-1)
-    price = np.take_along_axis(steps, last_step, axis=-1)[..., 0]
+    step_costs = costs[..., 1:].transpose(0, 2, 1, 3).reshape(children, *gain.shape[1:])
+    cheapest_first = np.argsort(step_costs, axis=-1, kind="stable")
+    absorbed = np.take_along_axis(gain, cheapest_first, axis=-1).cumsum(axis=-1)
+    enough = absorbed >= need[..., None]
+    first_enough = enough.argmax(axis=-1)[..., None]
+    last_step = np.take_along_axis(cheapest_first, first_enough, axis=-1)
+    price = np.take_along_axis(step_costs, last_step, axis=-1)[..., 0]  # [V, H]
     price = np.where(enough.any(axis=-1), price, np.inf)
     price = np.where(need > 0, price, 0.0)
-    return np.asarray(np.maximum(level, price.max(axis=1)))
+    return np.asarray(np.maximum(without_burden, price.max(axis=1)))
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The data of one stage of the pipelines."""
+    """The costs of stage j in all pipelines."""
 
-    # Layers a to b - 1 on groups of each kind and at least in each zone; +inf where they cannot be
-    # the stage.
+    # Seconds of layers a to b - 1 on a group of each kind, and at least on a group of each zone;
+    # +inf where these layers cannot be the stage.
     seconds: Floats  # [M, L + 1, L + 1]
     zone_seconds: Floats  # [Z, L + 1, L + 1]
-    link: Floats  # [L + 1] bytes sent to it where it begins at layer l
-    completions: Completions  # from the next stage on
+    link: Floats  # [L + 1] bytes that are sent to the stage where it begins at layer l
+    completions: Completions  # lower bounds on the cost of stages j + 1, j + 2, …
 
 
 def make_stages(model: RowModel, intervals: Sequence[tuple[int, int]], box: SyncBox) -> list[Stage]:
-    """The stages; intervals: of the slowest stage's time, first and last of `model.stage_values`,
-    ascending."""
+    """The costs of each stage.
+
+    intervals: of the time of the slowest stage, ascending; numbers of the first and the last
+    candidate time in `model.stage_values`.
+    """
     groups, values, waits = model.groups, model.stage_values, model.groups.config.gas - 1
     low = values[[first for first, _ in intervals]]
     high = np.append(values, np.inf)[[last + 1 for _, last in intervals]]
-    tables = [model.tables(float(values[last]), box.high)[0] for _, last in intervals]
+    tables = []  # [H, pp + 1, S, L + 1, A] of each interval
+    for _, last in intervals:
+        ahead_of_stages, _ = model.tables(float(values[last]), box.high)
+        tables.append(ahead_of_stages)
     stages = []
     for j in range(groups.config.pipeline):
         ahead = np.stack([np.moveaxis(table[:, j + 1], 0, 2) for table in tables])
@@ -118,7 +133,7 @@ def make_stages(model: RowModel, intervals: Sequence[tuple[int, int]], box: Sync
 
 @dataclass(frozen=True)
 class OpenedStages:
-    """V children of some labels with one more stage, whose groups are to be placed."""
+    """V children, each of which extends a label by the layers of its next stage."""
 
     parent: Ints  # [V] the label that the child extends
     end: Ints  # [V] end of the stage
@@ -127,22 +142,22 @@ class OpenedStages:
 
 @dataclass(frozen=True)
 class PlacedGroups:
-    """V children of some labels with one more group."""
+    """V children, each of which extends a label by the group of one row on its last stage."""
 
     parent: Ints  # [V] the label that the child extends
     shape: Ints  # [V] the group's shape
-    total: Floats  # [V] seconds, Σ t + Σ e of the group's row
-    top: Floats  # [V] seconds, slowest stage of the group's row
+    total: Floats  # [V] seconds, Σ t + Σ e so far of the group's row
+    top: Floats  # [V] seconds, slowest stage so far of the group's row
     synced: Floats  # [V] seconds, slowest synchronisation so far
     bound: Floats  # [V] seconds; every decision of the child costs at least this
 
     def only(self, chosen: NDArray[Any]) -> "PlacedGroups":
-        """Some of the children, by their numbers or by a mask."""
+        """The chosen children. chosen: their numbers, or a mask [V]."""
         return PlacedGroups(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
 
 class ChildRules:
-    """How the labels of one configuration are extended, with synchronisation in a box."""
+    """Extends the labels of one configuration whose synchronisation time lies in a box."""
 
     def __init__(self, model: RowModel, intervals: Sequence[tuple[int, int]], box: SyncBox) -> None:
         """intervals: see `make_stages`."""
@@ -150,20 +165,24 @@ class ChildRules:
         self.tensor, self.waits = model.groups.config.tensor, model.groups.config.gas - 1
         self.stages = make_stages(model, intervals, box)
         cells = model.groups.shape_cells
-        # [tp, N] how often the rank's cell occurs among this rank and those before it
+        # [tp, N] number of ranks, up to this one, that are in this rank's cell
         self.occurrence = np.stack(
             [(cells[:, : r + 1] == cells[:, [r]]).sum(axis=1) for r in range(self.tensor)]
         )
-        self.in_first_cell = (cells == cells[:, :1]).sum(axis=1)  # [N] how many ranks lie there
-        self.cell_weight = model.cell_weight  # [H, K] of one device
-        self.shape_weight = model.cell_weight[:, cells].sum(axis=2).T  # [N, H] of its devices
-        self.most = model.groups.config.pipeline * model.weight.max(axis=1)  # [H] of a whole row
-        # [Z, H, A] what a row still has to absorb behind a group of the zone
+        # [N] number of ranks in the first rank's cell
+        self.in_first_cell = (cells == cells[:, :1]).sum(axis=1)
+        self.cell_weight = model.cell_weight  # [H, K] weight of one device
+        self.shape_weight = model.cell_weight[:, cells].sum(axis=2).T  # [N, H] of all its devices
+        # [H] most weight that a row absorbs
+        self.most = model.groups.config.pipeline * model.weight.max(axis=1)
+        # [Z, H, A] the level that a row of each level has behind a group of the zone
         absorbed = model.weight.T[..., None]
         self.level_behind = np.maximum(0, np.arange(model.levels) - absorbed)
 
     def open_stage(self, j: int, labels: Labels, limit: float) -> OpenedStages:
-        """Every label with every end of stage j, where the bound is below the limit."""
+        """Every label extended by every end of stage j, where the child's bound is below the
+        limit."""
+        # x, end [V]: label and end of each child
         x, end = np.nonzero(np.arange(len(self.groups.params)) > labels["end"][:, None])
         floor = self.floor(labels["synced"][x])
         every_row = np.arange(self.groups.config.data)
@@ -173,8 +192,8 @@ class ChildRules:
         return OpenedStages(x, end[keep], np.maximum(bound, labels["bound"][x]))
 
     def place_group(self, j: int, i: int, labels: Labels, limit: float) -> PlacedGroups:
-        """Every label with every shape of row i's group on stage j, where the bound is below the
-        limit."""
+        """Every label extended by every shape of row i's group on stage j, where the child's bound
+        is below the limit."""
         placed = self.priced_groups(j, i, labels)
         row = self.waits * placed.top + placed.total
         within_limit = self.floor(placed.synced) + row < limit
@@ -193,8 +212,8 @@ class ChildRules:
         return replace(placed, bound=np.maximum(bound, placed.bound))
 
     def priced_groups(self, j: int, i: int, labels: Labels) -> PlacedGroups:
-        """Every label with every shape of row i's group on stage j that fits into its cells and
-        into memory; bounded as the label is."""
+        """Every label extended by every shape of row i's group on stage j for which there are
+        devices and memory. A child has the bound of its label."""
         stage, params = self.stages[j], self.groups.params
         seconds = stage.seconds[:, labels["first"], labels["end"]]  # [M, X]
         fits_memory = np.isfinite(seconds)[self.groups.shape_kind].T
@@ -202,7 +221,7 @@ class ChildRules:
         seconds = seconds[self.groups.shape_kind[shape], x]
         first, end, last = labels["first"][x], labels["end"][x], labels["last"][x]
         link = stage.link[first] / self.speed_between(last[:, i], shape)
-        speed = np.full(len(x), np.inf)  # of the stage's data groups so far
+        speed = np.full(len(x), np.inf)  # bytes/s between this group and those in rows before i
         for k in range(i):
             speed = np.minimum(speed, self.speed_between(last[:, k], shape))
         synced = (params[end] - params[first]) * self.groups.sync / speed
@@ -216,16 +235,16 @@ class ChildRules:
         )
 
     def floor(self, synced: Floats) -> Floats:
-        """[V] the least synchronisation, seconds, of children in the box."""
+        """[V] seconds that synchronisation takes at least. synced: [V] slowest so far."""
         return np.maximum(self.box.low, synced)
 
     def below(
         self, limit: float, floor: Floats, costs: Floats, weight_left: Ints
     ) -> tuple[Ints, Floats]:
-        """The numbers of the children whose bound is below the limit, and these bounds.
+        """(numbers of the children whose bounds are below the limit, these bounds).
 
-        floor: [V] seconds, least synchronisation. costs: [V, R, H, A] of each row. weight_left:
-        [V, H] of the devices that the child leaves.
+        floor: [V] seconds that synchronisation takes at least. costs: [V, R, H, A] seconds that
+        each row costs at least. weight_left: [V, H] weight of the devices not yet in use.
         """
         keep = np.flatnonzero(floor + costs[:, :, 0, 0].max(axis=1) < limit)
         need = -(-weight_left[keep] // self.tensor)
@@ -234,14 +253,16 @@ class ChildRules:
         return keep[below], bound[below]
 
     def other_row_costs(self, j: int, i: int, labels: Labels, limit: float) -> Floats:
-        """[X, R, H, A] least cost of all rows but row i: those before i have a group on stage j,
-        those behind have not. Row i is left open."""
+        """[X, R, H, A] seconds that all rows but row i cost at least; +inf for row i.
+
+        Rows 0 to i - 1 have a group on stage j, rows i + 1, … have none yet.
+        """
         rows = self.groups.config.data
-        everyone, first, end = np.arange(len(labels)), labels["first"], labels["end"]
+        every_label, first, end = np.arange(len(labels)), labels["first"], labels["end"]
         costs = np.full((len(labels), rows, *self.level_behind.shape[1:]), np.inf)
         budget = limit - self.floor(labels["synced"])
         behind = np.arange(i + 1, rows)
-        costs[:, i + 1 :] = self.open_row_costs(j, labels, behind, first, everyone, end, budget)
+        costs[:, i + 1 :] = self.open_row_costs(j, labels, behind, first, every_label, end, budget)
         placed = labels["last"][:, :i]
         cell = self.groups.shape_cells[placed, 0]
         devices = np.take_along_axis(self.devices_left(labels), cell, axis=1)
@@ -256,12 +277,14 @@ class ChildRules:
     def open_row_costs(
         self, j: int, labels: Labels, rows: Ints, begin: Ints, x: Ints, end: Ints, budget: Floats
     ) -> Floats:
-        """[V, R, H, A] least cost of the given rows where stage j of label x [V] ends before layer
-        `end` [V].
+        """[V, R, H, A] seconds that rows without a group on stage j cost at least.
 
-        Each row takes a group in the zone that is best for it, in an empty cell and at no cost for
-        the link, whatever the others take. begin: [X] first layer of the stage. budget: [V]
-        seconds; zones that cost a row as much as that are left out.
+        A relaxation: each row gets a group in the zone that is best for it, in an empty cell and
+        with a link that costs nothing, regardless of the other rows.
+
+        rows: [R] numbers of the rows. begin: [X] first layer of stage j. x: [V] label. end: [V] the
+        layer behind stage j. budget: [V] seconds; a zone that costs a row as much as that is left
+        out.
         """
         stage = self.stages[j]
         sums, tops = labels["sums"][:, rows], labels["tops"][:, rows]
@@ -280,11 +303,13 @@ class ChildRules:
         return least
 
     def speed_between(self, shape: Ints, other: Ints) -> Floats:
-        """[...] the slowest bandwidth, in bytes/s, between equal ranks of two groups."""
+        """[...] the slowest bandwidth, in bytes/s, between equal ranks of two groups. shape, other:
+        [...] their shapes."""
         cells, bandwidth = self.groups.shape_cells, self.groups.cells.bandwidth
-        ranks = range(self.tensor)
-        lanes = [bandwidth[cells[shape, rank], cells[other, rank]] for rank in ranks]
-        return np.asarray(np.minimum.reduce(lanes))
+        of_ranks = [
+            bandwidth[cells[shape, rank], cells[other, rank]] for rank in range(self.tensor)
+        ]
+        return np.asarray(np.minimum.reduce(of_ranks))
 
     def state(self, zone: Ints, devices: Ints) -> Ints:
         """[...] the state, as in `rows.complete`, of a row whose last group lies in the zone and
@@ -295,15 +320,17 @@ class ChildRules:
         return np.asarray(zones.base[zone] + groups_left)
 
     def devices_left(self, labels: Labels) -> Ints:
-        """[X, K] the devices of each cell that a label leaves."""
+        """[X, K] number of devices of each cell that are not in use."""
         return np.asarray(self.groups.cells.size - labels["used"])
 
     def weight_left(self, labels: Labels) -> Ints:
-        """[X, H] the weight of the devices that a label leaves."""
+        """[X, H] weight of the devices that are not in use."""
         return np.asarray(self.devices_left(labels) @ self.cell_weight.T)
 
     def has_room(self, labels: Labels) -> NDArray[np.bool_]:
-        """[X, N] whether a label leaves the devices of a group of each shape."""
+        """[X, N] whether a group of each shape finds enough devices in its cells."""
         free = self.devices_left(labels)
-        ranks = zip(self.groups.shape_cells.T, self.occurrence, strict=True)
-        return np.asarray(np.logical_and.reduce([free[:, c] >= count for c, count in ranks]))
+        fits = []  # [X, N] of each rank: whether its cell has a device for it and the ranks before
+        for cell, count in zip(self.groups.shape_cells.T, self.occurrence, strict=True):
+            fits.append(free[:, cell] >= count)
+        return np.asarray(np.logical_and.reduce(fits))

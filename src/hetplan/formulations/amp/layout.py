@@ -1,23 +1,24 @@
-"""One configuration (degrees, micro-batch) laid out over the cells: what its tensor groups can be.
+"""The costs of one configuration (degrees, micro-batch) over the cells of a problem.
 
-Shape   the cells of a tensor group's ranks in order; *pure* when they are all one cell.
-Kind    (device types of the group, its slowest bandwidth): groups of one kind take the same time
-        for any layers.
-
+`lay_out` lists the possible tensor groups of the configuration, for the exact method:
+Shape   the cells of a tensor group's ranks in order. A shape is *pure* when all ranks are in one
+        cell.
+Kind    (device types of a group, its slowest bandwidth). Groups of one kind take the same time for
+        any layers.
 Zones and burdens of the groups are in zones.py.
 
-`Tables` is one configuration as the stated model (model.py) sees it: sets and cost tables.
-
-Sets   c cells (classes of interchangeable devices), p = (j, i, r) positions, n intervals [a, b) of
-       layers that stage j can hold, S profiles (the slowest table of a set of types), λ levels
-       (distinct bandwidths, ascending).
-Tables compute[S][n] + reduce[λ][n] seconds of one micro-batch on a tensor group; link[λ][l] seconds
-       to the next stage, by where a stage ends; sync[λ][n] seconds of the gradient all-reduce;
-       bytes[n] per device.
-Levels that cost nothing are left out.
+`Tables` holds the sets and the cost tables of the configuration for general solvers (model.py):
+Sets    c cells (classes of interchangeable devices), p = (j, i, r) positions (stage, data rank,
+        tensor rank), n intervals [a, b) of layers that stage j can hold, S profiles (the seconds of
+        the slowest of some device types, layer by layer), λ levels (distinct bandwidths,
+        ascending).
+Tables  compute[S][n] + reduce[λ][n] seconds of one micro-batch on a tensor group; link[λ][l]
+        seconds of the transfer to the next stage where a stage ends before layer l; sync[λ][n]
+        seconds of the gradient all-reduce; bytes[n] per device.
+A table has no levels where the configuration has nothing to send or to reduce.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from math import inf
@@ -35,52 +36,59 @@ from hetplan.formulations.amp.problem import (
 )
 from hetplan.formulations.amp.zones import Zones, find_burdens, find_zones
 
-# All shapes are listed up to this many. Beyond, a first search lists pure groups and those in two
-# equal halves; what then stays open is searched again with at most the larger number.
+# Where there are more shapes than this, the first search lists pure shapes and shapes of two equal
+# halves only.
 MAX_SHAPES = 600
+# A second search, for decisions with other shapes, lists all shapes up to this number.
 MOST_SHAPES = 70_000
 
 
 @dataclass(frozen=True)
 class TensorGroups:
-    """Arrays of one configuration; L layers, K cells, N shapes, M kinds, H burdens."""
+    """Arrays of one configuration with L layers, K cells, N shapes, M kinds, H burdens; `lay_out`
+    makes it."""
 
     config: Configuration
     cells: Cells
     prefix: Floats  # [M, L + 1] seconds of layers [0, l) on a group of the kind
-    params: Floats  # [L + 1] bytes of layers [0, l)
-    saved: Floats  # [L + 1] bytes per sample that layers [0, l) save
-    link: Floats  # [L + 1] bytes sent where a cut lies before layer l
-    sync: float  # seconds of synchronisation per parameter byte, times bytes/s
+    params: Floats  # [L + 1] bytes of the parameters of layers [0, l)
+    saved: Floats  # [L + 1] bytes per sample that layers [0, l) keep until their backward pass
+    link: Floats  # [L + 1] bytes of a micro-batch that are sent where a stage begins at layer l
+    sync: float  # a stage of b parameter bytes synchronises in b sync / bandwidth seconds
     capacity: Floats  # [M] bytes of the smallest device type in the kind
-    state_factor: float
-    shape_cells: Ints  # [N, tp]
-    shape_kind: Ints  # [N]
-    shape_zone: Ints  # [N]
+    state_factor: float  # bytes of weights, gradients and optimizer states per parameter byte
+    shape_cells: Ints  # [N, tp] cell of each rank
+    shape_kind: Ints  # [N] kind of each shape
+    shape_zone: Ints  # [N] zone of each shape
     complete: bool  # whether all shapes are listed
-    cell_weight: Ints  # [H, K] weight of one device in each burden
+    cell_weight: Ints  # [H, K] weight of one device of the cell in each burden
     zones: Zones
 
     @property
     def burdens(self) -> Ints:
-        """[H] what all groups together absorb at least."""
+        """[H] weight that all groups together absorb at least of each burden."""
         return -(-(self.cell_weight @ self.cells.size) // self.config.tensor)
 
     def stage_seconds(self, j: int) -> tuple[Floats, Floats]:
-        """([M, L + 1, L + 1], [Z, L + 1, L + 1]) one micro-batch of layers a to b - 1 on stage j,
-        for groups of each kind and at least in each zone; +inf where they do not fit in memory
-        (1F1B), or leave too few layers for the stages before or behind."""
+        """(seconds on groups of each kind [M, L + 1, L + 1], lower bounds on them in each zone
+        [Z, L + 1, L + 1]) of one micro-batch where stage j has the layers [a, b).
+
+        +inf where the layers do not fit in memory (1F1B), or leave too few layers for the other
+        stages.
+        """
         config, layers = self.config, self.params.size - 1
-        alive = min(config.gas, config.pipeline - j) * config.micro_batch
-        held = self.state_factor * self.params + alive * self.saved
-        behind = config.pipeline - 1 - j
+        samples_alive = min(config.gas, config.pipeline - j) * config.micro_batch
+        bytes_before = self.state_factor * self.params + samples_alive * self.saved
+        stages_behind = config.pipeline - 1 - j
         a, b = np.indices((layers + 1, layers + 1))
-        leaves_enough = (b <= layers - behind) if behind else (b == layers)
+        is_last = stages_behind == 0
+        leaves_enough = (b == layers) if is_last else (b <= layers - stages_behind)
         can_be_stage = (a >= j) & (b > a) & leaves_enough
+        stage_bytes = bytes_before[None, :] - bytes_before[:, None]  # [L + 1, L + 1] of [a, b)
 
         def seconds_on(prefix: Floats, capacity: Floats) -> Floats:
             room = capacity[:, None, None] * config.tensor * (1 + MEMORY_TOLERANCE)
-            fits = can_be_stage & (held[None, :] - held[:, None] <= room)
+            fits = can_be_stage & (stage_bytes <= room)
             return np.where(fits, prefix[:, None, :] - prefix[:, :, None], np.inf)
 
         return (
@@ -97,24 +105,28 @@ def lay_out(
     ceiling: float = inf,
     most_shapes: int = MAX_SHAPES,
 ) -> TensorGroups:
-    """The configuration's shapes (all of them up to `most_shapes`), kinds, zones and burdens.
+    """The configuration's shapes, kinds, zones and burdens.
 
-    ceiling: layer times are cut off here, seconds. No decision faster than the ceiling has a layer
-    that slow, and stage times, taken as differences of prefix sums, keep their digits beside layers
-    that are slower by far.
+    ceiling: seconds; longer layer times are replaced by it. No decision faster than the ceiling has
+    such a layer. Stage times are differences of prefix sums, and lose digits where some layers take
+    far longer than all others.
+    most_shapes: all shapes are listed where there are no more than this number.
     """
     tp = config.tensor
     seconds = problem.seconds[tp, config.micro_batch]
-    ring = problem.tensor * (2 * (tp - 1) / tp * config.micro_batch)
+    # [L] seconds of a layer's tensor all-reduce times bytes/s
+    reduce_bytes = problem.tensor * (2 * (tp - 1) / tp * config.micro_batch)
 
-    def prefix_of(layers: Floats, bandwidth: float) -> Floats:
-        whole = layers + ring / bandwidth if tp > 1 else layers
-        return np.asarray(np.r_[0.0, np.cumsum(np.minimum(whole, ceiling))])
+    def prefix_of(computing: Floats, bandwidth: float) -> Floats:
+        layer_seconds = computing
+        if tp > 1:
+            layer_seconds = computing + reduce_bytes / bandwidth
+        return np.asarray(np.r_[0.0, np.cumsum(np.minimum(layer_seconds, ceiling))])
 
     shapes, complete = _shapes(cells, config, most_shapes)
-    types = cells.type[shapes]
-    present = (types[..., None] == np.arange(len(seconds))).any(axis=1)
-    inside = np.full(len(shapes), inf)  # slowest bandwidth in the group
+    types = cells.type[shapes]  # [N, tp]
+    present = (types[..., None] == np.arange(len(seconds))).any(axis=1)  # [N, types]
+    inside = np.full(len(shapes), inf)  # [N] slowest bandwidth in the group
     for r, s in combinations(range(tp), 2):
         inside = np.minimum(inside, cells.bandwidth[shapes[:, r], shapes[:, s]])
     kinds, shape_kind = np.unique(np.c_[present, inside], axis=0, return_inverse=True)
@@ -126,8 +138,9 @@ def lay_out(
 
     burdens = find_burdens(seconds)
     zones = find_zones(problem, cells, config, prefix_of, burdens)
-    fastest_first = np.argsort(seconds.sum(axis=1), kind="stable")
-    slowest_type = fastest_first[np.argsort(fastest_first)[types].max(axis=1)]
+    fastest_first = np.argsort(seconds.sum(axis=1), kind="stable")  # types
+    speed_rank = np.argsort(fastest_first)  # [types] 0 for the fastest type
+    slowest_type = fastest_first[speed_rank[types].max(axis=1)]  # [N]
     pure = (shapes == shapes[:, :1]).all(axis=1)
     shape_zone = np.where(pure, zones.of_cell[shapes[:, 0]], zones.of_type[slowest_type])
     return TensorGroups(
@@ -150,53 +163,57 @@ def lay_out(
 
 
 def _shapes(cells: Cells, config: Configuration, most: int) -> tuple[Ints, bool]:
-    """[N, tp] ordered cells of a group's ranks, lexicographically, and whether all are listed.
+    """(shapes [N, tp] in lexicographic order, whether all are listed). `most`: the number of shapes
+    above which only pure shapes and shapes of two equal halves are listed.
 
-    A single group holds all devices, and nothing depends on the order of its ranks.
+    The only group of a configuration without pipelines and data parallelism has all devices. The
+    order of its ranks does not matter, and one shape is listed.
     """
-    count, tp, every = cells.count, config.tensor, np.arange(cells.count)
+    count, tp, every_cell = cells.count, config.tensor, np.arange(cells.count)
     if config.pipeline * config.data == 1:
-        return np.repeat(every, cells.size)[None], True
-    shapes = np.zeros((1, 0), dtype=np.int64)
+        return np.repeat(every_cell, cells.size)[None], True
+    shapes = np.zeros((1, 0), dtype=np.int64)  # cells of the ranks so far
     while shapes.shape[1] < tp and len(shapes) <= most:
-        last = np.tile(every, len(shapes))
-        shapes = np.c_[np.repeat(shapes, count, axis=0), last]
-        shapes = shapes[(shapes == last[:, None]).sum(axis=1) <= cells.size[last]]
+        next_cell = np.tile(every_cell, len(shapes))
+        shapes = np.c_[np.repeat(shapes, count, axis=0), next_cell]
+        devices_used = (shapes == next_cell[:, None]).sum(axis=1)  # devices of the next cell
+        shapes = shapes[devices_used <= cells.size[next_cell]]
     if len(shapes) <= most:
         return shapes, True
-    first, last = np.indices((count, count)).reshape(2, -1)
-    halves = np.repeat(np.c_[first, last], [tp - tp // 2, tp // 2], axis=1)
-    pure = first == last
-    fits = np.minimum(cells.size[first], cells.size[last]) >= np.where(pure, tp, tp // 2)
-    listed = pure | (tp % 2 == 0 and count * count <= most)
-    return halves[fits & listed], False
+    first, second = np.indices((count, count)).reshape(2, -1)  # cells of the two halves
+    halves = np.repeat(np.c_[first, second], [tp - tp // 2, tp // 2], axis=1)
+    pure = first == second
+    devices_needed = np.where(pure, tp, tp // 2)
+    fits = np.minimum(cells.size[first], cells.size[second]) >= devices_needed
+    halves_are_equal_and_few = tp % 2 == 0 and count * count <= most
+    return halves[fits & (pure | halves_are_equal_and_few)], False
 
 
-# Half of what the evaluator lets pass: the other half is for the solvers' own tolerances.
+# Half of the evaluator's tolerance; general solvers may violate a row by the other half.
 HALF_TOLERANCE = MEMORY_TOLERANCE / 2
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """The ranges of layers that one stage can hold: [N] layers first to last - 1."""
+    """The N ranges of layers that one stage can have."""
 
-    first: Ints
-    last: Ints
-    bytes: Floats  # per device, 1F1B
+    first: Ints  # [N] first layer
+    last: Ints  # [N] the layer behind the last one
+    bytes: Floats  # [N] bytes on each device of the stage, under 1F1B
 
     def sums(self, values: Floats) -> Floats:
-        """[N] sums of values[first] to values[last - 1], each summed from its own start (no
-        cancellation)."""
-        result = np.empty(len(self.first))
+        """[N] sums of values[first] to values[last - 1]. Each sum is computed from its own first
+        layer on, not as a difference of prefix sums, which would lose digits."""
+        sums = np.empty(len(self.first))
         for start in np.unique(self.first):
             here = self.first == start
-            result[here] = np.cumsum(values[start:])[self.last[here] - start - 1]
-        return result
+            sums[here] = np.cumsum(values[start:])[self.last[here] - start - 1]
+        return sums
 
 
 @dataclass(frozen=True)
 class Tables:
-    """A problem, one configuration of it and its cells; all tables are in seconds."""
+    """The cost tables of one configuration of a problem, in seconds, for model.py."""
 
     problem: AmpProblem
     configuration: Configuration
@@ -210,45 +227,50 @@ class Tables:
 
     @cached_property
     def stages(self) -> list[Intervals]:
-        """The intervals of each stage: pp nonempty contiguous stages cover the layers."""
+        """The intervals of each stage: those with which pp nonempty contiguous stages can cover all
+        layers."""
         chosen, problem, layers = self.configuration, self.problem, self.problem.layers
-        pp, result = chosen.pipeline, []
+        pp, stages = chosen.pipeline, list[Intervals]()
         for j in range(pp):
             a, b = np.triu_indices(layers + 1, 1)
-            kept = (a == 0) if j == 0 else (a >= j)
-            kept &= (b == layers) if j == pp - 1 else (b <= layers - (pp - 1 - j))
-            alive = min(chosen.gas, pp - j) * chosen.micro_batch
-            weights = problem.state_factor * problem.params + alive * problem.saved
+            leaves_enough_before = (a == 0) if j == 0 else (a >= j)
+            leaves_enough_behind = (b == layers) if j == pp - 1 else (b <= layers - (pp - 1 - j))
+            kept = leaves_enough_before & leaves_enough_behind
+            samples_alive = min(chosen.gas, pp - j) * chosen.micro_batch
+            layer_bytes = problem.state_factor * problem.params + samples_alive * problem.saved
             stage = Intervals(a[kept], b[kept], np.zeros(0))
-            result.append(Intervals(stage.first, stage.last, stage.sums(weights / chosen.tensor)))
-        return result
+            stages.append(replace(stage, bytes=stage.sums(layer_bytes / chosen.tensor)))
+        return stages
 
     @property
     def seconds(self) -> Floats:
-        """[types, L] tables of this configuration."""
+        """[types, L] seconds of a micro-batch of this configuration on one tensor group, without
+        all-reduces."""
         return self.problem.seconds[self.configuration.tensor, self.configuration.micro_batch]
 
     @cached_property
     def profiles(self) -> dict[tuple[int, ...], Floats]:
-        """The paces that tensor groups can have: a set of types -> its slowest seconds, layer by
-        layer [L], where that is slower than any part of the set."""
-        kinds = range(len(self.problem.types))
+        """The profiles of the tensor groups: set of types -> [L] seconds of its slowest type, layer
+        by layer. A set with the same seconds as one of its subsets is left out."""
+        numbers = range(len(self.problem.types))
+        most_types = min(len(numbers), self.configuration.tensor)
         profiles: dict[tuple[int, ...], Floats] = {}
-        for size in range(1, min(len(kinds), self.configuration.tensor) + 1):
-            for types in combinations(kinds, size):
-                pace = self.seconds[list(types)].max(axis=0)
-                parts = [
-                    self.seconds[list(part)].max(axis=0)
-                    for part in combinations(types, size - 1)
-                    if part
-                ]
-                if not any((part == pace).all() for part in parts):
-                    profiles[types] = pace
+        for size in range(1, most_types + 1):
+            for types in combinations(numbers, size):
+                slowest = self.slowest_of(types)
+                subsets = combinations(types, size - 1) if size > 1 else ()
+                if not any((self.slowest_of(subset) == slowest).all() for subset in subsets):
+                    profiles[types] = slowest
         return profiles
 
+    def slowest_of(self, types: tuple[int, ...]) -> Floats:
+        """[L] seconds of the slowest of some device types, layer by layer."""
+        return np.asarray(self.seconds[list(types)].max(axis=0))
+
     def compute(self, stage: int) -> Floats:
-        """[profiles, N]: slowest tables summed over the intervals of a stage."""
-        return np.stack([self.stages[stage].sums(pace) for pace in self.profiles.values()])
+        """[profiles, N] seconds of a micro-batch on each interval of a stage, without
+        all-reduces."""
+        return np.stack([self.stages[stage].sums(slowest) for slowest in self.profiles.values()])
 
     @cached_property
     def bandwidths(self) -> Floats:
@@ -259,45 +281,51 @@ class Tables:
 
     @cached_property
     def tensor_levels(self) -> Floats:
-        """Levels that matter inside tensor groups: none without tensor parallelism or its
-        traffic."""
-        return self.bandwidths if self.shape[2] > 1 and self.problem.tensor.any() else np.zeros(0)
+        """The levels inside tensor groups; empty where tensor groups have nothing to reduce."""
+        _, _, tp = self.shape
+        return self.levels_if(tp > 1 and self.problem.tensor.any())
 
     @cached_property
     def link_levels(self) -> Floats:
-        """Levels that matter between stages."""
-        matters = self.shape[0] > 1 and self.problem.activation[:-1].any()
-        return self.bandwidths if matters else np.zeros(0)
+        """The levels between stages; empty where stages have nothing to send."""
+        pp, _, _ = self.shape
+        return self.levels_if(pp > 1 and self.problem.activation[:-1].any())
 
     @cached_property
     def sync_levels(self) -> Floats:
-        """Levels that matter inside data groups."""
-        return self.bandwidths if self.shape[1] > 1 and self.problem.params.any() else np.zeros(0)
+        """The levels inside data groups; empty where data groups have nothing to synchronise."""
+        _, dp, _ = self.shape
+        return self.levels_if(dp > 1 and self.problem.params.any())
+
+    def levels_if(self, needed: bool | np.bool_) -> Floats:
+        """All levels where they are needed, otherwise none."""
+        return self.bandwidths if needed else np.zeros(0)
 
     def reduce(self, stage: int) -> Floats:
-        """[tensor levels, N]: tensor all-reduces of one micro-batch."""
+        """[tensor levels, N] seconds of one micro-batch's tensor all-reduces."""
         tp, mbs = self.configuration.tensor, self.configuration.micro_batch
-        size = self.stages[stage].sums(self.problem.tensor) * mbs
-        return ring_factor(tp) * size / self.tensor_levels[:, None]
+        message_bytes = self.stages[stage].sums(self.problem.tensor) * mbs
+        return ring_factor(tp) * message_bytes / self.tensor_levels[:, None]
 
     def link(self, stage: int) -> Floats:
-        """[link levels, ends]: one micro-batch over the link behind a stage but the last, by the
-        layers before which it can end."""
+        """[link levels, ends] seconds of one micro-batch over the link behind a stage. The ends are
+        the layers before which the stage can end. The last stage has no link."""
         ends = np.unique(self.stages[stage].last)
-        size = self.problem.activation[ends - 1] * self.configuration.micro_batch
-        return size / self.link_levels[:, None]
+        message_bytes = self.problem.activation[ends - 1] * self.configuration.micro_batch
+        return message_bytes / self.link_levels[:, None]
 
     def sync(self, stage: int) -> Floats:
-        """[sync levels, N]: gradient all-reduce of one data group."""
+        """[sync levels, N] seconds of one data group's gradient all-reduce."""
         _, dp, tp = self.shape
-        size = self.stages[stage].sums(self.problem.params) / tp
-        return ring_factor(dp) * size / self.sync_levels[:, None]
+        message_bytes = self.stages[stage].sums(self.problem.params) / tp
+        return ring_factor(dp) * message_bytes / self.sync_levels[:, None]
 
     def crossing(self, levels: Floats) -> Ints:
-        """[K, K] index of the level between two devices of cells c and c' (-1: no such pair)."""
-        between = self.cells.bandwidth
-        index = np.searchsorted(levels, np.where(np.isfinite(between), between, 0.0))
-        return np.where(np.isfinite(between), index, -1).astype(np.int64)
+        """[K, K] number of the level between a device of one cell and a device of another; on the
+        diagonal of the level inside a cell, -1 where the cell has one device."""
+        bandwidth = self.cells.bandwidth
+        index = np.searchsorted(levels, np.where(np.isfinite(bandwidth), bandwidth, 0.0))
+        return np.where(np.isfinite(bandwidth), index, -1).astype(np.int64)
 
     @cached_property
     def capacity(self) -> Floats:
@@ -306,10 +334,12 @@ class Tables:
 
     @cached_property
     def slowest_seconds(self) -> float:
-        """T of no decision exceeds this: slowest tables and links everywhere."""
+        """An upper bound on T of every decision: the slowest type runs every layer, and the slowest
+        link carries every message."""
         chosen, problem, mbs = self.configuration, self.problem, self.configuration.micro_batch
-        slow = self.bandwidths.min(initial=np.inf)
-        reduce = ring_factor(chosen.tensor) * problem.tensor.sum() * mbs / slow
-        sync = ring_factor(chosen.data) * problem.params.sum() / chosen.tensor / slow
-        once = problem.activation.sum() * mbs / slow
-        return float(chosen.gas * (self.seconds.max(axis=0).sum() + reduce) + once + sync)
+        slowest_link = self.bandwidths.min(initial=np.inf)
+        computing = self.seconds.max(axis=0).sum()
+        reduce = ring_factor(chosen.tensor) * problem.tensor.sum() * mbs / slowest_link
+        sync = ring_factor(chosen.data) * problem.params.sum() / chosen.tensor / slowest_link
+        links = problem.activation.sum() * mbs / slowest_link
+        return float(chosen.gas * (computing + reduce) + links + sync)

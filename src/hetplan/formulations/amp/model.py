@@ -1,43 +1,50 @@
 """AMP's problem for general solvers: one model per configuration, one incumbent for all of them.
 
 A configuration fixes the degrees and the micro-batch. The search takes configurations in the order
-of a quick lower bound, which is that of their single pipelines (module `rows`), and closes a
-configuration when its bound reaches the threshold. Every other configuration becomes a model, which
-accepts only decisions that cost less than the incumbent. A configuration's bound is then the one
-that the solver proves, or the cut-off where the model is infeasible. The bound of the problem is
-the least bound of all configurations.
+of a quick lower bound, the bound of their single pipelines (rows.py). A configuration whose bound
+reaches the threshold is closed. Every other configuration becomes a model, which accepts only
+decisions that cost less than the incumbent. The configuration's bound is then the bound that the
+solver proves, or the cut-off where the model is infeasible. The bound of the problem is the least
+bound of all configurations.
 
-The model of a configuration (pp, dp, tp, mbs; gas micro-batches per pipeline):
+The model of a configuration with degrees pp, dp, tp and gas micro-batches per pipeline:
 
-Source: AMP (NeurIPS 2022), Section 3, eq. 3-5.
-Sets   c cells of interchangeable devices (n_c of them, of type k_c); p = (j, i, r) stage, data
-       rank, tensor rank; n = [a, b) intervals of layers for stage j; S profiles, λ bandwidth levels
-       (see `Tables` in layout.py).
-Vars   x[c,p] in {0,1}: position p holds a device of cell c.    y[j,n] in {0,1}: stage j is interval
-       n. v[j,l] in {0,1}: stage j ends before layer l. reach[..,λ]: a tensor group, a link, the
-       data groups of a stage have a bandwidth of level λ or lower somewhere.
-       on[j,i,k]: the tensor group (j, i) has a device of type k.
+Sets   c cells of interchangeable devices (n_c devices of type k_c)
+       p = (j, i, r) positions: stage j, data rank (pipeline) i, tensor rank r
+       n = [a, b) intervals of layers for stage j
+       S profiles: sets of device types whose slowest type gives a group its times
+       λ levels: the distinct bandwidths B_λ, ascending; see `Tables` in layout.py
+Vars   x[c,p] in {0,1}: position p holds a device of cell c
+       y[j,n] in {0,1}: stage j is interval n
+       v[j,l] in {0,1}: stage j ends before layer l
+       on[j,i,k] in {0,1}: tensor group (j, i) has a device of type k
+       reach[..,λ] in {0,1}: some pair of devices in a tensor group, on a link, or in the data
+       groups of a stage has a bandwidth of level λ or lower
        t_ij: one micro-batch on tensor group (j, i); e_ij: its message to stage j + 1; m_i: the
-       slowest t_ij of pipeline i; sigma: the slowest synchronisation; T: the iteration; all in
-       seconds, >= 0.
-       min T  s.t.
+       slowest t_ij of pipeline i; sigma: the slowest synchronisation of any stage; T: the
+       iteration; all in seconds, >= 0
+min T  s.t.
 (1) sum_c x[c,p] = 1,  sum_p x[c,p] = n_c
 (2) sum_n y[0,n] = 1;  v[j,l] = sum of the y[j,n] that end before l = sum of the y[j+1,n] that begin
     at l
-(3) on[k] >= sum_{c of type k} x[c,p] for every p of the group
-(4) for every pair of positions p, q that talk (in a tensor group, on a lane of a link, in a data
-    group)  reach[λ] >= x[c,p] + sum_{c': bandwidth(c,c') <= B_λ} x[c',q] - 1;  reach[λ] <= reach[λ
-    + 1], the last is 1
-(5) t_ij, e_ij and synchronisation cost what two choices cost together, say interval n and profile
-    S: where on[k] for all types k of S (or reach[λ]), t >= sum_n cost[S,n] y[n]
-(6) m_i >= t_ij;  T >= (gas - 1) m_i + sum_j t_ij + sum_j e_ij + sigma for every i;  sigma >=
-    synchronisation of every j
-(7) over the intervals n that need more than capacity κ, and the cells c of at most that capacity:
-    sum_n y[j,n] + sum_c x[c,p] <= 1
-(8) the least of all equivalent placements, read as a word of cells, position by position. They are
-    equivalent if they differ by a permutation of equal cells, of the data ranks, or of the tensor
-    ranks of all groups alike. In the least word each of a class of equal cells first appears after
-    the one before it, and the first letters of the data ranks, and of the tensor ranks, ascend.
+(3) on[j,i,k] >= sum_{c of type k} x[c,p] for every position p of group (j, i)
+(4) for every pair of positions p, q that exchange data (two ranks of a tensor group, equal tensor
+    ranks of two consecutive stages, two ranks of a data group) and every cell c
+    reach[λ] >= x[c,p] + sum_{c': bandwidth(c,c') <= B_λ} x[c',q] - 1;
+    reach[λ] <= reach[λ + 1], and the last reach is 1
+(5) t_ij, e_ij and the synchronisation are each the cost of two choices together. Computing depends
+    on interval n and profile S: where on[j,i,k] = 1 for all types k of S, it takes at least
+    sum_n cost[S,n] y[j,n]. The other costs have reach[λ] = 1 as their condition.
+(6) m_i >= t_ij;  T >= (gas - 1) m_i + sum_j t_ij + sum_j e_ij + sigma for every i;
+    sigma >= synchronisation of every stage j
+(7) for every capacity κ, stage j and position p of it: sum_n y[j,n] + sum_c x[c,p] <= 1, over the
+    intervals n that need more than κ and the cells c whose devices have at most κ
+(8) Of equivalent placements only the lexicographically least remains. A placement is read as a word
+    whose letters are the cells of its positions. Placements are equivalent when they differ by a
+    permutation of interchangeable cells, of the data ranks, or of the tensor ranks of all groups
+    alike. In the least word each of some interchangeable cells first appears after the one before
+    it. The first letters of the data ranks ascend, and those of the tensor ranks.
+Source AMP (NeurIPS 2022), Section 3, eq. 3-5.
 """
 
 import contextlib
@@ -73,16 +80,16 @@ from hetplan.solvers.run import Outcome, Run, Stop, Stopped
 
 @dataclass(frozen=True)
 class Question:
-    """The problem of one model: the cheapest decision of one configuration, up to a cut-off."""
+    """What one model has to find: the cheapest decision of one configuration, up to a cut-off."""
 
     tables: Tables
-    lower: float  # seconds, a lower bound of every decision
-    cutoff: float | None  # seconds that a decision may cost at most; None: any
+    lower: float  # seconds, a lower bound on every decision
+    cutoff: float | None  # seconds that a decision may cost at most; None: there is no cut-off
 
     @property
     def upper(self) -> float:
-        """Seconds that T does not exceed: the least of the cut-off and the slowest decision's; 1
-        where every decision costs 0."""
+        """An upper bound on T, in seconds: the cut-off, or T of the slowest decision where that is
+        less; 1 where every decision costs 0."""
         seconds = self.tables.slowest_seconds
         if self.cutoff is not None:
             seconds = min(seconds, self.cutoff)
@@ -90,11 +97,10 @@ class Question:
 
     @property
     def totals(self) -> Totals:
-        """Bounds on the objective, from which the writers of models choose units.
-
-        Each t_ij has two values that are rounded down, each e_ij and sigma have one.
-        """
+        """Bounds on the objective, from which the solvers' writers of models choose units."""
         pp, gas = self.tables.configuration.pipeline, self.tables.configuration.gas
+        # A writer rounds two terms of each t_ij down, and one term of each e_ij and of sigma.
+        # m_i, a t_ij, counts gas - 1 times.
         return Totals(
             least=min(self.lower, self.upper),
             largest=self.upper,
@@ -103,20 +109,22 @@ class Question:
 
 
 class Programme:
-    """The model of one configuration, with its columns by the names of the module's docstring."""
+    """The model of one configuration, with the variables of the module's docstring."""
 
     def __init__(self, question: Question, most_terms: float, run: Run | None = None) -> None:
         """Build the model. Raises `TooLarge` when it has more than `most_terms` terms."""
-        self.tables = t = question.tables
-        self.upper = question.upper  # of T, seconds
+        self.tables = tables = question.tables
+        self.upper = question.upper  # seconds, upper bound on T
         self.model = Model("amp", run, question.totals, most_terms=most_terms)
-        self.stages, self.ranks, self.lanes = (range(n) for n in t.shape)
-        self.groups = list(product(self.stages, self.ranks))
-        self.x = self.model.binary("x", (t.cells.count, *t.shape))
-        self.y = [self.model.binary(f"y_{j}", len(n.first)) for j, n in enumerate(t.stages)]
+        self.stages, self.ranks, self.lanes = (range(n) for n in tables.shape)  # j, i, r
+        self.groups = list(product(self.stages, self.ranks))  # (j, i)
+        self.x = self.model.binary("x", (tables.cells.count, *tables.shape))  # [c, j, i, r]
+        self.y: list[Columns] = []  # [stage][n]
+        for j, intervals in enumerate(tables.stages):
+            self.y.append(self.model.binary(f"y_{j}", len(intervals.first)))
         self.total = self.model.seconds("T", lower=question.totals.least, upper=self.upper)
         self.model.minimize(self.total)
-        self.v: list[Columns] = []
+        self.v: list[Columns] = []  # [stage but the last][number of l among the stage's ends]
         # (j, i) -> the terms whose sums are t_ij and e_ij
         self.stage: dict[tuple[int, int], list[Linear]] = {group: [] for group in self.groups}
         self.link: dict[tuple[int, int], list[Linear]] = {group: [] for group in self.groups}
@@ -132,23 +140,26 @@ class Programme:
     def both(
         self, name: str, first: Columns, conditions: Columns | list[Columns], seconds: Floats
     ) -> Linear:  # (5)
-        """The cost that two choices have together.
+        """The cost in seconds of two choices together: the largest of the conditional costs whose
+        conditions hold.
 
         first: columns of the first choice, exactly one of which is 1.
-        conditions: for each row of `seconds`, the columns that are all 1 when the row counts.
-        seconds: [len(conditions), len(first)]; the largest of the rows that count is the cost.
+        conditions: for each row of `seconds`, the columns that are all 1 where the row counts. A
+        single row always counts.
+        seconds: [len(conditions), len(first)], the cost by condition and first choice.
         """
-        # costs beyond the upper bound of T need not be told apart
+        # costs beyond the upper bound on T exclude a decision whatever they are
         costs = np.minimum(seconds, 2 * self.upper)
         if len(conditions) == 1:
             unconditional: Floats = costs[0]
             return unconditional @ first
         time = self.model.seconds(f"t_{name}")
         for condition, cost in zip(conditions, costs, strict=True):
-            # the least cost is a constant, so that it counts before the first choice is made
+            # Equal to cost @ first. With the least cost as a constant, solvers' relaxations count
+            # it before the first choice is made.
             least = cost.min()
-            more = (cost - least) @ first
-            self.model.row(f"{name}_cost", time >= least + more, when=condition)
+            excess = (cost - least) @ first
+            self.model.row(f"{name}_cost", time >= least + excess, when=condition)
         return time
 
     def strategy(self, answer: ModelAnswer) -> Strategy:
@@ -173,19 +184,20 @@ def place_every_device(m: Programme) -> None:  # (1)
 
 
 def cut_into_stages(m: Programme) -> None:  # (2)
-    """The stages' intervals form a path from layer 0 to layer L."""
+    """Each stage is one interval, and begins where the stage before it ends."""
     m.model.row("first_stage", m.y[0].sum() == 1)
     for j, (intervals, next_intervals) in enumerate(pairwise(m.tables.stages)):
         ends = np.unique(intervals.last)
         v = m.model.binary(f"v_{j}", len(ends))
         m.v.append(v)
-        for l, end in zip(ends, v, strict=True):
-            m.model.row("boundary", m.y[j][intervals.last == l].sum() == end)
-            m.model.row("boundary", m.y[j + 1][next_intervals.first == l].sum() == end)
+        for l, ends_before_l in zip(ends, v, strict=True):
+            ending, beginning = intervals.last == l, next_intervals.first == l
+            m.model.row("boundary", m.y[j][ending].sum() == ends_before_l)
+            m.model.row("boundary", m.y[j + 1][beginning].sum() == ends_before_l)
 
 
 def price_compute(m: Programme) -> None:  # (3) (5)
-    """Each tensor group computes as slowly as the slowest of its device types."""
+    """Each tensor group computes at the speed of its slowest device type, layer by layer."""
     profiles, cells = m.tables.profiles, m.tables.cells
     for j, i in m.groups:
         on = m.model.binary(f"on_{j}_{i}", len(m.tables.problem.types))
@@ -214,7 +226,7 @@ def price_reduce(m: Programme) -> None:  # (4) (5)
 
 
 def price_links(m: Programme) -> None:  # (4) (5)
-    """A micro-batch goes to the next stage over the slowest of the group's lanes."""
+    """A micro-batch goes to the next stage at the lowest bandwidth between equal tensor ranks."""
     bandwidths = m.tables.link_levels
     if not len(bandwidths):  # nothing is sent
         return
@@ -225,9 +237,9 @@ def price_links(m: Programme) -> None:  # (4) (5)
 
 
 def price_synchronisation(m: Programme) -> Linear:  # (4) (5) (6)
-    """sigma, the seconds of the slowest stage's synchronisation; 0 where nothing is synchronised.
+    """The variable sigma, seconds; 0 where nothing is synchronised.
 
-    A stage synchronises at the lowest bandwidth in its data groups.
+    A stage synchronises at the lowest bandwidth between two devices of one of its data groups.
     """
     bandwidths = m.tables.sync_levels
     if not len(bandwidths):
@@ -235,8 +247,8 @@ def price_synchronisation(m: Programme) -> Linear:  # (4) (5) (6)
         return nothing
     sigma = m.model.seconds("sigma", upper=m.upper)
     for j in m.stages:
-        members = product(m.lanes, combinations(m.ranks, 2))
-        pairs = [(m.x[:, j, i, r], m.x[:, j, h, r]) for r, (i, h) in members]
+        ranks = product(m.lanes, combinations(m.ranks, 2))
+        pairs = [(m.x[:, j, i, r], m.x[:, j, h, r]) for r, (i, h) in ranks]
         reach = levels(m, f"sync_{j}", bandwidths, pairs)
         seconds = m.both(f"sync_{j}", m.y[j], reach, m.tables.sync(j))
         m.model.row("synchronisation", sigma >= seconds)
@@ -257,20 +269,21 @@ def add_up(m: Programme) -> None:  # (6)
 
 
 def fit_memory(m: Programme) -> None:  # (7)
-    """Layers that need more memory than a device has are on no stage of that device."""
-    capacity = m.tables.capacity[m.tables.cells.type]
-    for j, n in enumerate(m.tables.stages):
+    """A stage has no device with less memory than its layers need."""
+    capacity = m.tables.capacity[m.tables.cells.type]  # [c]
+    for j, intervals in enumerate(m.tables.stages):
         for room in np.unique(capacity):
-            beyond = m.y[j][n.bytes > room]
-            if len(beyond):
-                small = m.x[capacity <= room, j]  # [cell, i, r]
-                m.model.row("memory", beyond.sum() + small.sum(axis=0) <= 1)
+            too_large = m.y[j][intervals.bytes > room]
+            if len(too_large):
+                too_small = m.x[capacity <= room, j]  # [cell, i, r]
+                m.model.row("memory", too_large.sum() + too_small.sum(axis=0) <= 1)
 
 
 def order_equals(m: Programme) -> None:  # (8)
-    """Of all equivalent placements only the least one, as a word of cells, remains."""
+    """Of equivalent placements only the lexicographically least remains."""
     kinds, (_, dp, tp) = m.tables.cells.kind, m.tables.shape
-    equal = np.flatnonzero(kinds[1:] == kinds[:-1]) + 1  # equal cells lie side by side
+    # each cell that is interchangeable with the cell before it
+    equal = np.flatnonzero(kinds[1:] == kinds[:-1]) + 1
     for c in equal.tolist():
         in_cell, in_cell_before = m.x[c].reshape(-1), m.x[c - 1].reshape(-1)  # by position
         for position in range(len(in_cell)):
@@ -288,24 +301,24 @@ def order_equals(m: Programme) -> None:  # (8)
 def levels(
     m: Programme, name: str, bandwidths: Floats, pairs: list[tuple[Columns, Columns]]
 ) -> Columns:  # (4)
-    """The columns reach[λ]: whether some pair of positions has a bandwidth of level λ or lower.
+    """The columns reach[λ]: 1 where some pair of positions has a bandwidth of level λ or lower.
 
-    bandwidths: [λ] bytes/s, ascending. pairs: the columns [K] of x at both positions of a pair.
+    bandwidths: [λ] bytes/s, ascending. pairs: for both positions of each pair the columns of x [c].
     """
     reach = m.model.binary(f"reach_{name}", len(bandwidths))
     m.model.fix(reach[-1:], 1)
     m.model.row(f"{name}_reach", reach[1:] >= reach[:-1])
-    # (c, λ, cells whose bandwidth to c is B_λ or lower) for each level λ below the highest that
-    # some cell has to c
+    # (c, λ, cells whose bandwidth to c is B_λ or lower), for each level λ but the highest that
+    # occurs between c and some cell
     slow: list[tuple[int, int, Ints]] = []
-    top = len(bandwidths) - 1
+    highest = len(bandwidths) - 1
     for c, level_to in enumerate(m.tables.crossing(bandwidths)):
         linked = level_to >= 0  # -1: a cell of one device has no bandwidth to itself
-        for level in np.unique(level_to[linked & (level_to < top)]).tolist():
+        for level in np.unique(level_to[linked & (level_to < highest)]).tolist():
             slow.append((c, level, np.flatnonzero(linked & (level_to <= level))))
     for p, q in pairs:
-        for c, level, others in slow:
-            m.model.row(f"{name}_lowest", reach[level] >= p[c] + q[others].sum() - 1)
+        for c, level, slow_cells in slow:
+            m.model.row(f"{name}_lowest", reach[level] >= p[c] + q[slow_cells].sum() - 1)
     return reach
 
 
@@ -316,13 +329,14 @@ TOO_LARGE = "more than {} terms in its model; the method exact has no such limit
 class Parameters:
     """Limits and shares of the search over configurations."""
 
-    # Share of the gap by which a decision must beat the incumbent to be worth a model's while.
+    # A model looks for decisions that beat the incumbent by this share of the user's gap.
     worth: float = 0.5
-    # By how much decisions in a model that is written to a file may be worse than the best known.
+    # Models that are written to files accept decisions that are worse than the incumbent by this
+    # share of its objective.
     exported: float = 1e-4
-    # Share of the time limit for first decisions and cheap bounds, before the first model.
+    # Share of the time limit for first incumbents and row bounds, before the first model.
     first_share: float = 0.3
-    # Models of more terms are given up while they are built: general solvers get nowhere with them.
+    # A model with more terms is given up while it is built, since general solvers do not solve it.
     most_terms: int = 500_000
 
 
@@ -335,33 +349,35 @@ class Case:
     """A node of the search: one configuration."""
 
     tables: Tables
-    bound: float  # seconds, proven so far; +inf when the configuration has no decision
+    bound: float  # seconds, proven so far; +inf where the configuration has no decision
 
 
 @dataclass
 class Sweep:
-    """The solution of configurations' models, one after the other. Each model may take all the time
+    """Solves the models of configurations, one after the other. Each model may take all the time
     that is left."""
 
     run: Run
-    incumbent: Incumbent[Strategy]  # of all configurations
+    incumbent: Incumbent[Strategy]  # shared by all configurations
     method: str  # name of the general solver
-    most_terms: float  # of a model
+    most_terms: float  # the most terms that a model may have
     minimise: Minimise
-    build_seconds: float = 0.0  # of all models so far
+    build_seconds: float = 0.0  # seconds in which all models so far were built
     models: int = 0  # number of models so far
-    message: str = ""  # of the last model that was too large or met an error
+    message: str = ""  # about the last model that was too large or met an error
     failed: bool = False  # whether a solver met an error
 
     def expand(self, case: Case, threshold: float) -> Expansion[Case]:
-        """Solve the model of a configuration, which accepts only decisions below the threshold."""
+        """Solve the model of a configuration with `threshold` seconds as its cut-off, and offer its
+        solution as the incumbent. The node has no children; its bound is the solver's."""
         chosen = case.tables.configuration
         self.run.report(note=str(chosen))
         self.models += 1
         cutoff = None if math.isinf(threshold) else threshold
+        question = Question(case.tables, case.bound, cutoff)
         begun, part = CLOCK.seconds(), self.run.part()
         try:
-            programme = Programme(Question(case.tables, case.bound, cutoff), self.most_terms, part)
+            programme = Programme(question, self.most_terms, part)
         except TooLarge:
             self.message = f"{chosen}: {TOO_LARGE.format(self.most_terms)}"
             return Expansion(dropped_bound=case.bound)
@@ -380,7 +396,8 @@ class Sweep:
         if answer.stop is Stop.ERROR:
             self.failed = True
             self.message = f"{chosen}: {answer.message}"
-        return Expansion(dropped_bound=max(case.bound, min(answer.bound or 0.0, threshold)))
+        proven = min(answer.bound or 0.0, threshold)
+        return Expansion(dropped_bound=max(case.bound, proven))
 
 
 def solve_by(
@@ -392,13 +409,13 @@ def solve_by(
 ) -> Outcome[AmpDecision]:
     """The best decision over all configurations, and the least of their proven bounds.
 
-    method: name of the general solver. minimise: the function that has it solve a model.
+    method: name of the general solver. minimise: the function that solves a model by it.
     """
     begun, solver = CLOCK.seconds(), general.label(method, run.options)
     problem = compile_problem(data)
     cells = find_cells(problem)
     gap = parameters.worth * run.options.gap
-    if run.tap is not None:  # the models go to files
+    if run.tap is not None:  # the models are written to files
         gap = -parameters.exported
     incumbent = Incumbent[Strategy](run, gap)
     cases = [
@@ -410,10 +427,11 @@ def solve_by(
     part = run.part(time_limit=time_limit)
     find_first(problem, cells, incumbent, part)
     cases.sort(key=lambda case: case.bound)
-    with contextlib.suppress(Stopped):  # the other configurations keep their quick bounds
+    # when time runs out, the remaining configurations keep their quick bounds
+    with contextlib.suppress(Stopped):
         for at, case in enumerate(cases):
-            layout = lay_out(problem, cells, case.tables.configuration)
-            bound = root_bound(row_model(layout), part.check)
+            groups = lay_out(problem, cells, case.tables.configuration)
+            bound = root_bound(row_model(groups), part.check)
             cases[at] = replace(case, bound=max(case.bound, bound))
     sweep = Sweep(run, incumbent, method, parameters.most_terms, minimise, CLOCK.seconds() - begun)
     proof = search([(case.bound, case) for case in cases], sweep.expand, incumbent, run)

@@ -2,22 +2,23 @@
 for each.
 
 Legend  pp, dp, tp degrees of pipeline, data and tensor parallelism; mbs samples per micro-batch;
-        gas micro-batches per pipeline; L layers; k = pp stages; t_j seconds of stage j, e_j of the
-        transfer behind it, S_j of its gradients' all-reduce.
+        gas micro-batches per pipeline; L layers; k = pp stages; t_j seconds of stage j, e_j seconds
+        of the transfer behind it, S_j seconds of its gradients' all-reduce.
 
-For each (pp, dp, tp, mbs): devices in Megatron's order (§3.6), the cut of §3.5, and the cost model
-of §3.4 on averages, as the authors' code computes it:
+Each (pp, dp, tp, mbs) gets devices in Megatron's order (§3.6) and the cut of §3.5. Its cost is that
+of the model of §3.4 on averages, as the authors' code computes it:
 (1) t[l]     = mean over all devices of seconds[type][tp][mbs][l]
                + mean over tensor groups of the all-reduce
 (2) e[j, l]  = activation_bytes[l] mbs x mean over pipelines of 1 / (slowest link behind stage j)
 (3) estimate = (gas-1) max_j t_j + sum_j t_j + sum_j e_j + max_j S_j
-The averages hide which stage runs on which type of device, and differences between pipelines; the
-programme does not see S. So the strategy returned need not be the best of the candidates; its
-objective is always the exact T. AMP ignores memory. Here the method returns the strategy with the
-least estimate among the candidates that fit.
+The averages hide which stage runs on which type of device, and differences between pipelines. The
+dynamic programme for the cut does not count S. The strategy that the method returns need therefore
+not be the best of the candidates; its objective is always the exact T. AMP ignores memory. This
+method returns the strategy with the least estimate among the candidates that fit in memory.
 
-The cut is the O(k L^4) dynamic programme over a tolerance m: stage seconds up to m cost nothing as
-the slowest stage. t(c, i) is the sum of t over layers c to i - 1; m is 0 or any t(c, i).
+The cut is found by the O(k L^4) dynamic programme over a tolerance m: the first m seconds of the
+slowest stage are not counted in (gas-1) max_j t_j. t(c, i) is the sum of t over layers c to i - 1;
+m is 0 or any t(c, i).
 (eq. 6)  dp[i][j][m]: least (gas-1) max(0, max stage - m) + sum t + sum e over the cuts of the first
          i layers into j + 1 stages
 (eq. 7)  dp[i][0][m] = (gas-1) max(0, t(0, i) - m) + t(0, i)
@@ -56,8 +57,8 @@ from hetplan.formulations.amp.problem import (
 )
 from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 
-MAX_TABLE_BYTES = 2 * 2**30
-# Method -> Megatron's cut (§4.1) that it uses in place of the programme's.
+MAX_TABLE_BYTES = 2 * 2**30  # the most bytes of the programme's table, for one configuration
+# Method -> Megatron's cut (§4.1), which the method uses in place of the programme's cut.
 CUTS: Mapping[str, Callable[[AmpProblem, int], Ints]] = {
     "paper-uniform": lambda problem, stages: uniform_cut(problem.layers, stages),
     "paper-parameter": lambda problem, stages: parameter_cut(problem.params, stages),
@@ -66,15 +67,15 @@ CUTS: Mapping[str, Callable[[AmpProblem, int], Ints]] = {
 
 @dataclass(frozen=True)
 class Averages:
-    """The averages that AMP takes for a placement."""
+    """AMP's averages of the costs of a placement; `average` makes it."""
 
     layer: Floats  # [L] seconds of a layer (1)
-    link: Floats  # [pp - 1, L] seconds of the transfer behind a stage that ends with a layer (2)
+    link: Floats  # [pp - 1, L] seconds of the transfer behind stage j that ends with layer l (2)
     sync: Floats  # [pp] seconds of a stage's gradient all-reduce per byte of its parameters
     gas: int  # micro-batches per pipeline
 
     def estimate(self, problem: AmpProblem, cut: Ints) -> float:
-        """AMP's estimate (3) of a cut, seconds per iteration."""
+        """AMP's estimate (3) of a cut [pp + 1], seconds per iteration."""
         stage_bytes = np.add.reduceat(problem.params, cut[:-1])
         sync_seconds = float((self.sync * stage_bytes).max())
         return chain_seconds(self.layer, self.link, self.gas, cut) + sync_seconds
@@ -87,7 +88,7 @@ class Candidate:
     strategy: Strategy
     estimate: float  # (3), seconds per iteration
     seconds: float  # the exact T
-    fits: bool  # in memory
+    fits: bool  # whether it fits in memory
 
 
 @dataclass(frozen=True)
@@ -100,26 +101,28 @@ class Ranking:
 
 
 def closing_edge(problem: AmpProblem, groups: Ints) -> Floats:
-    """Bandwidth from the last to the first device of each group; groups [..., n] -> [...], +inf for
-    groups of one."""
+    """[...] bandwidth, in bytes/s, from the last to the first device of each group; +inf for groups
+    of one device. groups: [..., n] devices."""
     return np.asarray(problem.bandwidth[groups[..., -1], groups[..., 0]])
 
 
 def average(
     problem: AmpProblem, configuration: Configuration, placement: Ints, *, released: bool = False
 ) -> Averages:
-    """The averages (1) and (2) and the synchronisation of eq. 4.
+    """The averages (1) and (2), and the synchronisation of eq. 4.
 
-    placement: devices [pp, dp, tp]. released: whether a ring is as fast as its closing edge, as in
+    placement: [pp, dp, tp] devices. released: whether a ring is as fast as its closing edge, as in
     the published code.
     """
     ring = closing_edge if released else slowest_pair  # bandwidth of a ring
     tp, dp, mbs = configuration.tensor, configuration.data, configuration.micro_batch
     devices_of_type = np.bincount(problem.device_type, minlength=len(problem.types))
     type_shares = devices_of_type / problem.devices
-    reduce_seconds = (ring_factor(tp) * mbs / ring(problem, placement)).mean()  # per byte
+    # seconds of a tensor all-reduce per byte of one sample, mean over groups
+    reduce_seconds = (ring_factor(tp) * mbs / ring(problem, placement)).mean()
+    # [pp - 1] seconds per byte of one sample's activation, mean over pipelines
     here, after = placement[:-1], placement[1:]
-    links = mbs * (1 / problem.bandwidth[here, after].min(axis=2)).mean(axis=1)  # per byte
+    links = mbs * (1 / problem.bandwidth[here, after].min(axis=2)).mean(axis=1)
     data_groups = placement.transpose(0, 2, 1)  # [pp, tp, dp]
     return Averages(
         layer=type_shares @ problem.seconds[tp, mbs] + reduce_seconds * problem.tensor,
@@ -130,8 +133,9 @@ def average(
 
 
 def rank(data: AmpData, run: Run | None = None, *, released: bool = False) -> Ranking:
-    """Algorithm 1, lines 1 to 9: a candidate per configuration, sorted by estimate. Of equal
-    estimates the one with fewer stages comes first. released: as the published code does it."""
+    """The candidates of Algorithm 1, lines 1 to 9: one per configuration, sorted by estimate. Of
+    equal estimates the one with fewer stages comes first. released: whether to follow the published
+    code where it departs from the paper."""
     run = run or Run()
     problem = compile_problem(data)
     nodes = [device.node for device in data.devices]
@@ -170,9 +174,12 @@ def rank(data: AmpData, run: Run | None = None, *, released: bool = False) -> Ra
 
 
 def solve_by(method: str, data: AmpData, run: Run) -> Outcome[AmpDecision]:
-    """The strategy of Algorithm 1 (methods `paper` and `paper-released`). AMP's estimate chooses it
-    in place of the paper's real trials; no bound is proven. `paper-uniform` and `paper-parameter`
-    return the strategy of `paper` with Megatron's cut (§4.5)."""
+    """The strategy of Algorithm 1. Proves no bound.
+
+    method: `paper`, `paper-released` (as the published code does it), or `paper-uniform` and
+    `paper-parameter`, which give the strategy of `paper` one of Megatron's cuts (§4.5). AMP's
+    estimate chooses the strategy in place of the real trials of the paper.
+    """
     ranking = rank(data, run, released=method == "paper-released")
     fitting = [candidate for candidate in ranking.candidates if candidate.fits]
     best = fitting[0] if fitting else None
@@ -194,7 +201,7 @@ def solve_by(method: str, data: AmpData, run: Run) -> Outcome[AmpDecision]:
 def recut(
     problem: AmpProblem, best: Candidate, cut_of: Callable[[AmpProblem, int], Ints]
 ) -> Candidate:
-    """The candidate with another cut; it keeps the estimate of its first cut."""
+    """The candidate with another cut, and with the estimate of its first cut."""
     chosen = best.strategy.configuration
     cut = cut_of(problem, chosen.pipeline)
     placed = place(problem, chosen, best.strategy.placement)
@@ -207,7 +214,7 @@ def recut(
 
 
 def message(ranking: Ranking, best: Candidate | None) -> str:
-    """A text of how the result differs from AMP's; empty where AMP returns the same strategy."""
+    """A text that says where the result differs from AMP's own; empty where it does not differ."""
     candidates, skipped = ranking.candidates, ranking.skipped
     notes = []
     if ranking.finished and not candidates and not skipped:
@@ -237,19 +244,19 @@ def paper_cut(
     *,
     forgetful: bool = False,
 ) -> tuple[Ints, float] | None:
-    """AMP's cut of L layers into k stages and the value of the cut in the programme's table.
+    """(cut [k + 1], its value in the programme's table in seconds): AMP's cut of L layers into k
+    stages; None when stopped.
 
-    layer_seconds: t [L]. link_seconds: e [k - 1, L], its shape gives k. gas: micro-batches per
-    pipeline. stop: whether to give up, asked several times a second. most_bytes: of the table.
+    layer_seconds: [L] t. link_seconds: [k - 1, L] e. gas: micro-batches per pipeline. stop: whether
+    to give up, asked several times a second. most_bytes: the most that the table may take.
     forgetful: whether costs are stored without links, as in the published code.
-    Returns (cut [k + 1], value), seconds; None when stopped.
     Raises TableTooLarge when the table would exceed `most_bytes`.
     """
     layers, stages = layer_seconds.size, link_seconds.shape[0] + 1
     if stages == 1:  # eq. 7 with m = 0
         return np.array([0, layers]), gas * float(np.cumsum(layer_seconds)[-1])
     values, rank = interval_ranks(layer_seconds)
-    # a cell per first layers and tolerance: costs (8 bytes) of two stages, choices (2) of all
+    # for each i and m: the costs (8 bytes) for two numbers of stages, and the choices (2) for all
     cells = (layers + 1) * values.size
     if (2 * 8 + 2 * stages) * cells > most_bytes:
         raise TableTooLarge(
@@ -279,10 +286,11 @@ def stage_costs(table: Floats, values: Floats, rank: Ints, first: int, gas: int)
     """Costs [C, M] of the last stage and the stages before it by eq. 8, without the link, for the
     boundaries c = first, first + 1, … in front of the last stage.
 
-    table [L + 1, M]: costs with one stage less. values [M]: the tolerances. rank [C]: the number in
-    `values` of the last stage's seconds t(c, i). Under tolerances from t(c, i) on the last stage
-    costs its seconds alone. Under smaller ones it pays for its excess, too, and becomes the
-    tolerance of the stages before it.
+    table: [L + 1, M] costs with one stage less. values: [M] seconds, the tolerances, ascending.
+    rank: [C] the number in `values` of the last stage's seconds t(c, i). first: the least c.
+
+    Under a tolerance of t(c, i) or more the last stage costs t(c, i). Under a smaller tolerance m
+    it also costs (gas-1) (t(c, i) - m), and t(c, i) is the tolerance of the stages before it.
     """
     cost = np.empty((rank.size, values.size))
     for row, r in enumerate(rank.tolist()):
@@ -293,10 +301,11 @@ def stage_costs(table: Floats, values: Floats, rank: Ints, first: int, gas: int)
 
 
 def trace(choice: Ints, rank: Ints) -> Ints:
-    """The cut [k + 1] whose cost is dp[L][k-1][0]. It follows the choices from the last stage to
-    the first; each stage sets the tolerance max(t(c, i), m) of the stages before it.
+    """The cut [k + 1] whose cost is dp[L][k-1][0], from the choices of the last stage back to
+    those of the first. Each stage sets the tolerance max(t(c, i), m) of the stages before it.
 
-    choice [k, L + 1, M]: the first layer c of the last stage.
+    choice: [k, L + 1, M] the first layer c of stage j, the last one, by i and m. rank: see
+    `interval_ranks`.
     """
     stages, layers = choice.shape[0], choice.shape[1] - 1
     cut = np.zeros(stages + 1, dtype=np.int64)
@@ -309,19 +318,22 @@ def trace(choice: Ints, rank: Ints) -> Ints:
 
 
 def chain_seconds(layer_seconds: Floats, link_seconds: Floats, gas: int, cut: Ints) -> float:
-    """The programme's objective (eq. 5) of any cut, seconds: (gas-1) max_j t_j + sum_j t_j
-    + sum_j e_j."""
+    """The programme's objective (eq. 5) of any cut, in seconds:
+    (gas-1) max_j t_j + sum_j t_j + sum_j e_j.
+
+    layer_seconds: [L] t. link_seconds: [k - 1, L] e. cut: [k + 1].
+    """
     stages = np.add.reduceat(layer_seconds, cut[:-1])
     links = link_seconds[np.arange(cut.size - 2), cut[1:-1] - 1]
     return float((gas - 1) * stages.max() + stages.sum() + links.sum())
 
 
 def interval_ranks(seconds: Floats) -> tuple[Floats, Ints]:
-    """All tolerances, ascending from 0, and the number of each interval's seconds among them.
+    """(values [M]: all tolerances, ascending from 0; rank [L + 1, L + 1] with
+    values[rank[c, i]] = t(c, i) where c < i, else 0).
 
-    seconds: t [L]. Returns values [M] and rank [L + 1, L + 1], where values[rank[c, i]] = t(c, i);
-    rank is 0 unless c < i. Each interval is summed from its first layer on, so that intervals of
-    equal layers have exactly equal sums.
+    seconds: [L] t. Each interval is summed from its first layer on, so that intervals of equal
+    layers have exactly equal sums.
     """
     layers = seconds.size
     sums = np.zeros((layers + 1, layers + 1))

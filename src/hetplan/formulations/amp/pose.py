@@ -6,12 +6,14 @@ from hetplan.profiling.workload import Workload
 
 
 def pose(workload: Workload, *, memory: bool = True) -> AmpData:
-    """The `amp` data of `workload`; with `memory` also the memory constraint that AMP itself
-    ignores.
+    """The `amp` data of `workload`.
 
-    Layer times leave out tensor-parallel all-reduces, which the problem prices from `tensor_bytes`
-    at the bandwidth of each group. A tied head counts its copy of the embedding, as Megatron's last
-    stage holds one; a plan with a single stage is thereby charged for it twice.
+    The layers' times leave out tensor-parallel all-reduces: the problem computes their times from
+    `tensor_bytes` and the bandwidth of each tensor group. A tied head counts its copy of the
+    embedding, because Megatron's last stage holds one; a plan with a single stage is thereby
+    charged twice for the embedding.
+
+    memory: whether to add the memory constraint, which AMP itself ignores.
     """
     cluster, profile = workload.cluster, workload.profile
     layers = [
@@ -33,18 +35,18 @@ def pose(workload: Workload, *, memory: bool = True) -> AmpData:
         for table in profile.tables
         if table.device in cluster.types
     ]
+    constraint = None
+    if memory:
+        constraint = Memory(
+            device_bytes=workload.device_bytes(),
+            state_bytes_per_param_byte=workload.state_bytes_per_param_byte,
+            layer_bytes_per_sample=[layer.saved_bytes for layer in profile.layers],
+        )
     return AmpData(
         devices=[Device(type=device.type, node=device.node) for device in cluster.devices],
         bandwidth=cluster.bandwidth().tolist(),
         layers=layers,
         layer_seconds=tables,
         global_batch=workload.global_batch,
-        # the optional constraint: states of mixed-precision Adam and saved activations, 1F1B
-        memory=Memory(
-            device_bytes=workload.device_bytes(),
-            state_bytes_per_param_byte=workload.state_bytes_per_param_byte,
-            layer_bytes_per_sample=[layer.saved_bytes for layer in workload.profile.layers],
-        )
-        if memory
-        else None,
+        memory=constraint,
     )

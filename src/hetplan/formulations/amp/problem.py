@@ -1,16 +1,19 @@
 """The instance as arrays, for the solvers (the evaluator does not use this module).
 
-A *configuration* fixes the degrees and the micro-batch; placement and cut remain.
+A *configuration* fixes the degrees pp (pipeline), dp (data), tp (tensor) and the micro-batch. It
+leaves open the *placement*, a device for each stage, data rank and tensor rank, and the *cut* of
+the layers into stages.
 
-*Cells* are classes of interchangeable devices. Two devices are interchangeable when they have one
-type and the same bandwidth to every third device; that is an equivalence, all pairs inside a cell
-have one bandwidth and so have all pairs between two cells. A placement therefore matters only
-through the cell of each position. A plain node is one cell, a mixed node several.
+*Cells* are classes of interchangeable devices. Two devices are interchangeable when they have the
+same type and the same bandwidth to every third device. This is an equivalence relation. All pairs
+of devices inside a cell have the same bandwidth, and all pairs between two given cells have the
+same bandwidth. T therefore depends on a placement only through the cell of each position. A node
+with devices of one type is one cell, a mixed node is several.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +23,11 @@ from hetplan.formulations.amp.data import AmpData, AmpDecision
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# A sum of bytes may exceed a capacity by rounding in its last digits; the evaluator says the same
-# for itself.
+# Relative. A sum of bytes may exceed a capacity by rounding in its last digits. The evaluator has a
+# constant of its own with the same value.
 MEMORY_TOLERANCE = 1e-9
 
-
-# Why there is no decision.
+# Messages for instances that have no decision.
 NO_CONFIGURATION = (
     "no degrees and micro-batch with a whole number of micro-batches, tables for every type and "
     "enough layers"
@@ -35,14 +37,13 @@ NO_ROOM = "no cut and placement fits the memory, whatever the degrees and the mi
 
 @dataclass(frozen=True)
 class Configuration:
-    """Degrees and micro-batch. gas: micro-batches per pipeline and iteration (gradient accumulation
-    steps)."""
+    """The degrees and the micro-batch of a decision."""
 
-    pipeline: int
-    data: int
-    tensor: int
-    micro_batch: int
-    gas: int
+    pipeline: int  # pp, the number of stages
+    data: int  # dp, the number of pipelines
+    tensor: int  # tp, the number of devices in a tensor group
+    micro_batch: int  # samples of a micro-batch
+    gas: int  # micro-batches per pipeline and iteration (gradient accumulation steps)
 
     def __str__(self) -> str:
         return f"pp{self.pipeline} dp{self.data} tp{self.tensor} mbs{self.micro_batch}"
@@ -50,24 +51,21 @@ class Configuration:
 
 @dataclass(frozen=True)
 class AmpProblem:
-    """Arrays of an AmpData. Types are numbered in order of first appearance among the devices.
+    """Arrays of an AmpData with D devices and L layers; `compile_problem` makes it."""
 
-    device_type [D]; bandwidth [D, D] bytes/s, +inf on the diagonal; params, activation, tensor [L]
-    bytes; seconds {(tensor, micro_batch): [types, L]} for the pairs that every type has a table
-    for. capacity [types] bytes (+inf without memory), state_factor, saved [L] bytes per sample.
-    """
-
-    types: tuple[str, ...]
-    device_type: Ints
-    bandwidth: Floats
-    params: Floats
-    activation: Floats
-    tensor: Floats
+    types: tuple[str, ...]  # names of the device types, in the order of their first devices
+    device_type: Ints  # [D] number of each device's type
+    bandwidth: Floats  # [D, D] bytes/s, +inf on the diagonal
+    params: Floats  # [L] bytes of parameters
+    activation: Floats  # [L] bytes per sample that a stage with this last layer sends on
+    tensor: Floats  # [L] bytes per sample that the tensor ranks all-reduce
+    # (tensor degree, micro-batch) -> [types, L] seconds of one micro-batch; only where every type
+    # has a table
     seconds: dict[tuple[int, int], Floats]
-    global_batch: int
-    capacity: Floats
-    state_factor: float
-    saved: Floats
+    global_batch: int  # samples per iteration
+    capacity: Floats  # [types] bytes of a device; +inf without a memory constraint
+    state_factor: float  # bytes of weights, gradients and optimizer states per parameter byte
+    saved: Floats  # [L] bytes per sample kept until the backward pass; 0 without a constraint
 
     @property
     def devices(self) -> int:
@@ -80,13 +78,15 @@ class AmpProblem:
         return len(self.params)
 
     def configurations(self) -> Iterator[Configuration]:
-        """All (pp, dp, tp, mbs) with pp dp tp = D, gas whole and >= 1, tables for every type, pp <=
-        L."""
+        """All configurations: pp dp tp = D, pp <= L, every device type has a table, and the number
+        of micro-batches per pipeline is whole and at least 1."""
         for tensor in divisors(self.devices):
-            batches = sorted(mbs for tp, mbs in self.seconds if tp == tensor)
+            micro_batches = sorted(mbs for tp, mbs in self.seconds if tp == tensor)
             for data in divisors(self.devices // tensor):
                 pipeline = self.devices // tensor // data
-                for mbs in batches if pipeline <= self.layers else ():
+                if pipeline > self.layers:
+                    continue
+                for mbs in micro_batches:
                     gas, rest = divmod(self.global_batch, data * mbs)
                     if rest == 0 and gas >= 1:
                         yield Configuration(pipeline, data, tensor, mbs, gas)
@@ -104,10 +104,22 @@ def compile_problem(data: AmpData) -> AmpProblem:
     tables: dict[tuple[int, int], dict[str, list[float]]] = {}
     for entry in data.layer_seconds:
         if entry.type in number:
-            tables.setdefault((entry.tensor, entry.micro_batch), {})[entry.type] = entry.seconds
+            table_of_type = tables.setdefault((entry.tensor, entry.micro_batch), {})
+            table_of_type[entry.type] = entry.seconds
+    seconds = {}
+    for size, table_of_type in sorted(tables.items()):
+        if len(table_of_type) == len(types):
+            seconds[size] = np.array([table_of_type[name] for name in types])
     bandwidth = np.array(data.bandwidth, dtype=float)
     np.fill_diagonal(bandwidth, np.inf)
-    memory = data.memory
+    if data.memory is None:
+        capacity = np.full(len(types), np.inf)
+        state_factor = 0.0
+        saved = np.zeros(len(data.layers))
+    else:
+        capacity = np.array([data.memory.device_bytes[name] for name in types])
+        state_factor = data.memory.state_bytes_per_param_byte
+        saved = np.array(data.memory.layer_bytes_per_sample)
     return AmpProblem(
         types=types,
         device_type=np.array([number[device.type] for device in data.devices], dtype=np.int64),
@@ -115,32 +127,28 @@ def compile_problem(data: AmpData) -> AmpProblem:
         params=np.array([layer.param_bytes for layer in data.layers]),
         activation=np.array([layer.activation_bytes for layer in data.layers]),
         tensor=np.array([layer.tensor_bytes for layer in data.layers]),
-        seconds={
-            key: np.array([table[name] for name in types])
-            for key, table in sorted(tables.items())
-            if len(table) == len(types)
-        },
+        seconds=seconds,
         global_batch=data.global_batch,
-        capacity=np.array([memory.device_bytes[name] if memory else np.inf for name in types]),
-        state_factor=memory.state_bytes_per_param_byte if memory else 0.0,
-        saved=np.array(memory.layer_bytes_per_sample if memory else [0.0] * len(data.layers)),
+        capacity=capacity,
+        state_factor=state_factor,
+        saved=saved,
     )
 
 
 @dataclass(frozen=True)
 class Cells:
-    """K cells, those of one class next to each other.
+    """The K cells of a problem's devices; `find_cells` makes it.
 
-    members: devices of each cell. size, type, kind [K]: kind numbers the classes of interchangeable
-    cells. bandwidth [K, K] bytes/s: between two devices of cells u and v; the diagonal is the
-    bandwidth inside a cell
-    (+inf for a cell of one device, where no such pair exists).
+    Cells are interchangeable when they are alike in type, size, bandwidth inside the cell and
+    bandwidth to every third cell. Interchangeable cells have consecutive numbers.
     """
 
-    members: tuple[tuple[int, ...], ...]
-    size: Ints
-    type: Ints
-    kind: Ints
+    members: tuple[tuple[int, ...], ...]  # devices of each cell
+    size: Ints  # [K] number of devices
+    type: Ints  # [K] number of the device type
+    kind: Ints  # [K] number of the cell's class of interchangeable cells, ascending
+    # [K, K] bytes/s between a device of one cell and a device of the other. Diagonal: between two
+    # devices of the cell; +inf where the cell has one device.
     bandwidth: Floats
 
     @property
@@ -149,65 +157,73 @@ class Cells:
         return len(self.members)
 
     def devices(self, cell_of: Ints) -> Ints:
-        """Devices by position, those of a cell taken in order; cell_of: the cell of each."""
-        left = [iter(members) for members in self.members]
-        chosen = [next(left[cell]) for cell in cell_of.ravel()]
+        """A device for each position: the cells' devices are used up in their order.
+
+        cell_of: the cell of each position, in an array of any shape, which the result has, too.
+        """
+        unused = [iter(members) for members in self.members]
+        chosen = [next(unused[cell]) for cell in cell_of.ravel()]
         return np.array(chosen, dtype=np.int64).reshape(cell_of.shape)
 
 
 def interchangeable(labels: Sequence[Hashable], matrix: Floats) -> list[list[int]]:
-    """Classes of items i, i' with equal labels and matrix[i, x] = matrix[i', x] for every other x.
+    """The classes of interchangeable items, in the order of their first items.
 
-    matrix: symmetric [n, n]. The classes are listed by their first item.
+    Items i and k are interchangeable when they have equal labels and matrix[i, x] = matrix[k, x]
+    for every third item x. matrix: symmetric [n, n].
     """
-    left = list(range(len(labels)))
+    unclassified = list(range(len(labels)))
     classes = []
-    while left:
-        first = left[0]
-        alike = [i for i in left if labels[i] == labels[first]]
-        differs = matrix[alike] != matrix[first]
-        mismatches = differs.sum(axis=1) - differs[:, first] - differs[np.arange(len(alike)), alike]
-        group = [i for i, count in zip(alike, mismatches, strict=True) if i == first or count == 0]
-        classes.append(group)
-        taken = set(group)
-        left = [i for i in left if i not in taken]
+    while unclassified:
+        first = unclassified[0]
+        candidates = [i for i in unclassified if labels[i] == labels[first]]
+        differs = matrix[candidates] != matrix[first]
+        # only a third item x counts, neither the first item nor the candidate itself
+        differs_at_first = differs[:, first]
+        differs_at_itself = differs[np.arange(len(candidates)), candidates]
+        mismatches = differs.sum(axis=1) - differs_at_first - differs_at_itself
+        members = [
+            i for i, count in zip(candidates, mismatches, strict=True) if i == first or count == 0
+        ]
+        classes.append(members)
+        taken = set(members)
+        unclassified = [i for i in unclassified if i not in taken]
     return classes
 
 
 def find_cells(problem: AmpProblem) -> Cells:
-    """The cells of a problem's devices, equal cells next to each other."""
-    groups = interchangeable(problem.device_type.tolist(), problem.bandwidth)
-    first = np.array([group[0] for group in groups])
-    second = np.array([group[1] if len(group) > 1 else group[0] for group in groups])
-    between = problem.bandwidth[np.ix_(first, first)].copy()
+    """The cells of a problem's devices."""
+    cells = interchangeable(problem.device_type.tolist(), problem.bandwidth)  # devices of each
+    first = np.array([cell[0] for cell in cells])
+    second = np.array([cell[1] if len(cell) > 1 else cell[0] for cell in cells])
+    bandwidth = problem.bandwidth[np.ix_(first, first)].copy()
     inside = np.where(first == second, np.inf, problem.bandwidth[first, second])
-    np.fill_diagonal(between, inside)
+    np.fill_diagonal(bandwidth, inside)
     labels = [
-        (int(problem.device_type[group[0]]), len(group), float(inside[i]))
-        for i, group in enumerate(groups)
+        (int(problem.device_type[cell[0]]), len(cell), float(inside[c]))
+        for c, cell in enumerate(cells)
     ]
-    classes = interchangeable(labels, between)
-    order = np.array([cell for kind in classes for cell in kind])
+    classes = interchangeable(labels, bandwidth)  # numbers of the cells in each class
+    order = np.array([c for members in classes for c in members])
     return Cells(
-        members=tuple(tuple(groups[cell]) for cell in order),
-        size=np.array([len(groups[cell]) for cell in order], dtype=np.int64),
+        members=tuple(tuple(cells[c]) for c in order),
+        size=np.array([len(cells[c]) for c in order], dtype=np.int64),
         type=problem.device_type[first[order]],
-        kind=np.repeat(np.arange(len(classes)), [len(kind) for kind in classes]),
-        bandwidth=np.ascontiguousarray(between[np.ix_(order, order)]),
+        kind=np.repeat(np.arange(len(classes)), [len(members) for members in classes]),
+        bandwidth=np.ascontiguousarray(bandwidth[np.ix_(order, order)]),
     )
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """placement [pp, dp, tp] device numbers; cut [pp + 1]: stage j is layers cut[j] to cut[j + 1] -
-    1."""
+    """A decision as arrays."""
 
     configuration: Configuration
-    placement: Ints
-    cut: Ints
+    placement: Ints  # [pp, dp, tp] devices
+    cut: Ints  # [pp + 1] stage j has layers cut[j] to cut[j + 1] - 1
 
     def decision(self) -> AmpDecision:
-        """As the file format writes it."""
+        """The decision in the form of the file format."""
         chosen = self.configuration
         return AmpDecision(
             pipeline=chosen.pipeline,
@@ -221,100 +237,104 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Placed:
-    """A configuration on its devices, cut left open.
-
-    placement [pp, dp, tp]. layer_seconds [dp, pp, L]: of each layer if that tensor group ran it,
-    all-reduce included. link [dp, pp - 1]: seconds per activation byte (of one sample) behind each
-    stage. sync [pp]: seconds per parameter byte of the stage, slowest data group. capacity [pp]:
-    bytes of the smallest device.
-    """
+    """A configuration with a placement, whose cut is open: the costs of all cuts follow from it.
+    `place` makes it."""
 
     problem: AmpProblem
     configuration: Configuration
-    placement: Ints
-    layer_seconds: Floats
-    link: Floats
-    sync: Floats
-    capacity: Floats
+    placement: Ints  # [pp, dp, tp] devices
+    layer_seconds: Floats  # [dp, pp, L] seconds of each layer on each group, all-reduces included
+    link: Floats  # [dp, pp - 1] seconds behind a stage per byte of one sample's activation
+    sync: Floats  # [pp] seconds of the slowest data group per byte of the stage's parameters
+    capacity: Floats  # [pp] bytes of the stage's smallest device
 
     def seconds(self, cut: Ints) -> float:
-        """T of eq. 4 and 5 for `cut` [pp + 1]."""
-        stages = np.stack(
-            [
-                self.layer_seconds[:, j, first:last].sum(axis=1)
-                for j, (first, last) in enumerate(pairwise(cut))
-            ],
-            axis=1,
-        )
+        """T in seconds (eq. 4 and 5) with `cut` [pp + 1]."""
+        stage_seconds = [
+            self.layer_seconds[:, j, first:last].sum(axis=1)
+            for j, (first, last) in enumerate(pairwise(cut))
+        ]
+        stages = np.stack(stage_seconds, axis=1)  # [dp, pp]
         links = self.link @ self.problem.activation[cut[1:-1] - 1]
         pipelines = (self.configuration.gas - 1) * stages.max(axis=1) + stages.sum(axis=1) + links
         return float(pipelines.max() + self.sync_seconds(cut))
 
     def sync_seconds(self, cut: Ints) -> float:
-        """The slowest gradient all-reduce, max_d S_d."""
+        """Seconds of the slowest gradient all-reduce, the max over S of eq. 4."""
         return float((self.sync * np.add.reduceat(self.problem.params, cut[:-1])).max())
 
     def fits(self, cut: Ints) -> bool:
-        """Whether every stage fits the memory of its smallest device."""
+        """Whether every stage fits in the memory of its smallest device."""
         room = self.capacity * (1 + MEMORY_TOLERANCE)
         return bool((stage_bytes(self.problem, self.configuration, cut) <= room).all())
 
 
 def stage_bytes(problem: AmpProblem, configuration: Configuration, cut: Ints) -> Floats:
-    """Bytes per device of each stage under 1F1B, [pp]."""
+    """[pp] bytes on each device of a stage under 1F1B."""
     pp, tp = configuration.pipeline, configuration.tensor
-    alive = np.minimum(configuration.gas, pp - np.arange(pp)) * configuration.micro_batch
-    state = problem.state_factor * np.add.reduceat(problem.params, cut[:-1])
-    return np.asarray((state + alive * np.add.reduceat(problem.saved, cut[:-1])) / tp)
+    samples_alive = np.minimum(configuration.gas, pp - np.arange(pp)) * configuration.micro_batch
+    states = problem.state_factor * np.add.reduceat(problem.params, cut[:-1])
+    saved = samples_alive * np.add.reduceat(problem.saved, cut[:-1])
+    return np.asarray((states + saved) / tp)
 
 
 def ring_factor(ranks: int) -> float:
-    """Bytes that a ring all-reduce moves over each link per byte of the message: 2 (n-1)/n (eq.
-    3)."""
+    """2 (n-1)/n: bytes that a ring all-reduce of n ranks moves over each link per byte of the
+    message (eq. 3)."""
     return 2 * (ranks - 1) / ranks
 
 
 def slowest_pair(problem: AmpProblem, groups: Ints) -> Floats:
-    """Lowest bandwidth within each group; groups [..., n] -> [...], +inf for groups of one."""
+    """[...] lowest bandwidth, in bytes/s, between two devices of each group; +inf for groups of one
+    device. groups: [..., n] devices."""
     pairs = problem.bandwidth[groups[..., :, None], groups[..., None, :]]
     return np.asarray(pairs.min(axis=(-2, -1)))
 
 
 def place(problem: AmpProblem, configuration: Configuration, placement: Ints) -> Placed:
-    """Fold `placement` [pp, dp, tp] into the costs that a cut sees."""
+    """The costs of a configuration with `placement`, devices [pp, dp, tp]."""
     tp, dp, mbs = configuration.tensor, configuration.data, configuration.micro_batch
-    by_rank = placement.transpose(1, 0, 2)  # [dp, pp, tp]
-    tables = problem.seconds[tp, mbs][problem.device_type[by_rank]]  # [dp, pp, tp, L]
-    reduce_seconds = ring_factor(tp) * mbs / slowest_pair(problem, by_rank)  # per byte, [dp, pp]
-    here, after = by_rank[:, :-1], by_rank[:, 1:]
+    tensor_groups = placement.transpose(1, 0, 2)  # [dp, pp, tp]
+    data_groups = placement.transpose(0, 2, 1)  # [pp, tp, dp]
+    tables = problem.seconds[tp, mbs][problem.device_type[tensor_groups]]  # [dp, pp, tp, L]
+    # [dp, pp] seconds of a tensor all-reduce per byte of one sample
+    reduce_seconds = ring_factor(tp) * mbs / slowest_pair(problem, tensor_groups)
+    here, after = tensor_groups[:, :-1], tensor_groups[:, 1:]
     return Placed(
         problem=problem,
         configuration=configuration,
         placement=placement,
         layer_seconds=tables.max(axis=2) + reduce_seconds[..., None] * problem.tensor,
         link=mbs / problem.bandwidth[here, after].min(axis=2),
-        sync=ring_factor(dp) / tp / slowest_pair(problem, placement.transpose(0, 2, 1)).min(axis=1),
+        sync=ring_factor(dp) / tp / slowest_pair(problem, data_groups).min(axis=1),
         capacity=problem.capacity[problem.device_type[placement]].min(axis=(1, 2)),
     )
 
 
 def by_node(nodes: Sequence[int]) -> list[list[int]]:
-    """Device numbers of each node, nodes in ascending order; nodes [D]."""
-    return [[d for d, own in enumerate(nodes) if own == node] for node in sorted(set(nodes))]
+    """The devices of each node, nodes in ascending order. nodes: [D] node of each device."""
+    devices: dict[int, list[int]] = {node: [] for node in sorted(set(nodes))}
+    for device, node in enumerate(nodes):
+        devices[node].append(device)
+    return list(devices.values())
 
 
 def megatron_placement(nodes: Sequence[int], configuration: Configuration) -> Ints:
-    """Devices [pp, dp, tp] in Megatron's order; nodes [D] names the node of each device.
+    """The placement in Megatron's order, devices [pp, dp, tp].
 
-    Megatron numbers ranks tensor first, then data, then pipeline, and fills node after node (AMP
-    §3.6, §4.1): tensor groups lie within nodes, and what is left of a node's links serves data
-    groups next.
-    Where the tensor degree does not divide a node's devices, whole groups come first, node after
-    node, and the left-over devices then form groups across nodes.
+    Megatron numbers ranks with tensor ranks innermost, then data ranks, then stages, and fills node
+    after node (AMP §3.6, §4.1). Tensor groups thus lie within nodes, and data groups are as near
+    together as that allows. Where the tensor degree does not divide a node's number of devices,
+    the tensor groups inside nodes come first, node after node. The left-over devices then form
+    groups across nodes.
+
+    nodes: [D] node of each device.
     """
     tp = configuration.tensor
-    members = by_node(nodes)
-    whole = chain.from_iterable(node[: len(node) - len(node) % tp] for node in members)
-    rest = chain.from_iterable(node[len(node) - len(node) % tp :] for node in members)
-    order = np.array([*whole, *rest], dtype=np.int64)
+    grouped, left_over = list[int](), list[int]()
+    for devices in by_node(nodes):
+        in_groups = len(devices) - len(devices) % tp
+        grouped += devices[:in_groups]
+        left_over += devices[in_groups:]
+    order = np.array([*grouped, *left_over], dtype=np.int64)
     return order.reshape(configuration.pipeline, configuration.data, tp)

@@ -1,9 +1,9 @@
 """Zones of tensor groups and burdens, for the lower bound of single pipelines in `rows`.
 
-Zone    a set of tensor groups to which the bound assigns one time and one set of bandwidths, those
-        of the best group in it. Groups that lie inside one cell are *pure*; the pure groups of a
-        class of cells are one zone. Groups that straddle cells are one zone for each device type,
-        by the slowest type among their devices.
+Zone    a set of tensor groups that the bound treats alike: all have the time and the bandwidths of
+        the best group among them. Groups that lie inside one cell are *pure*. The pure groups of a
+        class of interchangeable cells are one zone. The groups that straddle cells make one zone
+        for each device type, the slowest type among their devices.
 Burden  a weight of 0 or more for each device type, larger for slower types. A group absorbs the
         weight of its slowest type. All devices are used, so the groups together absorb at least
         1/tp of the weight of all devices (tp: tensor degree), and the pipelines share that sum.
@@ -16,24 +16,24 @@ import numpy as np
 
 from hetplan.formulations.amp.problem import AmpProblem, Cells, Configuration, Floats, Ints
 
-# In a cell with room for more groups than this, the bound does not count the groups (a relaxation).
+# A cell with room for more groups than this counts as unlimited (a relaxation).
 MAX_ROOM = 16
-# Up to this many classes of cells have a zone each; more are merged by device type (a relaxation).
+# With more classes of cells than this, the classes of one device type share a zone (a relaxation).
 MAX_ZONES = 6
 
 
 @dataclass(frozen=True)
 class Zone:
-    """One zone. Bandwidths are in bytes/s, the best of any group of the zone; 0: no such pair of
-    devices exists."""
+    """One zone. Bandwidths are in bytes/s, each the best of any group of the zone; 0 where no such
+    pair of devices exists."""
 
     cells: Ints  # the cells of pure groups; empty where the groups straddle cells
-    type: int  # device type of a group's slowest device
+    type: int  # number of the slowest device type in a group
     inside: float  # bandwidth between the devices of a group
     room: int  # number of groups that the largest cell can hold; 0: no limit
     sync_in: float  # bandwidth of a data group inside one cell; 0 where the cells are too small
     sync_out: float  # bandwidth of a data group across cells
-    stay: float  # bandwidth between two groups, one stage and the next, that stay in one cell
+    stay: float  # bandwidth between the groups of consecutive stages that lie in the same cell
 
     @property
     def straddles(self) -> bool:
@@ -55,8 +55,9 @@ class Zones:
     leave: Floats  # [Z, Z] best bandwidth to a group in another cell; 0: there is no other cell
     weight: Ints  # [H, Z] weight that a group absorbs of each burden
     straddles: Ints  # [Z] 1 where groups straddle cells, 0 where they are pure
-    # [Z + 1] number of a zone's first row state (`rows.complete`). A zone has a state for each
-    # number of groups, 0 to room - 1, for which the cell of the last group still has room.
+    # [Z + 1] number of the zone's first row state; the last entry is the number of all states. A
+    # row state is the zone of a pipeline's last group and the number of groups, 0 to room - 1, for
+    # which that group's cell still has room. A zone without a limit has one state.
     base: Ints
     of_cell: Ints  # [K] zone of the cell's pure groups; -1: the cell holds no group
     of_type: Ints  # [types] zone of straddling groups with this slowest type; -1: there is none
@@ -138,10 +139,10 @@ def _pure_zones(cells: Cells, config: Configuration, bandwidth: _CellBandwidth) 
     tp = config.tensor
     holds_group = cells.size >= tp
     classes = int(cells.kind[-1]) + 1
-    label = cells.kind if classes <= MAX_ZONES else cells.type
+    zone_key = cells.kind if classes <= MAX_ZONES else cells.type  # cells of one key share a zone
     zones = []
-    for number in np.unique(label[holds_group]):
-        members = np.flatnonzero(holds_group & (label == number))
+    for key in np.unique(zone_key[holds_group]):
+        members = np.flatnonzero(holds_group & (zone_key == key))
         devices = int(cells.size[members].max())
         room = devices // tp
         inside = float(bandwidth.inside[members].max())
@@ -180,9 +181,9 @@ def _straddling_zones(
 
 
 def _leave(zones: Sequence[Zone], bandwidth: _CellBandwidth) -> Floats:
-    """[Z, Z] best bandwidth from a group of a zone to one of a zone in another cell.
+    """[Z, Z] best bandwidth from a group of one zone to a group of another zone in another cell.
 
-    Equal ranks of two straddling groups may lie in one cell, too.
+    Two straddling groups may also have equal ranks in the same cell.
     """
     leave = np.full((len(zones), len(zones)), bandwidth.best_between)
     for z, zone in enumerate(zones):
@@ -197,17 +198,20 @@ def _leave(zones: Sequence[Zone], bandwidth: _CellBandwidth) -> Floats:
 def find_burdens(seconds: Floats) -> Ints:
     """[H, types] weights of the burdens.
 
-    seconds: [types, L]. Types are sorted by the sum of their layer times and split where the sum
-    rises by the largest factor: a burden weighs the slower types 1 and the faster ones 0. The two
-    largest rises give two burdens, and two weighted sums of them, which bound how the pipelines
-    share both out together. Types of equal speed have the one burden 0.
+    Types are sorted by the sum of their layer times, and split where that sum rises by the largest
+    factor. The burden of a split has weight 1 for the slower types and 0 for the faster ones. The
+    two largest rises give two burdens. Two weighted sums of these are burdens, too, since they
+    bound how the pipelines share both burdens together. Where all types are equally fast, there is
+    one burden, with weight 0.
+
+    seconds: [types, L].
     """
     total = seconds.sum(axis=1)
     fastest_first = np.argsort(total, kind="stable")
     sorted_total = total[fastest_first]
     factors = sorted_total[1:] / np.maximum(sorted_total[:-1], 1e-300)
     steepest_first = sorted(range(len(factors)), key=lambda i: (factors[i], i), reverse=True)
-    # a split is the number of faster types
+    # a split is the number of types before it, the faster ones
     splits = sorted(i + 1 for i in steepest_first[:2] if factors[i] > 1)
     if not splits:
         return np.zeros((1, len(total)), dtype=np.int64)

@@ -4,7 +4,7 @@ Sets   i in 0..M-1 device types, s in 0..P-1 stages.
 Data   N layers, P stages, K micro_batches, D data_parallel, T tensor_parallel.
        Of each device type i: max_devices; c_i layer_seconds, forward and backward pass of one layer
        for one micro-batch; h_i p2p_seconds, one transfer between stages; max_layers, the most
-       layers of which one stage fits in memory, if there is a limit.
+       layers of a stage that fits in memory, where there is a limit.
 Decide for each stage s a type and its number of layers n_s >= 1.
 Min    sum_s (n_s c + h) + (K-1) max_s (n_s c + h),  c and h of the stage's type.
 S.t.   (1) sum_s n_s = N
@@ -33,7 +33,7 @@ class DeviceType(StrictModel):
     """One type of accelerator."""
 
     name: Name
-    max_devices: Count  # devices of this type
+    max_devices: Count  # number of devices of this type
     layer_seconds: NonNegative  # c_i, forward and backward pass of one layer for one micro-batch
     p2p_seconds: NonNegative  # h_i, transfer of one micro-batch from one stage to the next
     max_layers: Count | None = None  # the most layers of one stage of this type; None: no limit
@@ -44,7 +44,7 @@ class AstraData(StrictModel):
 
     layers: Annotated[int, Field(ge=1, le=4096)]  # N
     stages: PositiveCount  # P
-    micro_batches: PositiveCount  # K, of each pipeline in an iteration
+    micro_batches: PositiveCount  # K, micro-batches of each pipeline in an iteration
     data_parallel: PositiveCount  # D, the data-parallel degree: number of pipelines
     tensor_parallel: PositiveCount  # T, the tensor-parallel degree of every stage
     device_types: list[DeviceType] = Field(min_length=1, max_length=64)
@@ -59,10 +59,10 @@ class AstraData(StrictModel):
 
 
 class AstraStage(StrictModel):
-    """One stage of the pipeline: the name of its device type and its number of layers."""
+    """One stage of the pipeline."""
 
-    type: Name
-    layers: PositiveCount
+    type: Name  # name of the device type
+    layers: PositiveCount  # number of layers
 
 
 class AstraDecision(StrictModel):

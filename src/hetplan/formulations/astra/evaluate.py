@@ -26,7 +26,7 @@ from hetplan.formulations.astra.data import AstraData, AstraDecision, AstraStage
 from hetplan.solvers.registry import Evaluation
 from hetplan.text import Table, grouped, ranges_text, seconds_text
 
-# Relative. A stage is as fast as the slowest one where they differ by less, which is rounding.
+# Relative. Stages whose times differ by less than this count as equally slow.
 ROUNDING = 1e-12
 
 

@@ -1,5 +1,5 @@
-"""Problem `astra` for general solvers. The model counts stages by (type, layers) instead of
-numbering them, so that it has no symmetric solutions.
+"""Problem `astra` for general solvers. The model counts the stages with the same type and number of
+layers. It does not number the stages, so that it has no symmetric solutions.
 
 Sets   q in 0..Q-1 kinds of stage: a type i(q) and a number of layers x(q) in 1..most_layers;
        i in 0..M-1 types; k in 0..S-1 the distinct times v_0 < v_1 < ... of the kinds.
@@ -10,12 +10,13 @@ Vars   w_q in Z>=0: stages of kind q;  step_k in {0,1}: the slowest stage takes 
 Min    sum_q a_q w_q + (K-1) theta   s.t.
 (1) sum_q w_q = P                                   (2) sum_q x_q w_q = N
 (3) sum_{q of i} w_q <= most_stages_i
-(4) sum_{q' of i(q), x(q') >= x(q)} w_q' <= most_stages_i step_k, v_k = a_q
+(4) sum_{q' of i(q), x(q') >= x(q)} w_q' <= most_stages_i step_k, for every q with v_k = a_q
 (5) step_0 = 1, step_k >= step_(k+1), theta = v_0 + sum_k (v_k - v_(k-1)) step_k
 (6) w_q <= most_stages_i pick_q, sum_{q of i} pick_q <= 1    only with equal layers per type
 (7) P theta >= sum_q a_q w_q                 implied: the slowest is no faster than the average
-A kind is left out when every decision with a stage of it costs more than an even decision
-(`even_stages`). At least one layer per stage and max_layers hold because no other kinds exist.
+A kind is left out when every decision with a stage of this kind costs more than the even decision
+(`even_stages`). Every stage has at least one layer and at most max_layers layers, because there are
+no other kinds.
 Source Astra, eq. 22-23; the counted form is hetplan's.
 """
 
@@ -42,7 +43,8 @@ from hetplan.solvers.general import Formulation, Known, solve_with
 from hetplan.solvers.model import Model, Totals
 from hetplan.solvers.run import Outcome, Run, Stop
 
-# Share by which a bound may exceed the evaluator's objective, which sums in another order.
+# Share by which `least_total` may exceed the evaluator's objective by rounding, since the evaluator
+# sums in another order.
 ROUNDING = 1e-12
 
 
@@ -50,21 +52,21 @@ class Kinds:
     """The Q kinds of stage of a problem, sorted by type and number of layers."""
 
     problem: AstraProblem
-    upper: float  # seconds that the optimum costs at most
-    type: Ints  # [Q] type of each kind
-    layers: Ints  # [Q] layers of one stage
-    seconds: Floats  # [Q] of one micro-batch on one stage
+    upper: float  # seconds, an upper bound on the optimum
+    type: Ints  # [Q] number of each kind's type
+    layers: Ints  # [Q] layers of one stage of the kind
+    seconds: Floats  # [Q] seconds of one micro-batch on one stage of the kind
     most: Ints  # [Q] most stages of the kind, by its type's devices
 
     def __init__(self, problem: AstraProblem) -> None:
         self.problem = p = problem
         even_objective = even_decision(p)
-        if even_objective is None:
-            self.upper = (p.P + p.K - 1) * float(p.thresholds[-1])  # all stages as the slowest
+        if even_objective is None:  # an upper bound: all stages take as long as the slowest kind
+            self.upper = (p.P + p.K - 1) * float(p.thresholds[-1])
         else:
             self.upper = even_objective
-        # [M, N + 1] a lower bound on every decision with a stage of the type and the layers: the
-        # stage counts K times, or K - 1 times beside the work of all stages
+        # [M, N + 1] a lower bound on every decision with a stage of this type and number of layers:
+        # K micro-batches on this stage; or K - 1 micro-batches on it and one on all stages
         least = np.maximum(p.K * p.stage_seconds, (p.K - 1) * p.stage_seconds + least_work(p))
         affordable = least[:, 1:] <= self.upper * (1 + 1e-9)
         most_layers = np.minimum(p.most_layers, affordable.sum(axis=1))  # [M]

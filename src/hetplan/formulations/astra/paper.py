@@ -1,10 +1,11 @@
-"""Astra's own search of the segments: enumerate all (m_i) and, for each, all (n_i). Source: Astra,
-Section 3.4.
+"""Astra's own search for segments: a complete enumeration. Source: Astra, Section 3.4.
 
-The numbers of stages m_i run over all compositions of P, the layers n_i of the used types but the
-last over everything that leaves the last one a whole number, O(P^(M-1) N^(M-1)). All stages of a
-type hold n_i layers, so the enumeration is complete (and proves its answer) only where the instance
-asks for equal layers per type.
+M types i, P stages, N layers. A candidate has m_i stages on type i, and n_i layers on each of these
+stages. The enumeration goes through all (m_i) with sum P. For each it goes through all n_i of the
+types in use but the last; the last type takes the remaining layers where they divide evenly among
+its stages. That is O(P^(M-1) N^(M-1)) candidates. All stages of a type have n_i layers, so the
+enumeration is complete, and its result proven, only where the instance asks for equal layers per
+type.
 """
 
 import math
@@ -23,14 +24,13 @@ from hetplan.formulations.astra.problem import (
 )
 from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason
 
-# Layers of several types are tried at once, at most about so many combinations (a hundredth of a
-# second).
+# Combinations of numbers of layers that are computed at once, in about a hundredth of a second.
 PIECE = 100_000
 
 
 def solve(data: AstraData, run: Run, piece: int = PIECE) -> Outcome[AstraDecision]:
-    """The best segments by complete enumeration; a bound only where the paper's restriction is the
-    instance's."""
+    """The best segments with equal layers per type. The result has a bound only where the instance
+    asks for equal layers per type. piece: combinations that are computed at once."""
     problem = compile_problem(data)
     reason = infeasible_because(problem)
     if reason is not None:
@@ -57,43 +57,50 @@ def solve(data: AstraData, run: Run, piece: int = PIECE) -> Outcome[AstraDecisio
 
 @dataclass
 class Enumeration:
-    """The best so far: `stages` as (type, layers), `best` seconds, `tried` candidates."""
+    """The state of the enumeration: the best candidate so far."""
 
     problem: AstraProblem
     run: Run
-    piece: int
-    best: float = np.inf
-    tried: int = 0
-    stages: list[tuple[int, int]] = field(default_factory=list)
+    piece: int  # combinations that are computed at once
+    best: float = np.inf  # seconds of the best candidate
+    tried: int = 0  # number of candidates so far
+    stages: list[tuple[int, int]] = field(default_factory=list)  # (type, layers) of the best
 
     def try_layers(self, counts: list[int]) -> None:
-        """All n for stage counts m: of every used type but the last all numbers, `piece`
-        combinations at once; the last takes what is left. Raises `Stopped` where the run should
-        stop."""
+        """Try all candidates with the stage counts m_i. Raises `Stopped` where the run should stop.
+
+        counts: m_i of every type.
+        """
         p, used = self.problem, [i for i, m in enumerate(counts) if m]
         m = np.array(counts)[used]
-        most = np.minimum(p.most_layers[used], (p.N - p.P) // m + 1)
+        most = np.minimum(p.most_layers[used], (p.N - p.P) // m + 1)  # layers of a stage, at most
+        # all combinations of n_i for the types but the last; the leading axis is there for the case
+        # that a single type is in use
         shape = (1, *most[:-1].tolist())
         for begin in range(0, math.prod(shape), self.piece):
             self.run.check()
             numbers = np.arange(begin, min(begin + self.piece, math.prod(shape)))
-            _, *firsts = np.unravel_index(numbers, shape)
-            x = np.stack([numbers, *firsts], axis=1)[:, 1:] + 1
-            left = p.N - x @ m[:-1]
-            last = left // m[-1]
-            able = (left % m[-1] == 0) & (last >= 1) & (last <= most[-1])
-            self.keep_best(used, m, np.column_stack([x, last])[able])
+            _, *all_but_last = np.unravel_index(numbers, shape)
+            n = np.stack([numbers, *all_but_last], axis=1)[:, 1:] + 1  # [R, used types - 1]
+            left = p.N - n @ m[:-1]
+            n_last = left // m[-1]
+            possible = (left % m[-1] == 0) & (n_last >= 1) & (n_last <= most[-1])
+            self.keep_best(used, m, np.column_stack([n, n_last])[possible])
 
-    def keep_best(self, used: list[int], m: Ints, x: Ints) -> None:
-        """Compare layers [R, used types] with the best."""
-        self.tried += len(x)
-        if not len(x):
+    def keep_best(self, used: list[int], m: Ints, n: Ints) -> None:
+        """Keep the best of R candidates where it is better than the best so far.
+
+        used: the types in use. m: [used types] number of stages. n: [R, used types] layers of a
+        stage.
+        """
+        self.tried += len(n)
+        if not len(n):
             return
-        seconds = self.problem.stage_seconds[used, x]
+        seconds = self.problem.stage_seconds[used, n]
         total = seconds @ m + (self.problem.K - 1) * seconds.max(axis=1)
         least = int(np.argmin(total))
         if total[least] < self.best:
             self.best = float(total[least])
-            self.stages = [
-                (i, int(n)) for i, n, c in zip(used, x[least], m, strict=True) for _ in range(c)
-            ]
+            self.stages = []
+            for i, stages, layers in zip(used, m.tolist(), n[least].tolist(), strict=True):
+                self.stages += [(i, layers)] * stages

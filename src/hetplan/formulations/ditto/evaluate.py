@@ -35,8 +35,10 @@ MEMORY_TOLERANCE = 1e-9
 
 
 def evaluate(data: DittoData, decision: DittoDecision) -> Evaluation:
-    """The objective T of a template with its parts (`price`), or every violation of (1) to (4) and
-    (6); of (5) where those hold, since memory depends on the stage's type and place."""
+    """The objective T of a template with its parts (`price`), or every violation.
+
+    (5) is checked where all others hold, since memory depends on a stage's type and place.
+    """
     violations = [
         *stages_cover_layers(data, decision),
         *groups_are_powers_of_two(data, decision),
@@ -104,7 +106,7 @@ def stages_cover_layers(data: DittoData, decision: DittoDecision) -> Iterator[st
 
 
 def groups_are_powers_of_two(data: DittoData, decision: DittoDecision) -> Iterator[str]:  # (2)
-    """A violation for each stage on a number of devices that no part of a node has."""
+    """A violation for each stage whose number of devices is no power of two up to M."""
     sizes = group_sizes(data.devices_per_node)
     for k, stage in enumerate(decision.stages):
         if stage.devices not in sizes:

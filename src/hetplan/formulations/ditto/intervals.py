@@ -1,27 +1,30 @@
-"""Intervals of θ, the time of the slowest stage, and what their templates cost at least.
+"""Intervals of θ, the time of the slowest stage, and lower bounds on the templates in each.
 
 Legend  L layers, K kinds of devices, R options (kind, group size), as in `problem`
-        θ       seconds of the slowest stage k*
-        phase   0 behind k*, 1 from k* on to the front: layers are covered from the last to the
-                first, and a part of a template that covers [a, L) is in phase 1 if it holds k*
+        k*, θ   the slowest stage of a template and its seconds; N_b micro-batches
+        t       seconds of a stage; T the objective T1 + T2 + T3 (`evaluate`)
+        part    a template is built from the last layer to the first; its part [a, L) has the stages
+                of the layers from a on; its front has the stages of the layers [0, a)
+        phase   1 if a part has k*, 0 if its front has it
 
 Lemma 1. T = N_b θ + sum of t over stages in front of k* + sum of (2 t - θ) over stages behind it.
-Stages in front occur in T1 only, those behind in T1 and T3. k* occurs once in T1, once in T3 and
-N_b - S + k* - 1 times in T2, that is N_b less the number of stages behind it.
+T1 counts every stage once. T3 counts k* and the stages behind it once. T2 counts k*
+N_b - S + k* - 1 times, so that T counts k* N_b times less once for each stage behind it.
 
-A stage of layers [a, b) is an arc: it leads from a part that covers [b, L) to one that covers
-[a, L). By Lemma 1 it owes t in front of k*, N_b t if it is k*, 2 t - θ behind. For θ in [low, high]
-a stage behind pays 2 t - credit, and k* itself base + rate t: `Charge` says why that is never too
-much (Lemma 2).
+A stage of layers [a, b) is an arc from a part [b, L) to a part [a, L). By Lemma 1 it costs t in
+front of k*, N_b t if it is k*, and 2 t - θ behind k*. In an interval [low, high] of θ a stage
+behind k* is charged 2 t - credit, and k* is charged base + rate t.
 
-Lemma 3, prices. For any λ >= 0 per device of each kind, T is at least the least (cost + λ · devices
-used) over templates without limits of devices, less λ · what there is: a template uses no more than
-there is, and dropping the limits only enlarges the set. Without limits a template is a path over
-layers and phases.
+Lemma 2. A template is never charged more than T (`Charge`).
 
-Lemma 4. A part of a template can be left out where its cost, λ · its devices and the cheapest front
-with prices, less λ · all devices, reach the incumbent: with prices, a front costs at most λ · (the
-devices that are left) more than without.
+Lemma 3. For any prices λ >= 0 of a device of each kind, T is at least the least charge + λ · (the
+devices used) over all templates without limits on devices, less λ · (the devices of the instance).
+For a template uses no more devices than there are, and dropping the limits only enlarges the set.
+Without limits a template is a path over layers and phases.
+
+Lemma 4. A part of a template can be left out where its charge + λ · (its devices) + the least
+charge with prices of a front, less λ · (all devices), reaches the incumbent. For with prices a
+front costs at most λ · (the devices that are left) more than without.
 """
 
 from bisect import bisect_left
@@ -39,36 +42,38 @@ from hetplan.solvers.run import Options, Run
 
 @dataclass(frozen=True)
 class Charge:
-    """The seconds that stages are charged in an interval [low, high].
+    """The seconds that stages are charged in an interval [low, high] (Lemma 2).
 
-    Truly a stage behind k* owes 2 t - θ, at most A = S_max - 1 of them, and k* owes N_b θ, θ = t.
-    With credit `low` each of them pays θ - low too much, A (θ - low) at most, which k* pays less:
-    (N_b - A) t + A low. The sum is at most T, and it is T where low = high.
+    A stage behind k* costs 2 t - θ. With credit = low it is charged θ - low too much. At most
+    A = S_max - 1 stages are behind k*, so that together they are charged at most A (θ - low) too
+    much. k* costs N_b θ with θ = t, and is charged A (t - low) less: (N_b - A) t + A low. The sum
+    of all charges is at most T, and it is T where low = θ.
     """
 
-    credit: float  # a stage behind k* pays 2 t - credit
-    base: float
-    rate: float  # k* pays base + rate t
+    credit: float  # seconds; a stage behind k* is charged 2 t - credit
+    base: float  # seconds
+    rate: float  # k* is charged base + rate t
 
 
 @dataclass(frozen=True)
 class Arcs:
     """The stages that an interval allows, sorted by their end b, then by their first layer a."""
 
-    first: Ints  # a
-    end: Ints  # b
-    option: Ints
-    seconds: Floats  # t
-    before: Ints  # phase of the part [b, L)
-    after: Ints  # phase of the part [a, L)
-    behind: Ints  # most stages that memory allows behind it
+    first: Ints  # [arcs] a
+    end: Ints  # [arcs] b
+    option: Ints  # [arcs] number of the option
+    seconds: Floats  # [arcs] t
+    before: Ints  # [arcs] phase of the part [b, L), to which the stage is added
+    after: Ints  # [arcs] phase of the part [a, L), which has the stage
+    behind: Ints  # [arcs] the most stages behind it with which it fits in memory
     of_end: Ints  # [L + 2] the arcs that end at b are of_end[b] .. of_end[b + 1] - 1
 
     def costs(self, charge: Charge) -> Floats:
-        """[arcs] what the stages pay."""
+        """[arcs] seconds that the stages are charged."""
+        in_front = self.seconds
         behind = 2 * self.seconds - charge.credit
         peak = charge.base + charge.rate * self.seconds
-        return np.where(self.before == 1, self.seconds, np.where(self.after == 0, behind, peak))
+        return np.where(self.before == 1, in_front, np.where(self.after == 0, behind, peak))
 
 
 class Space:
@@ -79,10 +84,11 @@ class Space:
 
     def __init__(self, problem: DittoProblem) -> None:
         self.problem = p = problem
-        # Whether the number of stages is limited by micro-batches, and whether it matters at all.
+        # whether N_b is a limit on the number of stages beside layers and devices
         self.limited = min(p.layers, int(p.devices.sum())) > p.micro_batches
+        # whether the number of stages of a part matters for its front
         self.counted = self.limited or p.has_memory
-        # More devices than layers times the largest group are of no use.
+        # [K] devices; more than layers times the largest group are of no use
         self.devices = np.minimum(p.devices, p.layers * int(p.option_devices.max(initial=0)))
 
     @cached_property
@@ -98,13 +104,14 @@ class Space:
 
     @cached_property
     def most_behind(self) -> Ints:
-        """[R, L + 1, L + 1] how many stages memory allows behind a stage [a, b), -1 for none."""
+        """[R, L + 1, L + 1] the most stages behind a stage [a, b) under an option with which it
+        fits in memory; -1 where it does not fit even as the last stage."""
         p = self.problem
         ends = np.arange(p.layers + 1)
         behind = np.full(p.time.shape, -1, dtype=np.int64)
-        for stages in range(1, p.most_stages + 1):
-            behind += p.last_in_memory(stages)[:, :, None] >= ends
-            if not p.has_memory:
+        for alive in range(1, p.most_stages + 1):  # micro-batches that the stage keeps in memory
+            behind += p.last_in_memory(alive)[:, :, None] >= ends
+            if not p.has_memory:  # every number fits that one fits
                 return behind + p.most_stages - 1
         return behind
 
@@ -116,86 +123,96 @@ class Space:
     def arcs(self, low: float, high: float) -> Arcs:
         """The stages of templates with θ in [low, high].
 
-        Behind k* a stage may tie with it, so its window reaches a tie further than in front.
+        A stage behind k* may be slower than k* by `TIE`.
         """
-        seconds = self._by_end
-        behind = seconds.ravel() <= high * (1 + TIE)
-        ahead = seconds.ravel() <= high
-        masks = (behind, ahead & (seconds.ravel() >= low), ahead)
-        groups = [np.flatnonzero(mask) for mask in masks]
-        lengths = [len(numbers) for numbers in groups]
-        numbers = np.concatenate(groups)
-        order = np.argsort(numbers, kind="stable")
-        end, first, option = np.unravel_index(numbers[order], seconds.shape)
+        seconds = self._by_end.ravel()
+        is_behind = seconds <= high * (1 + TIE)
+        is_in_front = seconds <= high
+        is_peak = is_in_front & (seconds >= low)
+        behind, peak, in_front = map(np.flatnonzero, (is_behind, is_peak, is_in_front))
+        lengths = [len(behind), len(peak), len(in_front)]
+        places = np.concatenate([behind, peak, in_front])
+        order = np.argsort(places, kind="stable")
+        end, first, option = np.unravel_index(places[order], self._by_end.shape)
         return Arcs(
-            first,
-            end,
-            option,
-            self.problem.time[option, first, end],
-            np.repeat([0, 0, 1], lengths)[order],
-            np.repeat([0, 1, 1], lengths)[order],
-            self.most_behind[option, first, end],
-            np.searchsorted(end, np.arange(self.problem.layers + 2)),
+            first=first,
+            end=end,
+            option=option,
+            seconds=self.problem.time[option, first, end],
+            before=np.repeat([0, 0, 1], lengths)[order],
+            after=np.repeat([0, 1, 1], lengths)[order],
+            behind=self.most_behind[option, first, end],
+            of_end=np.searchsorted(end, np.arange(self.problem.layers + 2)),
         )
 
     @cached_property
     def _by_end(self) -> Floats:
-        """[L + 1, L + 1, R] seconds of stages by end, first layer and option; +inf where memory
-        does not allow them."""
+        """[L + 1, L + 1, R] seconds of stages by end, first layer and option; +inf where they do
+        not fit in memory."""
         allowed = np.where(self.most_behind >= 0, self.problem.time, np.inf)
         return np.ascontiguousarray(allowed.transpose(2, 1, 0))
 
     def reach(self, high: float) -> Ints | None:
-        """[n_1 + 1, ..., n_K + 1] the last layer that stages from the first layer on can reach.
+        """[n_1 + 1, ..., n_K + 1] for each vector of devices, the layers from the first on that
+        stages on at most these devices can cover.
 
-        They take at most so many devices of each kind, last at most `high` and a tie, and need as
-        little memory as they can, so that the result is never too small. None where the table
-        would be too large.
+        No stage is slower than `high` by more than `TIE`. Every stage counts as the last one, with
+        the least activations, so that no result is too small. None where the table would be too
+        large.
         """
         p, shape = self.problem, self.devices + 1
         if np.prod(shape.astype(float)) > self.MOST_VECTORS:
             return None
         allowed = (self.most_behind >= 0) & (p.time <= high * (1 + TIE))
-        ends = np.arange(p.layers + 1)
-        # the last row: no stage, only fewer devices
-        last = np.concatenate([ends + allowed.sum(axis=2), ends[None]])
+        begins = np.arange(p.layers + 1)
+        # [R + 1, L + 1] the furthest end of a stage by option and first layer; in the last row
+        # there is no stage
+        furthest = np.concatenate([begins + allowed.sum(axis=2), begins[None]])
         reach = np.zeros(int(shape.prod()), dtype=np.int64)
         for vectors, fewer, option in self._levels:
-            np.maximum.at(reach, vectors, last[option, reach[fewer]])
+            np.maximum.at(reach, vectors, furthest[option, reach[fewer]])
         return reach.reshape(shape)
 
     @cached_property
     def _levels(self) -> list[tuple[Ints, Ints, Ints]]:
-        """Vectors of devices by their sum, each with the vector that it has behind an option."""
+        """(vectors, fewer, option) for each sum of devices from 1 on, ascending.
+
+        Entry i says that vector fewer[i] of devices and a stage under option[i] use the devices of
+        vectors[i]. Option R is no stage: one device of a kind stays unused. A vector of devices is
+        its place in the table of `reach`.
+        """
         p, shape = self.problem, self.devices + 1
-        coords = np.indices(shape.tolist()).reshape(len(shape), -1)
-        strides = np.array([int(shape[k + 1 :].prod()) for k in range(len(shape))])
-        kinds = np.append(p.option_kind, np.arange(len(shape)))
-        sizes = np.append(p.option_devices, np.ones(len(shape), dtype=np.int64))
-        options = np.append(np.arange(p.options), np.full(len(shape), p.options))
-        number, vectors = np.nonzero(coords[kinds] >= sizes[:, None])
+        K = len(shape)
+        coords = np.indices(shape.tolist()).reshape(K, -1)  # [K, vectors] devices of each vector
+        strides = np.array([int(shape[k + 1 :].prod()) for k in range(K)])
+        # the R options, then one unused device of each kind
+        options = np.append(np.arange(p.options), np.full(K, p.options))
+        kinds = np.append(p.option_kind, np.arange(K))
+        sizes = np.append(p.option_devices, np.ones(K, dtype=np.int64))
+        choice, vectors = np.nonzero(coords[kinds] >= sizes[:, None])
+        fewer = vectors - sizes[choice] * strides[kinds[choice]]
         level = coords.sum(axis=0)[vectors]
         order = np.argsort(level, kind="stable")
-        parts = np.searchsorted(level[order], np.arange(1, level.max(initial=0) + 2))
+        begins = np.searchsorted(level[order], np.arange(1, level.max(initial=0) + 2))
         return [
-            (
-                vectors[i],
-                vectors[i] - sizes[number[i]] * strides[kinds[number[i]]],
-                options[number[i]],
-            )
-            for i in np.split(order, parts)[1:-1]
+            (vectors[entries], fewer[entries], options[choice[entries]])
+            for entries in np.split(order, begins)[1:-1]
         ]
 
     def least_theta(self) -> int | None:
-        """The number of a candidate that no template's θ is below; None: there is no template.
+        """The number of a candidate that is a lower bound on θ of every template; None where there
+        is no template.
 
-        Reach grows with θ, so it is found by bisection.
+        `reach` grows with θ, so that bisection finds the candidate.
         """
         first = bisect_left(self.candidates, True, key=self._reaches)
         return first if first < len(self.candidates) else None
 
     def _reaches(self, high: float) -> bool:
-        """Whether stages of `high` may reach the last layer (memory and counts may forbid it)."""
+        """Whether `reach` covers all layers at θ = `high`, or has no table.
+
+        Memory and the number of micro-batches may still forbid a template.
+        """
         reach = self.reach(high)
         return reach is None or int(reach.flat[-1]) == self.problem.layers
 
@@ -205,11 +222,14 @@ def cheapest_fronts(
     first: Ints, end: Ints, before: Ints, after: Ints, kind: Ints, size: Ints, cost: Floats,
     prices: Floats, front: Floats, arc: Ints, used: Ints,
 ) -> None:  # fmt: skip
-    """Fill front, arc [M, 2, L + 1]: the least cost of covering [0, b), and the last arc of it.
+    """Fill front [M, 2, L + 1], arc [M, 2, L + 1] and used [K].
 
-    In phase 1 the part behind b holds k*, in phase 0 the front must. With M = 1 the stages are not
-    counted, else row m holds fronts of at most m stages. Arcs are sorted by their end. used [K]:
-    the devices of the front of all layers, in phase 0.
+    front[m, phase, b]: the least cost with prices of stages that cover the layers [0, b). In phase
+    1 the part [b, L) has k*, in phase 0 the front must have it. With M = 1 stages are not counted;
+    else row m has fronts of at most m stages. arc: the last stage of each front, -1 where there is
+    none. used: the devices of the cheapest template, the front of all layers in phase 0. first,
+    end, before, after: as in `Arcs`, sorted by `end`. kind, size, cost: [arcs] of each stage.
+    prices: [K] seconds per device.
     """
     rows, phases, ends = front.shape
     for m in range(rows):
@@ -237,31 +257,31 @@ def cheapest_fronts(
 
 @dataclass(frozen=True)
 class CuttingPlanes:
-    """The effort with which the best prices are sought."""
+    """The effort of `best_prices` for one interval."""
 
-    most: int = 40  # paths per interval and way of charging
-    near: float = 1e-4  # the bound may stay so far below the best, as a share of the threshold
+    most: int = 40  # paths at most
+    near: float = 1e-4  # the bound may stay this far below the best, as a share of the threshold
 
 
 @dataclass(frozen=True)
 class Priced:
-    """The best prices found for an interval."""
+    """An interval with prices of devices, and the bound that they prove."""
 
     arcs: Arcs
-    costs: Floats  # [arcs] what the stages pay, without devices
-    prices: Floats  # [K] seconds per device
-    front: Floats  # [M, 2, L + 1] as in `cheapest_fronts`, with devices
-    bound: float  # infinite where no template has its slowest stage in the interval
+    costs: Floats  # [arcs] seconds that the stages are charged, without the price of devices
+    prices: Floats  # [K] λ, seconds per device
+    front: Floats  # [M, 2, L + 1] the cheapest fronts, with the price of devices
+    bound: float  # seconds; infinite where no template has its slowest stage in the interval
 
 
 def best_prices(
     space: Space, arcs: Arcs, charge: Charge, threshold: float, planes: CuttingPlanes, run: Run
 ) -> Priced:
-    """The best prices, by cutting planes (Kelley 1960); those that reach `threshold` suffice.
+    """The best prices, by cutting planes (Kelley 1960), or prices whose bound reaches `threshold`.
 
-    For given prices the cheapest path is a line: paths keep to it for all prices, so that the bound
-    is the least of all lines. The prices tried next are those at which the least of the lines met
-    so far is highest. Raises `Stopped` where the run should stop.
+    The bound of one path is an affine function of the prices, called its line. The bound of the
+    interval is the least of the lines of all paths. The prices tried next are those at which the
+    least of the lines met so far is highest. Raises `Stopped` where the run should stop.
     """
     p = space.problem
     rows = p.micro_batches + 1 if space.limited else 1
@@ -272,6 +292,7 @@ def best_prices(
     options = p.option_kind[arcs.option], p.option_devices[arcs.option]
 
     def bounded(prices: Floats) -> float:
+        """The interval's bound at these prices (Lemma 3). Fills front, arc and used."""
         cheapest_fronts(*network, *options, costs, prices, front, arc, used)
         return float(front[-1, 0, -1] - prices @ space.devices)
 
@@ -285,16 +306,21 @@ def best_prices(
             best, chosen = bound, current
         if bound >= threshold or np.isinf(bound):
             break
-        slope = used - space.devices
-        highest = lines.add((bound - float(slope @ current)) / unit, slope)
-        if highest is None or highest[0] * unit - best < planes.near * unit:
+        slope = used - space.devices  # of the cheapest path's line
+        constant = bound - float(slope @ current)
+        highest = lines.add(constant / unit, slope)
+        if highest is None:
             break
-        current = highest[1] * unit
+        height, prices = highest
+        if height * unit - best < planes.near * unit:
+            break
+        current = prices * unit
+    # once more, so that `front` is that of the chosen prices
     return Priced(arcs, costs, chosen, front, bounded(chosen))
 
 
 class _Lines:
-    """The highest point below lines over prices from 0 to 1, as a linear programme."""
+    """The highest point below all lines over prices from 0 to 1, as a linear programme."""
 
     def __init__(self, prices: int, options: Options) -> None:
         self.highs = highs.instance(options)
@@ -305,7 +331,7 @@ class _Lines:
         self.columns = np.arange(prices + 1, dtype=np.int32)
 
     def add(self, constant: float, slope: Ints) -> tuple[float, Floats] | None:
-        """Height and prices of the highest point with one more line; None where it is not found."""
+        """(height, prices) of the highest point with one more line; None where HiGHS has none."""
         entries = np.append(-slope, 1.0)
         self.highs.addRow(-highspy.kHighsInf, constant, len(entries), self.columns, entries)
         self.highs.run()

@@ -7,7 +7,8 @@ Data   t_q seconds of a stage; D_i devices of kind i; N_b micro-batches; S_max t
        stages that a template can have; alive_q the largest number of micro-batches in flight whose
        activations fit in the memory of arc q's group.
 Vars   before_q, after_q in {0, 1}: arc q is a stage in front of k*, or behind it;
-       peak_p in {0, 1}: arc q_p is k* and has j_p stages behind it;  theta: seconds of k*.
+       peak_p in {0, 1}: for p = (q_p, j_p), arc q_p is k* and has j_p stages behind it;
+       theta: seconds of k*.
 Min    sum_q t_q before_q + 2 sum_q t_q after_q + sum_{p = (q, j)} (N_b - j) t_q peak_p   s.t.
 (1) arcs form a path from layer 0 to layer L:  in front of k*, then k*, then behind it
 (2) theta = sum_p t_p peak_p, for each layer l:  sum_{q covers l} t_q (before_q + after_q) <= theta
@@ -64,12 +65,12 @@ class Arcs:
     """The stages that can occur, as arrays over Q arcs and P peaks."""
 
     problem: DittoProblem
-    option: Ints  # [Q]
+    option: Ints  # [Q] number of the option r
     first: Ints  # [Q] the first layer, a
     last: Ints  # [Q] the layer behind the last one, b
-    seconds: Floats  # [Q]
+    seconds: Floats  # [Q] t_q
     devices: Ints  # [Q] the size of the group
-    kind: Ints  # [Q]
+    kind: Ints  # [Q] the group's kind of devices
     alive: Ints  # [Q] micro-batches in flight that fit in memory, at most S_max
     peak_arc: Ints  # [P] the peak's arc
     behind: Ints  # [P] the number of stages behind the peak
@@ -85,15 +86,15 @@ class Arcs:
 
     @property
     def totals(self) -> Totals:
-        """A lower bound on the optimum, an upper bound on the objective of any template of these
-        arcs, and how often an objective counts a stage's seconds."""
+        """By which the model's writers choose their units: a lower bound on the optimum, an upper
+        bound on the objective of any template, and the number of stage seconds in an objective."""
         p = self.problem
         roundings = p.micro_batches + 2 * p.most_stages  # k*, and two passes of the other stages
         largest = roundings * float(self.seconds.max(initial=0.0))
         return Totals(least=least_objective(p), largest=largest, roundings=roundings, error=FINEST)
 
     def stages(self, answer: ModelAnswer) -> Stages:
-        """The template of a solver's answer, in order."""
+        """The stages of the template in a solver's answer, in order."""
         used = answer.counts("before") + answer.counts("after")
         peaks = self.peak_arc[np.flatnonzero(answer.counts("peak"))]
         chosen = np.append(np.flatnonzero(used), peaks)
@@ -120,7 +121,8 @@ def list_arcs(problem: DittoProblem, options: Options) -> Arcs:
     least_objectives = least_objectives + least_outside[:, None]
     most = np.inf if price is None else price * (1 + ALLOWANCE)
     possible = least_objectives <= most
-    # A peak with j stages behind it keeps j + 1 micro-batches in flight, and leaves them j layers.
+    # A peak with j stages behind it keeps j + 1 micro-batches in flight, and at least j layers are
+    # behind it.
     possible &= alive[:, None] > behind[None, :]
     possible &= (p.layers - last)[:, None] >= behind[None, :]
     least_candidate = space.least_theta()
@@ -185,14 +187,16 @@ class Variables:
     """The model's columns, over Q arcs and P peaks."""
 
     arcs: Arcs
-    before: Columns  # [Q]
-    after: Columns  # [Q]
-    peak: Columns  # [P]
-    theta: Columns  # seconds
+    before: Columns  # [Q] whether the arc is a stage in front of k*
+    after: Columns  # [Q] whether the arc is a stage behind k*
+    peak: Columns  # [P] whether the peak's arc is k*
+    theta: Columns  # seconds of k*
 
     def every(self, chosen: Ints, values: Ints) -> Expression:
-        """The sum of the values of those chosen arcs that are stages: in front of k*, behind it, or
-        as k*. values: of every arc, [Q]."""
+        """The sum of `values` over those of the `chosen` arcs that are stages of the template.
+
+        values: [Q] one value for each arc.
+        """
         peaks = self.arcs.peaks_of(chosen)
         arc_values = values[chosen]
         peak_values = values[self.arcs.peak_arc[peaks]]

@@ -1,17 +1,19 @@
-"""Method `oobleck`: divide and conquer over layers, stages and device vectors.
+"""Method `oobleck`: divide and conquer over layers, stages and device vectors. Ditto's algorithms
+(`paper`) use the parts of this module, too.
 
-T(S, u, v, x): layers [u, v) in S stages on exactly the devices x is split into T(s, u, k, x') and
-T(S - s, k, v, x - x') over all s, k and x'; of each state only the template of least T1 + T2 + T3
-is kept. T does not decompose (T2 and T3 depend on where the slowest stage of the whole lies), so
-this is not optimal in general. All devices are used, as printed. Of equally slow stages the first
-counts, as in the objective. Intervals of the same layers give the same answers: a state belongs to
-a class of intervals, which changes nothing but the time.
+A state (S, u, v, x) stands for the layers [u, v) in S stages on exactly the devices x, a vector by
+kind. It is split into (s, u, k, x') and (S - s, k, v, x - x') for all s, k and x', and keeps the
+template of least T = T1 + T2 + T3. T does not decompose, because T2 and T3 depend on the place of
+the slowest stage of the whole template. So the method is not optimal in general. All devices are
+used, as printed. Of equally slow stages the first counts as the slowest, as in the objective.
+Intervals [u, v) with the same layers have the same templates. They form a class, and states are
+computed once per class, which saves time and changes no template.
+
+Folding replaces each device by a number of devices of the weakest type (Ditto, Section 5.3). The
+virtual cluster has these devices, and Oobleck's divide and conquer makes templates for it (Ditto,
+Sections 4 and 6).
+
 Source: Ditto, Section 3, eq. 1-3, its exhaustive baseline; Oobleck (SOSP 2023), Section 4.1.2.
-
-What Ditto's algorithms share with it: folding, the virtual cluster, and how a heuristic ends.
-
-A device is worth some number of devices of the weakest type (Section 5.3). The virtual cluster has
-only such devices; Oobleck's divide and conquer makes templates for it (Sections 4 and 6).
 """
 
 import math
@@ -37,25 +39,27 @@ from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason
 
 
 class NoTemplate(Exception):
-    """Why an algorithm has no template."""
+    """An algorithm has no template; the text says why."""
 
 
 @dataclass(frozen=True)
 class Template:
-    """The stages that an algorithm found."""
+    """The result of an algorithm."""
 
     stages: Stages
-    message: str = ""
-    details: Mapping[str, object] = field(default_factory=dict)
-    stop: Stop = Stop.DONE  # a limit, where more time might have found a better one
+    message: str = ""  # of the outcome
+    details: Mapping[str, object] = field(default_factory=dict)  # of the outcome
+    stop: Stop = Stop.DONE  # a limit, where more time might give a better template
 
 
 def conclude(
     data: DittoData, run: Run, algorithm: Callable[[DittoProblem], Template]
 ) -> Outcome[DittoDecision]:
-    """Run an algorithm; no decision where its template breaks what Ditto and Oobleck ignore.
+    """The outcome of an algorithm.
 
-    The algorithm raises `NoTemplate`, or `Stopped` where the run should stop.
+    It has no decision where the template breaks a constraint that Ditto and Oobleck ignore: memory,
+    or the number of micro-batches. The algorithm may raise `NoTemplate`, and `Stopped` where the
+    run should stop.
     """
     problem = compile_problem(data)
     try:
@@ -84,11 +88,12 @@ def conclude(
 
 @dataclass(frozen=True)
 class Folding:
-    """Device types as multiples of the weakest one."""
+    """Devices of each type as numbers of virtual devices, which are devices of the weakest type."""
 
-    weakest: DeviceType  # the type with the largest total
-    factors: Mapping[str, int]  # d_i of each type that has nodes, by name
-    nodes: int  # n = sum_i n_i d_i: of the virtual cluster, of M weakest devices each (eq. 5)
+    weakest: DeviceType  # the type on which the whole model takes longest
+    factors: Mapping[str, int]  # type -> d_i, virtual devices per device; only types with nodes
+    # n = sum_i n_i d_i, the nodes of the virtual cluster, each of M virtual devices (eq. 5)
+    nodes: int
 
     @property
     def devices(self) -> int:
@@ -97,11 +102,13 @@ class Folding:
 
 
 def fold(data: DittoData, *, communication: bool = False) -> Folding:
-    """The folding factors.
+    """The folding of a cluster.
 
-    Without communication d_i = round(weakest total / total) (Section 5.3.1); with it, the d from 1
-    to that number whose p(d) comes closest to the type's total (Section 5.3.2). Halves are rounded
-    up. Raises NoTemplate where a type costs nothing at all and others do: there is no ratio.
+    A type's total is the time of the whole model on one of its devices. Without communication, d_i
+    = round(weakest type's total / total), halves rounded up (Section 5.3.1). With it, d_i is the d
+    from 1 to that number whose p(d), see `virtual_seconds`, is closest to the total (Section
+    5.3.2). Raises NoTemplate where a type's total is 0 and the weakest type's is not: there is no
+    ratio.
     """
     present = [kind for kind in data.device_types if kind.nodes]
     weakest = max(present, key=total_seconds)
@@ -113,49 +120,53 @@ def fold(data: DittoData, *, communication: bool = False) -> Folding:
             raise NoTemplate("no folding: a device type computes the model in no time")
         factor = math.floor(most / total + 0.5) if total > 0 else 1
         if communication:
-            far = [abs(virtual_seconds(weakest, d) - total) for d in range(1, factor + 1)]
-            factor = 1 + far.index(min(far))
+            errors = [abs(virtual_seconds(weakest, d) - total) for d in range(1, factor + 1)]
+            factor = 1 + errors.index(min(errors))
         factors[kind.name] = factor
-    return Folding(weakest, factors, sum(kind.nodes * factors[kind.name] for kind in present))
+    nodes = sum(kind.nodes * factors[kind.name] for kind in present)
+    return Folding(weakest, factors, nodes)
 
 
 def total_seconds(kind: DeviceType) -> float:
-    """sum_l c_i(l): the whole model's forward and backward on one device."""
+    """Seconds of the whole model's forward and backward on one device: sum_l c_i(l)."""
     return math.fsum(kind.forward_seconds) + math.fsum(kind.backward_seconds)
 
 
 def virtual_seconds(weakest: DeviceType, d: int) -> float:
-    """p(d) = total / d + c_in(d): the model on d weakest devices, n' full nodes and one of d'
-    devices.
+    """Seconds of the whole model on d weakest devices: p(d) = total / d + c_in(d).
 
-    c_across is left out: Oobleck's profile, hence the instance, has no transfers between nodes. An
-    all-reduce of d' devices is taken as one of the next group size, since the profile has powers of
-    two only.
+    The devices are n' full nodes and one node of d' devices. c_in is the mean of their all-reduces,
+    weighted by devices. c_across is left out, because Oobleck's profile, and so the instance, has
+    no transfers between nodes. An all-reduce of d' devices is taken as one of the next power of
+    two, because the profile has no others.
     """
     layers, size = len(weakest.forward_seconds), weakest.devices_per_node
-    full, rest = divmod(d, size)
+    full_nodes, rest = divmod(d, size)
     inside = rest / d * layers * mean_allreduce(weakest, rest)
-    inside += full * size / d * layers * mean_allreduce(weakest, size if full else 0)
+    if full_nodes:
+        inside += full_nodes * size / d * layers * mean_allreduce(weakest, size)
     return total_seconds(weakest) / d + inside
 
 
 def mean_allreduce(kind: DeviceType, devices: int) -> float:
-    """l_c.in[d]: mean over the layers of one all-reduce on `devices` devices; 0 for fewer than
-    two."""
+    """Mean seconds of one all-reduce of a layer on `devices` devices, l_c.in[d]; 0 for fewer than
+    two devices."""
     if devices < 2:
         return 0.0
-    row = kind.allreduce_seconds[str(1 << (devices - 1).bit_length())]
+    group_size = 1 << (devices - 1).bit_length()  # the next power of two
+    row = kind.allreduce_seconds[str(group_size)]
     return math.fsum(row) / len(row)
 
 
 def virtual_cluster(data: DittoData, folding: Folding) -> DittoData:
-    """n nodes of M weakest devices; memory is left out, as Ditto and Oobleck do."""
+    """The instance of the virtual cluster: n nodes of M weakest devices. Memory is left out, as
+    Ditto and Oobleck do."""
     kind = folding.weakest.model_copy(update={"nodes": folding.nodes})
     return DittoData(micro_batches=data.micro_batches, device_types=[kind])
 
 
 def single_devices(data: DittoData, folding: Folding) -> DittoData:
-    """The same devices without nodes, so that every stage has just one."""
+    """The instance of the virtual devices without nodes, in which every stage has one device."""
     weakest = folding.weakest
     kind = DeviceType(
         name=weakest.name,
@@ -164,15 +175,17 @@ def single_devices(data: DittoData, folding: Folding) -> DittoData:
         forward_seconds=weakest.forward_seconds,
         backward_seconds=weakest.backward_seconds,
     )
-    # Oobleck would refuse more stages than micro-batches; the virtual stages are merged afterwards.
+    # Oobleck refuses more stages than micro-batches. Virtual stages are merged afterwards, so that
+    # enough micro-batches are given.
     return DittoData(micro_batches=max(data.micro_batches, kind.nodes), device_types=[kind])
 
 
-MOST_BYTES = 3 * 2**29
+MOST_BYTES = 3 * 2**29  # of the table of states
 BYTES_PER_STATE = 5 * 8 + 4 * 8
-# Columns of a state's record: T, T1, seconds of its slowest stage, T3; and in whole numbers the
-# place of the slowest stage, then the left part: its vector, stages and layers.
+# Columns of `seconds`, a state's record in seconds: T, T1, the slowest stage's time, T3.
 TOTAL, FIRST, SLOWEST, LAST = range(4)
+# Columns of `left_part`, a state's record in whole numbers: the place of the slowest stage, and the
+# vector, the stages and the layers of the left part into which the state is split.
 PLACE, VECTOR, STAGES, LAYERS = range(4)
 
 
@@ -181,11 +194,13 @@ def divide(
     x: int, parts: Ints, fewest: Ints, most: Ints, members: Ints, interval: Ints,
     micro_batches: int, seconds: Floats, left_part: Ints,
 ) -> None:  # fmt: skip
-    """Fill the states of vector x from those of smaller ones; single stages are entered already.
+    """Fill the records of the states of vector x, from those of smaller vectors.
 
-    parts: the vectors y with 0 < y < x. fewest, most [X]: numbers of stages that use up a vector.
-    members [C, 2]: an interval of each class; interval [L + 1, L + 1] classes. seconds, left_part
-    [X, S + 1, C, 4]: the records.
+    The records of single stages are there already. A vector is given by its number. parts: the
+    vectors, except 0 and x itself, that have no more devices of any kind than x. fewest, most: [X]
+    the fewest and the most stages that use all devices of a vector. members: [C, 2] an interval of
+    each class. interval: [L + 1, L + 1] the class of each interval. seconds, left_part: [X, S + 1,
+    C, 4] the records.
     """
     for y in parts:
         z = x - y
@@ -222,7 +237,7 @@ def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
 
 
 def cheapest(problem: DittoProblem, run: Run) -> Template:
-    """The best template that the table holds."""
+    """The template of least T in the table of states."""
     division = Division(problem, run)
     ranked = division.ranked()
     if not ranked:
@@ -231,14 +246,16 @@ def cheapest(problem: DittoProblem, run: Run) -> Template:
 
 
 class Division:
-    """The table of all states of a problem's cluster.
+    """The table of all states of a problem.
 
-    Raises UnsupportedError where it would be too large, `Stopped` where the run should stop.
+    Making it raises UnsupportedError where it would be too large, `Stopped` where the run should
+    stop.
     """
 
     def __init__(self, problem: DittoProblem, run: Run) -> None:
         self.problem = p = problem
         sizes = [int(d) + 1 for d in p.devices]
+        # the class of each interval of layers, and an interval of each class
         self.interval, self.members = interval_classes(p.weight)
         self.most_stages = min(p.layers, int(p.devices.sum()))
         shape = (math.prod(sizes), self.most_stages + 1, len(self.members), 4)
@@ -249,40 +266,48 @@ class Division:
             expected=f"at most {MOST_BYTES // BYTES_PER_STATE} (method exact needs no table)",
             kind=UnsupportedError,
         )
+        # [X, K] devices of each vector; a vector's number is its devices @ strides
         self.coords = np.indices(sizes).reshape(len(sizes), -1).T
         self.strides = np.array([math.prod(sizes[i + 1 :]) for i in range(len(sizes))])
+        # [X, S + 1, C, 4] the records of the states (vector, stages, class of intervals)
         self.seconds = np.full(shape, np.inf)
         self.left_part = np.zeros(shape, dtype=np.int64)
         self._enter_single_stages()
-        fewest = (-(-self.coords // int(p.option_devices.max()))).sum(axis=1)
+        largest_group = int(p.option_devices.max())
+        fewest = (-(-self.coords // largest_group)).sum(axis=1)
         most = self.coords.sum(axis=1)
         for x in range(1, len(self.coords)):
             run.check()
             below = np.array(list(product(*(range(int(d) + 1) for d in self.coords[x]))))
+            parts = (below @ self.strides)[1:-1]  # without 0 and x
             divide(
-                x, (below @ self.strides)[1:-1], fewest, most, self.members, self.interval,
-                p.micro_batches, self.seconds, self.left_part,
+                x, parts, fewest, most, self.members, self.interval, p.micro_batches,
+                self.seconds, self.left_part,
             )  # fmt: skip
 
     def _enter_single_stages(self) -> None:
+        """Enter the records of the states of one stage."""
         p, (begins, ends) = self.problem, self.members.T
         for r, (kind, size) in enumerate(zip(p.option_kind, p.option_devices, strict=True)):
             if size <= p.devices[kind]:
-                here = self.seconds[size * self.strides[kind], 1]
-                here[:] = p.time[r, begins, ends][:, None]
-                here[:, TOTAL] *= p.micro_batches  # T2 of one stage alone is (N_b - 2) t
+                records = self.seconds[size * self.strides[kind], 1]
+                records[:] = p.time[r, begins, ends][:, None]
+                # T1 and T3 of a single stage are t, T2 is (N_b - 2) t
+                records[:, TOTAL] *= p.micro_batches
 
     def ranked(self) -> list[tuple[float, int]]:
-        """(T, S) of the templates that use all devices, best first; S > N_b is left out."""
-        row = self.seconds[-1, :, self.interval[0, self.problem.layers], TOTAL]
+        """(T, S) of the templates that use all devices in S <= N_b stages, the least T first."""
+        all_layers = self.interval[0, self.problem.layers]
+        totals = self.seconds[-1, :, all_layers, TOTAL]  # [S + 1]
         allowed = range(1, min(self.most_stages, self.problem.micro_batches) + 1)
-        return sorted((float(row[s]), s) for s in allowed if np.isfinite(row[s]))
+        return sorted((float(totals[s]), s) for s in allowed if np.isfinite(totals[s]))
 
     def template(self, stages: int) -> Stages:
-        """The stages of the state (all devices, `stages`, all layers)."""
+        """The stages of the template of all layers on all devices in this number of stages."""
         return self._expanded(len(self.coords) - 1, stages, 0, self.problem.layers)
 
     def _expanded(self, x: int, stages: int, first: int, last: int) -> Stages:
+        """The stages of the template of layers [first, last) on the devices of vector x."""
         p = self.problem
         if stages == 1:
             kind = int(np.flatnonzero(self.coords[x])[0])
@@ -294,22 +319,24 @@ class Division:
 
 
 def interval_classes(weight: Floats) -> tuple[Ints, Ints]:
-    """Intervals with the same layers in the same order share a class.
+    """([L + 1, L + 1] the class of each interval [a, b) or -1 unless a < b, [C, 2] an interval of
+    each class).
 
-    weight [R, L]. Returns classes [L + 1, L + 1] (-1 unless a < b), and a member of each [C, 2].
+    Intervals with equal layers in the same order share a class. weight: [R, L] seconds of each
+    layer under each option; layers with equal columns are equal.
     """
     layers = weight.shape[1]
-    _, alike = np.unique(weight, axis=1, return_inverse=True)
-    kinds = alike.ravel().tolist()
+    _, column_of = np.unique(weight, axis=1, return_inverse=True)
+    distinct = column_of.ravel().tolist()  # [L] the number of each layer among the different ones
     interval = np.full((layers + 1, layers + 1), -1, dtype=np.int64)
-    known: dict[tuple[int, int], int] = {}  # (class without the last layer, last layer) -> class
+    classes: dict[tuple[int, int], int] = {}  # (class without the last layer, last layer) -> class
     members = []
     for a in range(layers):
-        at = -1
+        class_so_far = -1  # the class of [a, b - 1); -1 of the empty interval
         for b in range(a + 1, layers + 1):
-            key = (at, kinds[b - 1])
-            if key not in known:
-                known[key] = len(known)
+            key = (class_so_far, distinct[b - 1])
+            if key not in classes:
+                classes[key] = len(classes)
                 members.append((a, b))
-            at = interval[a, b] = known[key]
+            class_so_far = interval[a, b] = classes[key]
     return interval, np.array(members, dtype=np.int64)

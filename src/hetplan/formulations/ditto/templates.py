@@ -2,23 +2,26 @@
 
 Oobleck (SOSP 2023, Section 4) keeps a template ready for each number of nodes from n_min to n, so
 that it can go on at once when nodes fail. With several device types a number of nodes does not say
-which: the list holds a proven template for each vector of nodes (one entry per type), and the best
-one for each number. What to run from the list, how many pipelines of each and with how many
-micro-batches (Section 4.2), is a problem of its own:
+of which types they are. The list here has a proven template for each vector of nodes (one entry per
+type), and so the fastest one for each number. Pipelines of these templates train side by side, an
+instantiation. To choose the templates, their numbers of pipelines and their micro-batches (Section
+4.2) is a problem of its own:
 
 Sets   i templates, with nodes_i (a vector by device type), S_i stages and T_i(k) seconds for k
-       micro-batches.
-Data   n nodes by type; B micro-batches in all; f+1 pipelines at least, so that f failures leave a
-       copy of the model.
+       micro-batches;  p pipelines, each of a template i(p).
+Data   n nodes by type; B micro-batches in all; f pipelines that may fail: at least f + 1 pipelines,
+       so that a copy of the model remains.
 Vars   c_i in {0, 1, ...}: pipelines of template i;  k_p micro-batches of pipeline p.
-Min    Z, the slowest pipeline  s.t.
-(1) sum_i c_i nodes_i <= n      (2) sum_i c_i >= f + 1
-(3) sum_p k_p = B,  k_p >= S_i  (4) T_i(k_p) <= Z
-T_i grows with k. For a given Z a pipeline of template i takes S_i to K_i(Z) micro-batches, so (3)
-and (4) become sum_i c_i S_i <= B <= sum_i c_i K_i(Z): an integer programme in c alone, solved by
-CP-SAT for a bisection over the values that Z can take.
+Min    Z, seconds of the slowest pipeline  s.t.
+(1) sum_i c_i nodes_i <= n
+(2) sum_i c_i >= f + 1
+(3) sum_p k_p = B,  k_p >= S_i(p)
+(4) T_i(p)(k_p) <= Z
+T_i grows with k. For a given Z a pipeline of template i takes S_i to K_i(Z) micro-batches, so that
+(3) and (4) become sum_i c_i S_i <= B <= sum_i c_i K_i(Z). This is an integer programme in c alone.
+CP-SAT solves it for each Z of a bisection over the values that Z can take.
 
-The last part shows templates as tables for people: one decision, and what a cluster keeps at hand.
+The last functions show templates as tables for people: one decision, and the list of a cluster.
 """
 
 import bisect
@@ -41,29 +44,26 @@ from hetplan.solvers.model import Model
 from hetplan.solvers.run import Run, Stop, stop_reason
 from hetplan.text import Table, grouped, percent_text, seconds_text
 
+# A vector of nodes: the number of nodes of each device type, in the data's order.
 Nodes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Template:
-    """The template of one vector of nodes.
-
-    nodes: by device type, in the data's order. times: seconds of each stage per micro-batch.
-    seconds: T for the data's number of micro-batches; bound: proven for this vector, None if time
-    ran out before anything was.
-    """
+    """The template of one vector of nodes."""
 
     nodes: Nodes
-    decision: DittoDecision
-    times: tuple[float, ...]
-    seconds: float
+    decision: DittoDecision  # its stages
+    times: tuple[float, ...]  # seconds of each stage per micro-batch
+    seconds: float  # T for the data's number of micro-batches
+    # a proven lower bound on T of every template on these nodes; None: nothing is proven
     bound: float | None
 
     @classmethod
     def of(
         cls, data: DittoData, nodes: Nodes, decision: DittoDecision, bound: float | None = None
     ) -> "Template":
-        """Stages priced with the data's times and micro-batches."""
+        """The template with these stages, priced with the times and micro-batches of `data`."""
         times = [stage_seconds(data, stage) for stage in decision.stages]
         return cls(nodes, decision, tuple(times), total_seconds(data.micro_batches, times), bound)
 
@@ -73,7 +73,7 @@ class Template:
         return sum(self.nodes)
 
     def iteration_seconds(self, micro_batches: int) -> float:
-        """T with another number of micro-batches, at least as many as there are stages."""
+        """T in seconds with another number of micro-batches, which is at least that of stages."""
         return total_seconds(micro_batches, list(self.times))
 
 
@@ -92,8 +92,8 @@ class TemplateList:
 
 
 def template_list(data: DittoData, run: Run, *, fewest: int = 1) -> TemplateList:
-    """Templates of all vectors with at least `fewest` nodes, small ones first, each proven within
-    the run's gap."""
+    """The templates of all vectors of at least `fewest` nodes, each proven within the run's gap.
+    Vectors with fewer nodes come first."""
     templates: list[Template] = []
     infeasible: list[Nodes] = []
     for nodes in node_vectors(data, fewest):
@@ -144,7 +144,7 @@ def node_vectors(data: DittoData, fewest: int = 1) -> Iterator[Nodes]:
 
 
 def cluster_part(data: DittoData, nodes: Nodes) -> DittoData:
-    """The same problem with these numbers of nodes."""
+    """The instance with this vector of nodes in place of its own."""
     types = [
         device_type.model_copy(update={"nodes": count})
         for device_type, count in zip(data.device_types, nodes, strict=True)
@@ -161,35 +161,38 @@ class Pipeline:
 
     @property
     def iteration_seconds(self) -> float:
-        """Its iteration time."""
+        """T of the pipeline, in seconds."""
         return self.template.iteration_seconds(self.micro_batches)
 
 
 @dataclass(frozen=True)
 class Instantiation:
-    """Pipelines that train side by side. stop: `optimal`, `infeasible`, a limit, or `done` for
-    Oobleck's procedure.
+    """Pipelines that train side by side. `instantiate` chooses them."""
 
-    pipelines is empty where there is none. bound: no instantiation of these templates is faster.
-    """
-
-    stop: Stop
-    pipelines: tuple[Pipeline, ...] = ()
-    bound: float | None = None
+    stop: Stop  # `optimal`, `infeasible`, a limit or `interrupted`
+    pipelines: tuple[Pipeline, ...] = ()  # empty where no pipelines were found
+    bound: float | None = None  # seconds, proven: no instantiation of the templates is faster
     message: str = ""
 
     @property
     def iteration_seconds(self) -> float | None:
-        """Z: the slowest pipeline's iteration time (gradients are synchronised after it); None
-        without one."""
+        """Z, seconds of the slowest pipeline, after which gradients are synchronised. None where
+        there is no pipeline."""
         return max((pipeline.iteration_seconds for pipeline in self.pipelines), default=None)
 
 
 def instantiate(
     templates: Sequence[Template], nodes: Nodes, micro_batches: int, run: Run, *, failures: int = 0
 ) -> Instantiation:
-    """The fastest instantiation, proven. failures: f, how many pipelines may be lost."""
-    useful = [t for t in templates if len(t.times) <= micro_batches and fits(t.nodes, nodes)]
+    """The fastest instantiation of these templates; when time runs out, the best one so far.
+
+    nodes: n. micro_batches: B. failures: f.
+    """
+    useful = [
+        template
+        for template in templates
+        if len(template.times) <= micro_batches and fits(template.nodes, nodes)
+    ]
     values = iteration_values(useful, micro_batches)
     best: list[int] | None = None
     if values.size:
@@ -216,8 +219,8 @@ def instantiate(
 
 
 def fits(part: Nodes, whole: Nodes) -> bool:
-    """Whether `part` takes no more nodes of any type than there are."""
-    return all(a <= b for a, b in zip(part, whole, strict=True))
+    """Whether `part` has no more nodes of any type than `whole`."""
+    return all(needed <= there for needed, there in zip(part, whole, strict=True))
 
 
 def iteration_values(templates: Sequence[Template], micro_batches: int) -> np.ndarray:
@@ -246,20 +249,23 @@ def count_pipelines(
     failures: int,
     run: Run,
 ) -> list[int] | None:
-    """c, the pipelines of each template, with (1), (2) and sum c S <= B <= sum c K(Z).
+    """c, the number of pipelines of each template, with (1), (2) and sum c S <= B <= sum c K(Z).
 
     seconds: Z. None where there is no such c, or where time ran out.
     """
-    longest = np.array([most_micro_batches(t, seconds, micro_batches) for t in templates])
+    # [templates] K_i(Z), and S_i
+    most_each = np.array([most_micro_batches(t, seconds, micro_batches) for t in templates])
     stages = np.array([len(t.times) for t in templates])
-    taken = np.array([t.nodes for t in templates])
-    most = (np.array(nodes) // np.maximum(taken, 1) + micro_batches * (taken == 0)).min(axis=1)
+    # [templates, types] nodes of a pipeline, and the most pipelines that they allow
+    needed = np.array([t.nodes for t in templates])
+    most_by_type = np.array(nodes) // np.maximum(needed, 1) + micro_batches * (needed == 0)
+    most_pipelines = np.where(most_each >= stages, most_by_type.min(axis=1), 0)
     model = Model("pipelines", run)
-    count = model.integer("count", len(templates), 0, np.where(longest >= stages, most, 0))
-    model.row("nodes", taken.T @ count <= nodes)  # (1)
+    count = model.integer("count", len(templates), 0, most_pipelines)
+    model.row("nodes", needed.T @ count <= nodes)  # (1)
     model.row("pipelines", count.sum() >= failures + 1)  # (2)
     model.row("least", stages @ count <= micro_batches)  # (3)
-    model.row("most", longest @ count >= micro_batches)  # (3), (4)
+    model.row("most", most_each @ count >= micro_batches)  # (3), (4)
     answer = minimise("cp-sat", model, run.part())
     return None if answer.x is None else answer.counts("count").tolist()
 
@@ -267,27 +273,35 @@ def count_pipelines(
 def share_out(
     templates: Sequence[Template], count: Sequence[int], micro_batches: int
 ) -> tuple[Pipeline, ...]:
-    """Micro-batches for the pipelines chosen: S_i each, then one by one where T stays least."""
-    chosen = [t for t, c in zip(templates, count, strict=True) for _ in range(c)]
-    share = [len(t.times) for t in chosen]
-    after = [t.iteration_seconds(k + 1) for t, k in zip(chosen, share, strict=True)]
+    """The pipelines with their micro-batches, the fastest for these numbers of pipelines.
+
+    Each pipeline gets one micro-batch per stage. Each further one goes to the pipeline that is then
+    the fastest with it. count: the number of pipelines of each template.
+    """
+    chosen: list[Template] = []  # of each pipeline
+    for template, pipelines in zip(templates, count, strict=True):
+        chosen += [template] * pipelines
+    share = [len(template.times) for template in chosen]
+    # seconds of each pipeline with one micro-batch more
+    with_one_more = [
+        template.iteration_seconds(k + 1) for template, k in zip(chosen, share, strict=True)
+    ]
     for _ in range(micro_batches - sum(share)):
-        p = after.index(min(after))
+        p = with_one_more.index(min(with_one_more))
         share[p] += 1
-        after[p] = chosen[p].iteration_seconds(share[p] + 1)
-    return tuple(Pipeline(t, k) for t, k in zip(chosen, share, strict=True))
+        with_one_more[p] = chosen[p].iteration_seconds(share[p] + 1)
+    return tuple(Pipeline(template, k) for template, k in zip(chosen, share, strict=True))
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """The list, and what to run from it with `micro_batches` in all and `failures` pipelines to
-    lose."""
+    """The templates that a cluster keeps ready, and the pipelines that it runs."""
 
     data: DittoData
-    micro_batches: int
-    failures: int
+    micro_batches: int  # B, of all pipelines together
+    failures: int  # f, pipelines that may fail
     listed: TemplateList
-    exact: Instantiation
+    exact: Instantiation  # the fastest one on all nodes
 
     @property
     def names(self) -> list[str]:
@@ -303,11 +317,10 @@ def readiness(
     micro_batches: int | None = None,
     failures: int = 0,
 ) -> Readiness:
-    """Template list from `fewest` nodes on, then the instantiation on all nodes, within what is
-    left of `run`.
+    """The template list of a cluster, and the fastest instantiation on all its nodes.
 
-    micro_batches: in all; the instance's where None. Raises InputError for counts that no cluster
-    of the kind has.
+    fewest: nodes of the smallest vectors in the list. micro_batches: B; None: that of the instance.
+    failures: f. Raises InputError for a count that is not possible on this cluster.
     """
     nodes = tuple(kind.nodes for kind in data.device_types)
     wanted = data.micro_batches if micro_batches is None else micro_batches
@@ -329,16 +342,14 @@ def describe(data: DittoData, decision: DittoDecision) -> list[Table]:
     slowest = slowest_stage(times)
     rows = []
     for k, (stage, seconds) in enumerate(zip(decision.stages, times, strict=True)):
-        share = (
-            "slowest"
-            if k == slowest
-            else f"{100 * seconds / times[slowest]:.1f} %"
-            if times[slowest]
-            else "-"
-        )
-        layers = (
-            f"{stage.first}-{stage.last - 1}" if stage.last - stage.first > 1 else f"{stage.first}"
-        )
+        share = "-"
+        if k == slowest:
+            share = "slowest"
+        elif times[slowest]:
+            share = f"{100 * seconds / times[slowest]:.1f} %"
+        layers = f"{stage.first}"
+        if stage.last - stage.first > 1:
+            layers = f"{stage.first}-{stage.last - 1}"
         rows.append((f"{k}", layers, stage.type, f"{stage.devices}", seconds_text(seconds), share))
     parts = price(data.micro_batches, times).parts
     used = sum(stage.devices for stage in decision.stages)
@@ -360,7 +371,7 @@ def describe(data: DittoData, decision: DittoDecision) -> list[Table]:
 
 
 def rows_of(ready: Readiness) -> dict[str, Any]:
-    """Templates and pipelines as JSON types."""
+    """The list of templates and the pipelines as JSON types."""
     fastest = {template.nodes for template in ready.listed.by_count().values()}
     return {
         "complete": ready.listed.complete,
@@ -412,7 +423,7 @@ def tables_of(ready: Readiness) -> list[Table]:
 
 
 def template_table(ready: Readiness) -> Table:
-    """One line per number of nodes."""
+    """The table of the fastest template of each number of nodes."""
     rows = tuple(
         (
             f"{count}",
@@ -428,11 +439,10 @@ def template_table(ready: Readiness) -> Table:
         "(--json lists them)"
     ]
     if ready.listed.infeasible:
-        few = [nodes_text(ready, nodes) for nodes in ready.listed.infeasible[:4]]
-        more = len(ready.listed.infeasible) - len(few)
-        notes.append(
-            f"no template fits on {', '.join(few)}" + (f" and {more} more" if more else "")
-        )
+        shown = [nodes_text(ready, nodes) for nodes in ready.listed.infeasible[:4]]
+        more = len(ready.listed.infeasible) - len(shown)
+        and_more = f" and {more} more" if more else ""
+        notes.append(f"no template fits on {', '.join(shown)}{and_more}")
     if not ready.listed.complete:
         notes.append("time ran out before the list was complete")
     title = (
@@ -444,7 +454,7 @@ def template_table(ready: Readiness) -> Table:
 
 
 def proof_text(template: Template) -> str:
-    """`proven`, or the gap left."""
+    """The proof of a template: `proven`, or its gap; empty without a bound."""
     if template.bound is None:
         return ""
     gap = 1 - template.bound / template.seconds if template.seconds > 0 else 0.0
@@ -452,7 +462,7 @@ def proof_text(template: Template) -> str:
 
 
 def instantiation_table(ready: Readiness) -> Table:
-    """The pipelines to run."""
+    """The table of the pipelines to run."""
     chosen = ready.exact
     row = (
         "proven" if chosen.stop is Stop.OPTIMAL else str(chosen.stop),
@@ -466,15 +476,17 @@ def instantiation_table(ready: Readiness) -> Table:
 
 
 def pipelines_text(ready: Readiness, chosen: Instantiation) -> str:
-    """`2 x (1 V100 + 1 T4: 40)`: pipelines alike, their nodes and their micro-batches."""
+    """The pipelines as text, such as `2 x (1 V100 + 1 T4: 40)` for two pipelines with these nodes
+    and 40 micro-batches each."""
     alike = Counter(
         (pipeline.template.nodes, pipeline.micro_batches) for pipeline in chosen.pipelines
     )
     return ", ".join(
-        f"{n} x ({nodes_text(ready, nodes)}: {k})" for (nodes, k), n in sorted(alike.items())
+        f"{count} x ({nodes_text(ready, nodes)}: {micro_batches})"
+        for (nodes, micro_batches), count in sorted(alike.items())
     )
 
 
 def nodes_text(ready: Readiness, nodes: Nodes) -> str:
-    """`2 V100 + 1 T4`."""
+    """A vector of nodes as text, such as `2 V100 + 1 T4`."""
     return " + ".join(f"{n} {name}" for n, name in zip(nodes, ready.names, strict=True) if n)

@@ -147,11 +147,12 @@ class ProgramSearch:
         )
         self.distance = self._distances()
         zeros, none = np.zeros(theory.problem.K), frozenset[int]()
+        # the empty program, where the search begins
         self.nothing = _Partial((), none, none, frozenset(), 0.0, zeros, zeros)
 
     def _time(self, step: Step) -> tuple[float | None, Floats]:
-        """(seconds of communication, [K] seconds of computing) of a step; the former is None of a
-        computation, which synchronises nothing."""
+        """(seconds of communication, [K] seconds of computing) of a step. A computation
+        synchronises nothing, and its seconds of communication are None."""
         row = self.ratios[step.segment]
         speeds = self.theory.problem.speeds
         if step.comm:
@@ -178,8 +179,8 @@ class ProgramSearch:
         return capacity is None or bool((partial.held <= capacity).all())
 
     def estimate(self, partial: _Partial) -> float:
-        """Seconds from the last synchronisation to the end, at least (ecost in Fig. 10): the
-        computing since then, and the least distance of an established property to the goal."""
+        """A lower bound of the seconds from the last synchronisation to the end (ecost in Fig. 10):
+        the computing since then, and the least distance of an established property to the goal."""
         rest = [self.distance[p] for p in (*partial.known, NOTHING) if p in self.distance]
         return float(partial.busy.max()) + min(rest, default=0.0)
 
@@ -275,7 +276,8 @@ def _beaten(after: _Partial, by_known: dict[frozenset[int], list[_Partial]]) -> 
     """Lines 9 to 14: whether a partial program in the queue has all properties of `after` and costs
     no more. If there is none, partial programs that `after` beats leave the queue.
 
-    by_known: partial programs by their `known` properties; what leaves the queue is removed.
+    by_known: the partial programs in the queue by their `known` properties; those that leave it are
+    removed.
     """
     for known, others in by_known.items():
         if known >= after.known and any(o.queued and o.no_dearer(after) for o in others):

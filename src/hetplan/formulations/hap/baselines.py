@@ -28,10 +28,10 @@ _OTHER_DIMENSION = re.compile(r"\|\s*all-gather\(\s*[1-9]\d*\s*\)\s*$", re.IGNOR
 _OTHER_COLLECTIVE = re.compile(
     r"reduce-scatter|all-to-all|all-gather|grouped-broadcast", re.IGNORECASE
 )
-# A second of replicated work weighs like so many seconds of anything else.
+# A second of replicated work weighs as much as this number of seconds of other work.
 REPLICATED = 1e3
 UNFIT_DATA_PARALLEL = "data parallelism at these ratios does not fit in memory"
-# States of each tensor that are extended for DeepSpeed's program.
+# The most states of each tensor that the ordered A* extends for DeepSpeed's program.
 STATES = 64
 
 

@@ -1,9 +1,9 @@
 """Prices of bytes for a cell, with the means over types beside them, by cutting planes.
 
 For any multipliers (module `means`) the least of their bound over a cell is at a vertex, where the
-best program is a shortest path. Each path met bounds from above what any multipliers can prove at
-every vertex. A linear programme finds those for which the least of these bounds is largest. One
-mean serves for all stages here.
+best program is a shortest path. Each path that was met bounds from above, at every vertex, the
+bound that any multipliers can prove. A linear programme finds the multipliers for which the least
+of these upper bounds is largest. One mean serves for all stages here.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,10 @@ from hetplan.solvers.general import minimise
 from hetplan.solvers.model import SMALLEST, Model, Totals
 from hetplan.solvers.run import Run
 
-# All memory of a device costs at most so many times the seconds of all triples.
+# All memory of a device costs at most this multiple of the seconds of all triples.
 DEAREST = 1e5
-# Cutting planes per cell; what a further one must still promise, as a share of the bound.
+# Rounds of cutting planes per cell at most. A further round must promise to raise the bound by this
+# share of it.
 ROUNDS, PROMISE = 40, 1e-7
 # Rounding in sums of thousands of terms.
 CUT_ROUNDING = 1e-12
@@ -75,8 +76,9 @@ def best_multipliers(
 ) -> tuple[float, Multipliers, list[ProgramTotals]]:
     """(A lower bound of the cell, the multipliers that prove it, the programs met as paths).
 
-    start: multipliers of a larger cell, where it begins. It ends once the bound has reached the
-    threshold.
+    means: of the cell; its multipliers are set to the best ones. start: the first multipliers,
+    those of a larger cell. threshold: no better multipliers are sought once the bound has reached
+    it.
     """
     problem, multipliers = means.problem, start
     paths: dict[tuple[int, ...], ProgramTotals] = {}
@@ -117,7 +119,7 @@ def _best_by_cuts(
     Vars   level seconds; w_d and u_kd means over types; price_d seconds of all memory of a device.
     Max    level  s.t.
     (1) sum_d w_d = 1               (2) sum_d u_kd = 1
-    (3) level <= what the multipliers make each path cost at each vertex, less the price of memory
+    (3) level <= the cost of each path at each vertex by the multipliers, less the price of memory
     """
     assert problem.capacity is not None
     most = problem.seconds_of_all or 1.0

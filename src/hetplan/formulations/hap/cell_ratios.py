@@ -12,7 +12,8 @@ from hetplan.formulations.hap.matrix_game import game
 from hetplan.formulations.hap.problem import Floats, Ints
 from hetplan.solvers.run import Options
 
-# Cuts for the best ratios of a program in a cell, and the relative gap at which there are enough.
+# The most cuts for the best ratios of a program in a cell, and the relative gap at which no further
+# cut is made.
 CUTS, EXACT = 60, 1e-10
 
 

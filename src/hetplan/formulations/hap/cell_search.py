@@ -37,24 +37,25 @@ class Parameters:
     # Most states of the graph of needs in all orders; above that, of the canonical one.
     most_states: int = 3_000
     most_canonical_states: int = 300_000
-    # Vertices of a cell, and free ratios (segments times types less one), beyond which cells are
-    # too many where the graph in all orders is small: the programme is asked at once.
+    # Most vertices of a cell, and most free ratios (segments times types less one). Beyond them
+    # there would be too many cells, and on a graph in all orders the mixed-integer programme is
+    # solved at once.
     most_vertices: int = 64
     most_free_ratios: int = 5
-    # Arcs times vertices of a cell beyond which not even the first cell of a canonical graph is
-    # bounded.
+    # Most arcs times vertices of a cell on a canonical graph. Beyond them not even the first cell
+    # is bounded.
     most_arc_vertices: int = 5_000_000
     # Cells without progress after which the search gives up; the bound and the gap are reported.
     patience: int = 40
-    # Where the programme can finish: share of the time for cells.
+    # Share of the time for cells, where the mixed-integer programme can find the proof afterwards.
     cells_share: float = 0.5
     # Whole stages become arcs unless more than this many are begun per arc.
     stages_per_arc: int = 4
-    # A canonical graph is opened to all orders in a cell whose gap is still more than this share of
-    # its parent's. Where that met too many states, it is tried again once the cell's size, or its
-    # gap, has shrunk to this share.
+    # In a cell whose gap is more than this share of its parent's, a canonical graph is opened to
+    # all orders. Where that met too many states, it is tried again once the size or the gap of
+    # cells has shrunk to this share.
     stalled: float = 0.7
-    # Cells in which no ratio varies by more are not divided.
+    # Cells in which no ratio varies by more than this are not divided.
     least_size: float = 1e-9
     # Most states met when a cell is opened; doubled after every failure.
     most_opened: int = 5_000
@@ -130,8 +131,8 @@ class CellSearch:
     def expand(self, cell: Cell, threshold: float) -> Expansion[Cell]:
         """The two halves of a cell with its bound; no children where the cell is closed."""
         graph = cell.graph or self.graph
-        # A graph with arcs left out lacks programs at or above the threshold, so that no bound from
-        # it may exceed that.
+        # A graph of a cell may lack programs that cost the threshold or more, so that a bound from
+        # it is valid up to the threshold only.
         largest_bound = np.inf if cell.graph is None else threshold
         means = Means(self.problem, cell.simplices, self.incumbent.run.options)
         bound_by_prices = -np.inf
@@ -181,9 +182,9 @@ class CellSearch:
         return Expansion(children, progress=surely_ends(graph))
 
     def _open_orders(self, cell: Cell, means: Means, threshold: float, gap: float) -> Graph | None:
-        """The graph in all orders of what sums leave open in the cell.
+        """The graph in all orders of the states that sums leave open in the cell.
 
-        None where it is too large, or was too large in a cell not much larger.
+        None where it is too large, and where it was too large in a cell that is not much larger.
         """
         if not np.isfinite(threshold):
             return None

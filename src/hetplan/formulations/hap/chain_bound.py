@@ -1,7 +1,7 @@
 """A lower bound of every program, found without search, for theories of any width.
 
 Every program runs some chain of triples from the sources to the goal. The bound is the seconds of
-the dearest chain of preconditions among the cheapest derivations.
+the most expensive chain of preconditions in the cheapest derivation of the goal.
 """
 
 from hetplan.formulations.hap.derivations import TripleSeconds, cheapest_derivations

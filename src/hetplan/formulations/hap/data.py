@@ -34,9 +34,11 @@ from hetplan.schema import (
     check_length,
 )
 
+# The name of a property, or the text of an instruction. A property's name is `tensor | form`: it
+# says that the tensor is there in this form.
 Property = Annotated[str, Field(min_length=1, max_length=400)]
 Properties = Annotated[list[Property], FailFast()]
-Program = list[Count]
+Program = list[Count]  # triple numbers
 # A limit of a field's default does not tighten that of its type: the type must have it.
 Segments = Annotated[int, Field(ge=1, le=1024)]
 
@@ -45,21 +47,21 @@ class Device(StrictModel):
     """One virtual device: a GPU or a machine of equal GPUs."""
 
     name: Name
-    flops_per_second: Positive
+    flops_per_second: Positive  # v_j
 
 
 class Compute(StrictModel):
     """A computation: every device does fixed_flops + shared_flops times its ratio."""
 
     kind: Literal["compute"]
-    instruction: Property
-    pre: Properties
-    post: Properties
-    segment: Count = 0
-    fixed_flops: NonNegative
-    shared_flops: NonNegative
-    fixed_bytes: NonNegative | None = None
-    shared_bytes: NonNegative | None = None
+    instruction: Property  # its text, for people
+    pre: Properties  # properties that it needs
+    post: Properties  # properties that it gives
+    segment: Count = 0  # the segment whose ratios divide the work
+    fixed_flops: NonNegative  # F_i, FLOP on every device
+    shared_flops: NonNegative  # S_i, FLOP that the ratios divide
+    fixed_bytes: NonNegative | None = None  # P_i, bytes on every device
+    shared_bytes: NonNegative | None = None  # A_i, bytes that the ratios divide
 
 
 class Communication(StrictModel):
@@ -67,14 +69,14 @@ class Communication(StrictModel):
     it."""
 
     kind: Literal["comm"]
-    instruction: Property
-    pre: Properties
-    post: Properties
-    segment: Count = 0
+    instruction: Property  # its text, for people
+    pre: Properties  # properties that it needs
+    post: Properties  # properties that it gives
+    segment: Count = 0  # the segment whose largest ratio counts
     fixed_seconds: NonNegative
-    shared_seconds: NonNegative
-    fixed_bytes: NonNegative | None = None
-    shared_bytes: NonNegative | None = None
+    shared_seconds: NonNegative  # seconds per unit of the largest ratio
+    fixed_bytes: NonNegative | None = None  # P_i, bytes on every device
+    shared_bytes: NonNegative | None = None  # A_i, bytes that the ratios divide
 
 
 Triple = Annotated[Compute | Communication, Field(discriminator="kind")]
@@ -87,18 +89,18 @@ class Memory(StrictModel):
     optimizer states, and what its mirror in the backward pass needs.
     """
 
-    device_bytes: Row
+    device_bytes: Row  # [m] W_j
 
 
 class HapData(StrictModel):
     """`data` of a `hap` instance."""
 
     devices: list[Device] = Field(min_length=1, max_length=16_384)
-    segments: Segments = 1
+    segments: Segments = 1  # g, the number of segments
     triples: Annotated[list[Triple], FailFast(), Field(min_length=1, max_length=200_000)]
     goal: Property
-    program: Program | None = None
-    memory: Memory | None = None
+    program: Program | None = None  # the given program; None: it is sought
+    memory: Memory | None = None  # None: memory is not limited
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -145,4 +147,4 @@ class HapDecision(StrictModel):
     """`decision` of a `hap` instance: triple numbers in order of execution and ratios [g][m]."""
 
     program: Program
-    ratios: Matrix
+    ratios: Matrix  # B[k][j], the share of device j in the divided work of segment k

@@ -39,8 +39,10 @@ MEMORY_TOLERANCE = 1e-9
 
 
 def evaluate(data: HapData, decision: HapDecision) -> Evaluation:
-    """The objective of `decision` in seconds, with its parts, or every violation of (1) to (3) and
-    (5) to (7); of (4) where those hold, since bytes are counted by program and ratios."""
+    """The objective of `decision` in seconds with its parts, or every violation.
+
+    (4) is checked where all others hold, since the program and the ratios tell the bytes.
+    """
     violations = [
         *program_violations(data, decision.program),
         *ratios_are_shares(data, decision.ratios),
@@ -58,18 +60,13 @@ def evaluate(data: HapData, decision: HapDecision) -> Evaluation:
 
 @dataclass
 class Stage:
-    """The instructions from one communication to the next.
+    """The instructions from one communication to the next."""
 
-    stage: its number. begins_with: the communication's instruction, empty in the first stage.
-    comm_seconds: the communication's time. compute_seconds: [m] seconds that each device computes.
-    computations: number of compute instructions.
-    """
-
-    stage: int
-    begins_with: str
-    comm_seconds: float
-    compute_seconds: list[float]
-    computations: int = 0
+    stage: int  # its number
+    begins_with: str  # the communication's instruction; empty in the first stage
+    comm_seconds: float  # the communication's time
+    compute_seconds: list[float]  # [m] seconds that each device computes
+    computations: int = 0  # number of compute instructions
 
     @property
     def total_seconds(self) -> float:
@@ -78,8 +75,8 @@ class Stage:
 
 
 def walked(data: HapData, decision: HapDecision) -> tuple[list[Stage], list[tuple[int, float]]]:
-    """The stages of a program in order; and for every instruction the number of its stage and its
-    seconds, those of a computation on the slowest device."""
+    """(The stages of a program in order, for each instruction the number of its stage and its
+    seconds). The seconds of a computation are those on its slowest device."""
     idle = [0.0] * len(data.devices)
     stages = [Stage(0, "", 0.0, idle)]
     instructions: list[tuple[int, float]] = []
@@ -145,8 +142,8 @@ def triples_are_used_once(program: list[int]) -> Iterator[str]:  # (3)
 
 
 def devices_have_memory(data: HapData, decision: HapDecision) -> Iterator[str]:  # (4)
-    """A violation for each device on which the program leaves more bytes than it has. Needs (5) and
-    (6)."""
+    """A violation for each device whose memory the bytes of the program exceed. Needs (5)
+    and (6)."""
     if data.memory is None:
         return
     for j, needed in enumerate(held_bytes(data, decision)):
@@ -157,8 +154,8 @@ def devices_have_memory(data: HapData, decision: HapDecision) -> Iterator[str]: 
 
 
 def ratios_are_shares(data: HapData, ratios: list[list[float]]) -> Iterator[str]:  # (5)
-    """A violation where there is not one row per segment, and for each row that has not one entry
-    per device or does not sum to 1."""
+    """A violation where the number of rows is not that of segments, for each row whose number of
+    entries is not that of devices, and for each row that does not sum to 1."""
     count, segments = len(data.devices), data.segments
     if len(ratios) != segments:
         yield f"ratios has {len(ratios)} rows, expected one per segment ({segments})"
@@ -185,8 +182,8 @@ def program_is_the_given_one(data: HapData, program: list[int]) -> Iterator[str]
 
 
 def existing_triples(data: HapData, program: list[int]) -> Iterator[tuple[int, int]]:
-    """(position, triple number) of the program's entries that are numbers of triples; the others
-    are left to (6)."""
+    """(position, triple number) of each entry of the program that is the number of a triple. (6)
+    reports the other entries."""
     for position, i in enumerate(program):
         if i < len(data.triples):
             yield position, i
@@ -198,18 +195,21 @@ def held_bytes(data: HapData, decision: HapDecision) -> list[float]:
     for i in decision.program:
         triple = data.triples[i]
         fixed, shared = triple.fixed_bytes or 0.0, triple.shared_bytes or 0.0
-        for of_device, share in zip(terms, decision.ratios[triple.segment], strict=True):
-            of_device.append(fixed + shared * share)
-    return [math.fsum(of_device) for of_device in terms]
+        for device_terms, share in zip(terms, decision.ratios[triple.segment], strict=True):
+            device_terms.append(fixed + shared * share)
+    return [math.fsum(device_terms) for device_terms in terms]
 
 
 MOST_STAGES = 60  # rows of the table of stages
 
 
 def instructions(data: HapData, decision: HapDecision) -> list[dict[str, Any]]:
-    """Every instruction in order, as JSON types: its position in the program, its stage and triple,
-    the tensor that it gives (HAP's properties are `tensor | form`), the properties before and
-    after, and its seconds, those of a computation on the slowest device."""
+    """Every instruction in order, as JSON types.
+
+    `stage` and `triple` are numbers, `tensor` is the tensor that the instruction gives (HAP's
+    properties are named `tensor | form`), `before` and `after` are the properties that it needs and
+    gives, and `seconds` are those on the slowest device.
+    """
     rows = []
     _, stage_and_seconds = walked(data, decision)
     for position, i in enumerate(decision.program):
@@ -246,16 +246,19 @@ def describe(data: HapData, decision: HapDecision) -> list[Table]:
 
 
 def _ratios(data: HapData, decision: HapDecision) -> Table:
-    """One row for all devices of equal speed, memory and ratios."""
+    """The table of ratios, with one row for all devices of equal speed, memory and ratios."""
     capacity = None if data.memory is None else data.memory.device_bytes
     used = held_bytes(data, decision)
 
-    def likeness(j: int) -> tuple[float, ...]:
+    def row_key(j: int) -> tuple[float, ...]:
+        """Speed, memory and ratios of device j; devices with the same key share a row."""
         speed, ratios = data.devices[j].flops_per_second, [row[j] for row in decision.ratios]
-        return (speed, *ratios) if capacity is None else (speed, capacity[j], *ratios)
+        if capacity is None:
+            return (speed, *ratios)
+        return (speed, capacity[j], *ratios)
 
     rows = []
-    for members in grouped((likeness(j), j) for j in range(len(data.devices))).values():
+    for members in grouped((row_key(j), j) for j in range(len(data.devices))).values():
         first = members[0]
         row = [
             ranges_text(members),
@@ -275,7 +278,7 @@ def _ratios(data: HapData, decision: HapDecision) -> Table:
 
 
 def _stages(data: HapData, stages: Sequence[Stage]) -> Table:
-    """The first MOST_STAGES stages, and how many more there are."""
+    """The table of the first MOST_STAGES stages, with the number of further ones in a note."""
     rows = []
     for stage in stages[:MOST_STAGES]:
         busy = max(stage.compute_seconds)
@@ -300,8 +303,7 @@ def _stages(data: HapData, stages: Sequence[Stage]) -> Table:
 
 
 def listing(listed: Sequence[dict[str, Any]]) -> Table:
-    """The table of a program as in HAP's Figure 11: instruction, tensor, properties before and
-    after, seconds, stage."""
+    """The table of a program as in HAP's Figure 11. listed: the rows of `instructions`."""
     rows = tuple(
         (
             str(row["position"]),
@@ -320,7 +322,7 @@ def listing(listed: Sequence[dict[str, Any]]) -> Table:
 
 
 def show(data: HapData, decision: HapDecision) -> tuple[list[Table], dict[str, Any]]:
-    """The tables of ratios, stages and instructions; and the same as JSON types."""
+    """(The tables of ratios, stages and instructions, the same as JSON types)."""
     stages, _ = walked(data, decision)
     listed = instructions(data, decision)
     document = {

@@ -1,5 +1,8 @@
-"""The HAP family: names of its schemas, its evaluator and its methods (nothing is imported until
-used). HiGHS finds the best ratios of a program for every method."""
+"""The HAP family: the names of its schemas, its evaluator and its methods, whose modules are
+imported on first use.
+
+Every method uses HiGHS, which finds the best ratios of a program.
+"""
 
 from hetplan.solvers.registry import Family, Method
 

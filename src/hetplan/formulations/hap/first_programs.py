@@ -1,9 +1,9 @@
-"""Programs found without search: cheapest derivations, for theories of any width.
+"""Programs without a search: cheapest derivations, for theories of any width.
 
-The preconditions of a triple cost their sum, or their maximum. Sums count a shared branch once for
-each of its users. In a chain of residual blocks that grows as 2^depth, until the cost of a late
-triple is lost in rounding. Maxima do not grow so, but see only the dearest branch. So both are
-tried.
+The preconditions of a triple cost their sum, or their maximum. A sum counts a shared branch once
+for each of its users. In a chain of residual blocks sums grow as 2^depth, until the cost of a late
+triple is lost in rounding. A maximum does not grow so fast, but sees only the most expensive
+branch. So both are tried.
 """
 
 from itertools import product
@@ -17,7 +17,7 @@ from hetplan.formulations.hap.theory import NOTHING, ReducedTheory
 from hetplan.solvers.run import Run
 
 COMBINED: tuple[Combine, ...] = (sum, max)
-# What all memory together costs, in multiples of the seconds of all triples.
+# The prices of all memory together that are tried, in multiples of the seconds of all triples.
 TRIED_MULTIPLES = (1.0, 1e4, 0.1, 10.0, 0.01)
 
 

@@ -123,7 +123,7 @@ class Graph:
         return arcs, position
 
     def program(self, arcs: Iterable[int]) -> list[int]:
-        """The program of a path: numbers of triples, in order of execution. arcs: of the path."""
+        """The program (triple numbers, in order of execution) of the path with these arcs."""
         steps: list[int] = []
         for arc in arcs:
             steps += self.steps_of_action[self.action[arc]]
@@ -153,8 +153,9 @@ class Graph:
         """(the graph without some arcs, for each of its nodes the number of the node in this
         graph).
 
-        removed: [A] whether an arc is removed. Of the nodes, only the two ends and those that other
-        arcs both enter and leave remain. Where no arc to the last node remains, none remains.
+        removed: [A] whether an arc is removed. The first and the last node remain, and every node
+        that a remaining arc enters and another one leaves. Where no arc to the last node remains,
+        all arcs are removed.
         """
         if removed[self.head == self.n - 1].all():
             removed = np.ones_like(removed)
@@ -197,11 +198,13 @@ def graph_of_arcs(
     in_execution_order: bool = True,
     arcs_are_stages: bool = False,
 ) -> Graph:
-    """The graph of given nodes and arcs. It numbers the start 0, and then the other nodes by their
-    keys.
+    """The graph of given nodes and arcs. The start is numbered 0, and the other nodes in the order
+    of their keys.
 
-    keys: [n] the key of each node; neighbours with equal keys share a component. arcs: [A] tail and
-    [A] head, as positions in `keys`, and [A] action. work: [action] the work of each action.
+    keys: [n] the key of each node; neighbours with equal keys share a component. arcs: ([A] tail,
+    [A] head, both as positions in `keys`, [A] action). steps_of_action, in_execution_order,
+    arcs_are_stages: as in `Graph`. work: [action] the work of each action. start: the position of
+    the start in `keys`.
     """
     tail, head, action = arcs
     # The start is the first node even where circles of needs give another node a smaller key:
@@ -235,8 +238,8 @@ def _components(keys: Sequence[Key], tail: Ints, head: Ints) -> Ints:
     """
     key_differs = np.array([a != b for a, b in pairwise(keys)], dtype=np.bool_)
     goes_back = tail > head
-    # spanning[u - 1]: the number of arcs that go back and span the boundary between nodes u - 1
-    # and u; the prefix sums of its changes at the arcs' ends
+    # spanning[u - 1]: the number of arcs that go back across the boundary between nodes u - 1 and
+    # u. It is the prefix sum of `change`, +1 where such an arc begins to span and -1 where it ends.
     change = np.zeros(len(keys) + 1, dtype=np.int64)
     np.add.at(change, head[goes_back] + 1, 1)
     np.add.at(change, tail[goes_back] + 1, -1)

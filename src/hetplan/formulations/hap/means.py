@@ -5,8 +5,9 @@ A mean does not exceed a maximum. With weights w over types for a stage, weights
 largest ratio of segment k, and with memory a price l_d >= 0 of every byte of a device of type d,
 
     seconds(Q, B) >= sum over Q of (comm + sum_d w_d (F + S . B_d) / v_d)
-                     + sum_d l_d (held_d(Q, B) - W_d),      comm = fixed + shared sum_d u_kd B_kd.
+                     + sum_d l_d (bytes_d(Q, B) - W_d),     comm = fixed + shared sum_d u_kd B_kd
 
+for a program Q and ratios B, with the bytes bytes_d of Q on a device of type d and its memory W_d.
 The right side is affine in all ratios together and adds up over triples. Good weights are the duals
 of the ratio problem of a good program, restricted to the cell (module `cell_ratios`). Module
 `byte_prices` finds the prices.
@@ -23,7 +24,7 @@ from hetplan.formulations.hap.paths import CLOSE
 from hetplan.formulations.hap.problem import CostOfRatios, Floats, HapProblem
 from hetplan.solvers.run import Options
 
-# Mixtures of work are the same when they agree to so many digits.
+# Mixtures of work are equal when they agree to this number of digits.
 DIGITS = 9
 
 
@@ -51,11 +52,12 @@ class Means:
         self.mu = np.full(V, 1.0 / V)  # the reference point, barycentric
         self.top_weights = np.eye(K)[self.point.argmax(axis=1)]
         self.byte_prices = np.zeros(K)
-        # [L, K] means for all stages, rows of sum 1: the weights found for the cell (once there
-        # are such), all types alike, each type alone
+        # [L, K] means for all stages, rows of sum 1: the type weights of the cell's multipliers
+        # (once these are set), all types alike, each type alone
         self.weights = np.vstack([np.full((1, K), 1.0 / K), np.eye(K)])
-        # [s, K] means for single stages, each found by the mixture of work in its stage
+        # [s, K] means for single stages of the best program
         self._stage_weights = np.zeros((0, K))
+        # the mixture of work of a stage (see `_mixtures`) -> its row in `_stage_weights`
         self._stage_of_mixture: dict[bytes, int] = {}
 
     @property
@@ -84,7 +86,7 @@ class Means:
         self._stage_of_mixture = {row.tobytes(): s for s, row in enumerate(_mixtures(F, S))}
 
     def set_multipliers(self, multipliers: Multipliers) -> None:
-        """Take multipliers found for the cell; the means of single stages stay."""
+        """Take the multipliers of the cell. The means of single stages stay."""
         simple_means = self.weights[-1 - self.problem.K :]  # all types alike, each type alone
         self.weights = np.vstack([multipliers.type_weights, simple_means])
         self.top_weights = multipliers.top_weights.copy()
@@ -115,12 +117,13 @@ class Means:
         """[A, 1, V] seconds that whole stages cost at the vertices, each by a mean of its own.
 
         A stage takes the mean with the largest value at the reference point. Of means of equal
-        value it takes the one found for its mixture of work, else the first.
+        value it takes that of the best program's stage with the same mixture of work, else the
+        first.
         """
         L = len(self.weights)
         fixed, shared = self._seconds_per_unit(np.vstack([self.weights, self._stage_weights]))
         mixtures = _mixtures(work.fixed_seconds, work.shared_seconds)
-        # the number of the mean found for each row's mixture; 0, the first mean, where none was
+        # the number of the mean for each row's mixture; 0, the first mean, where there is none
         mean_of_mixture = np.zeros(len(mixtures), dtype=np.int64)
         for row, mixture in enumerate(mixtures):
             stage = self._stage_of_mixture.get(mixture.tobytes())
@@ -141,8 +144,8 @@ class Means:
         return self._with_collectives_and_bytes(cost[:, None], work)
 
     def at_point(self, graph: Graph) -> Floats:
-        """[A] the costs of arcs at the reference point: exact costs of whole stages and
-        collectives, those of other arcs by the first mean."""
+        """[A] the costs of arcs at the reference point: the exact costs of whole stages and
+        collectives, and the costs of other arcs by the first mean."""
         point, work = self.point, graph.work
         busy = (work.fixed_seconds[:, None] + work.shared_seconds @ point) * self._slow
         computing = busy.max(axis=1) if graph.arcs_are_stages else busy @ self.weights[0]
@@ -171,7 +174,8 @@ class Means:
 
 
 def _mixtures(F: Floats, S: Floats) -> Floats:
-    """[s, 1 + g] the rows of work scaled to sum 1 and rounded, so that equal ones can be found."""
+    """[s, 1 + g] the mixture of each row of work: F and S scaled to sum 1 and rounded, so that
+    equal mixtures have equal bytes."""
     rows = np.column_stack([F, S])
     total = rows.sum(axis=1, keepdims=True)
     shares = np.divide(rows, total, out=np.zeros_like(rows), where=total > 0)

@@ -1,24 +1,32 @@
 """Problem `hap` for general solvers, over the graph of needs in all orders (module `needs`).
 
+Paths read a program backwards, from its last triple to its first.
+
 Sets   arcs a of the graph, K device types d of n_d devices, segments k.
-Vars   z_a in {0,1}: the program runs arc a's triple; B_kd ratios; w_akd = z_a B_kd; l_ad seconds
-       that type d has computed since the last (in reading order) synchronisation when arc a begins;
-       t_a seconds of the stage that ends with arc a (a communication, or a computation into the
-       empty set); m_a = z_a max_d B_kd.
-Min    sum_a t_a + sum_comm (fixed z_a + shared m_a)   s.t.
+Data   of arc a's triple: F, S FLOP of a computation, fixed, shared seconds of a collective, and
+       fixed_bytes, shared_bytes, as in module `problem`; v_d FLOP/s of type d; device_bytes_d of
+       one device of type d; U seconds that some program does not exceed.
+Vars   z_a in {0,1}: the program runs arc a's triple; B_kd ratios; w_akd = z_a B_kd;
+       l_ad seconds that type d computes on the path between the last collective before arc a and
+       arc a;
+       t_a seconds of computing of the stage whose path ends with arc a (a collective, or a
+       computation into the empty set);  m_a = z_a max_d B_kd.
+Min    sum_a t_a + sum over collectives a of (fixed z_a + shared m_a)   s.t.
 (1) z is a path from {goal} to the empty set through no node twice
-(2) w is a flow along z: what enters a node leaves it, it begins as B;  (3) sum_d n_d w_akd = z_a
-(4) l is a flow that gains (F z_a + S w_akd) / v_d on a computation and starts anew after a
-communication
-(5) l_ad <= U z_a     (6) t_a >= l_ad (+ the computation's own seconds)     (7) m_a >= w_akd
+(2) w is a flow along z: as much leaves a node as enters it, and B enters {goal}
+(3) sum_d n_d w_akd = z_a
+(4) l is a flow that gains (F z_a + S w_akd) / v_d on a computation and is 0 after a collective
+(5) l_ad <= U z_a
+(6) t_a >= l_ad + the seconds that type d computes on arc a
+(7) m_a >= w_akd
 (8) with memory  sum_a (fixed_bytes z_a + shared_bytes w_akd) <= device_bytes_d, k the segment of a
-(9) the triples of a program that turned out to fit with no ratios may not all be chosen again (it
-    seemed to fit within a solver's tolerances)
-With z whole, (1)-(3) make w = z B exact because B does not change along the path. A path that runs
-a triple twice holds no less than the program without the second time.
+(9) the triples of a program that turned out to fit with no ratios are not all chosen again (the
+    program seemed to fit within a solver's tolerances)
+Where z is whole, (1)-(3) make w = z B exact, because B does not change along the path. A path that
+runs a triple twice adds no fewer bytes than the program without the repetition.
 
 CP-SAT takes ratios on a grid. Every rounding lowers the cost, so that its bound holds. The ratios
-of the program found are optimised again, and what rounding hid remains as a small gap.
+of the program in its answer are optimised again, and the rounding remains as a small gap.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,39 +51,40 @@ from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason
 
 # Nodes of the graph beyond which the model is not built: no general solver gets far there.
 STATES = 8_000
-# Values of a ratio in CP-SAT, in parts of one; with memory fewer, so that more digits are left for
-# bytes.
+# CP-SAT's ratios are multiples of 1 / GRID. With memory the grid is coarser, so that more digits
+# are left for bytes.
 GRID, MEMORY_GRID = 2**20, 2**16
-# What all its roundings together may come to, relative to the cost; less makes its search crawl.
+# The error of all roundings of CP-SAT together, relative to the cost. A smaller one makes its
+# search crawl.
 GRID_ROUNDING = 2e-5
-# Coefficients are capped at this multiple of the cost of a known program, or of a device's memory:
-# beyond it no program can use the triple anyway.
+# Coefficients are capped at this multiple of the incumbent's cost, or of a device's memory. No
+# program can use a triple beyond it anyway.
 MOST_TIMES = 4096.0
-# Share of the memory granted beyond it, so that a solver's tolerance cuts nothing off; the best
-# ratios of a program are found exactly later.
+# The model grants this share of the memory on top, so that a solver's tolerance cuts nothing off.
+# The best ratios of a program are computed exactly later.
 SLACK = 1e-8
 
 
 @dataclass(frozen=True)
 class ArcColumns:
-    """The arcs with their costs and their columns."""
+    """The A arcs of the graph with their costs and their columns in the model."""
 
     problem: HapProblem
     graph: Graph
-    upper: float  # a cost in seconds that some program does not exceed
-    fixed: Floats  # [A, K] seconds on each type
-    shared: Floats  # [A, K]
-    z: Columns  # [A]
-    w: Columns  # [A, g, K]
-    w_of_segment: Columns  # [A, K] the columns w of each arc's segment
+    upper: float  # U: seconds that some program does not exceed
+    fixed: Floats  # [A, K] seconds on each type that do not depend on the ratios
+    shared: Floats  # [A, K] seconds on each type per ratio of the arc's segment
+    z: Columns  # [A] whether the program runs the arc's triple
+    w: Columns  # [A, g, K] the ratios of each segment on a chosen arc, 0 on the others
+    w_of_segment: Columns  # [A, K] the columns w of each arc's own segment
 
     @property
     def comm(self) -> Flags:
-        """[A] which are collectives."""
+        """[A] whether each arc is a collective."""
         return self.graph.work.comm
 
     def computing(self, arcs: Ints) -> Expression:
-        """[arcs, K] seconds that each type computes on these arcs."""
+        """[arcs, K] seconds that each type computes on these arcs; 0 on collectives."""
         fixed, shared = self.fixed[arcs], self.shared[arcs]
         chosen, ratios = self.z[arcs][:, None], self.w_of_segment[arcs]
         computes = ~self.comm[arcs][:, None]
@@ -83,22 +92,30 @@ class ArcColumns:
 
 
 def arc_columns(model: Model, graph: Graph, upper: float) -> ArcColumns:
-    """Arcs, z and w."""
+    """The arcs of the graph, with the columns z and w added to the model."""
     problem, work = graph.theory.problem, graph.work
+    # [A, K] seconds on each type per second on the fastest one; a collective takes the same on all
     slow = np.where(work.comm[:, None], 1.0, problem.speeds[-1] / problem.speeds)
     segment = np.array([graph.theory.steps[s].segment for s in graph.action], dtype=np.int64)
     count, most = len(graph.head), MOST_TIMES * upper
+    arcs = np.arange(count)
+    shared_seconds = work.shared_seconds[arcs, segment]  # [A] per ratio of the arc's segment
     z = model.binary("z", count)
     w = model.continuous("w", (count, problem.g, problem.K), 0.0, 1.0, grid=_grid(problem))
     return ArcColumns(
-        problem, graph, upper,
+        problem=problem,
+        graph=graph,
+        upper=upper,
         fixed=np.minimum(work.fixed_seconds[:, None] * slow, most),
-        shared=np.minimum(work.shared_seconds[np.arange(count), segment][:, None] * slow, most),
-        z=z, w=w, w_of_segment=w[np.arange(count), segment],
-    )  # fmt: skip
+        shared=np.minimum(shared_seconds[:, None] * slow, most),
+        z=z,
+        w=w,
+        w_of_segment=w[arcs, segment],
+    )
 
 
 def _grid(problem: HapProblem) -> int:
+    """The values of a ratio per unit for CP-SAT."""
     return GRID if problem.capacity is None else MEMORY_GRID
 
 
@@ -112,7 +129,7 @@ def follow_a_path(model: Model, s: ArcColumns) -> None:  # (1)
 
 
 def carry_the_ratios(model: Model, s: ArcColumns) -> None:  # (2)
-    """What enters a node leaves it; at {goal} the ratios enter."""
+    """The ratios that enter a node leave it. The ratios B enter {goal}."""
     ratio = model.continuous("ratio", (s.problem.g, s.problem.K), 0.0, 1.0, grid=_grid(s.problem))
     model.row("whole", ratio @ s.problem.counts == 1)
     for u in range(s.graph.n - 1):
@@ -124,12 +141,12 @@ def carry_the_ratios(model: Model, s: ArcColumns) -> None:  # (2)
 
 
 def share_out(model: Model, s: ArcColumns) -> None:  # (3)
-    """The ratios on a chosen arc sum to 1, on any other they vanish."""
+    """On a chosen arc the ratios of all devices sum to 1; on any other arc they are 0."""
     model.row("share", s.w @ s.problem.counts == s.z[:, None])
 
 
 def pay_for_stages(model: Model, s: ArcColumns) -> None:  # (4), (5), (6)
-    """Load per type along the path; a stage costs the largest."""
+    """A stage costs the seconds of its slowest type, which add up along the path."""
     load = model.seconds("load", (len(s.z), s.problem.K), upper=s.upper)
     ends = np.flatnonzero(s.comm | (s.graph.head == s.graph.n - 1))
     stage = model.seconds("stage", len(ends), upper=s.upper)
@@ -145,7 +162,7 @@ def pay_for_stages(model: Model, s: ArcColumns) -> None:  # (4), (5), (6)
 
 
 def pay_for_communication(model: Model, s: ArcColumns) -> None:  # (7)
-    """fixed z + shared max_d w."""
+    """A collective costs fixed z + shared max_d w."""
     comm = np.flatnonzero(s.comm)
     paying = comm[s.shared[comm, 0] > 0]
     largest = model.continuous("largest", len(paying), 0.0, 1.0, grid=_grid(s.problem))
@@ -154,9 +171,11 @@ def pay_for_communication(model: Model, s: ArcColumns) -> None:  # (7)
 
 
 def fit_memory(model: Model, s: ArcColumns) -> None:  # (8)
-    """Each type's bytes in units of its memory (in bytes where it has none). Coefficients too small
-    for a solver become 0. A triple whose fixed bytes exceed the memory is in no
-    program."""
+    """No type's bytes exceed its memory.
+
+    Bytes are in units of the type's memory, or in bytes where it has none. Coefficients that are
+    too small for a solver become 0. A triple whose fixed bytes exceed the memory is in no program.
+    """
     if s.problem.capacity is None:
         return
     steps = [s.graph.theory.steps[n] for n in s.graph.action]
@@ -166,28 +185,33 @@ def fit_memory(model: Model, s: ArcColumns) -> None:  # (8)
         model.fix(s.z[fixed > room], 0.0)
         fixed_parts = kept_parts(np.minimum(fixed, 2.0 * unit) / unit)
         shared_parts = kept_parts(shared / unit)
-        held = fixed_parts @ s.z + shared_parts @ s.w_of_segment[:, d]
-        model.row("memory", held <= room / unit * (1 + SLACK))
+        needed = fixed_parts @ s.z + shared_parts @ s.w_of_segment[:, d]
+        model.row("memory", needed <= room / unit * (1 + SLACK))
 
 
 def kept_parts(parts: Floats) -> Floats:
-    """0 for what is too small for a solver, and no more than `MOST_TIMES`."""
+    """The coefficients as a solver takes them: 0 for very small ones, at most `MOST_TIMES`."""
     return np.minimum(np.where(parts < SMALLEST, 0.0, parts), MOST_TIMES)
 
 
 def forbid(model: Model, s: ArcColumns, program: Sequence[int]) -> None:  # (9)
-    """These triples (numbers) may not all be chosen: no ratios make them fit in memory together,
-    nor with more triples."""
+    """Not all triples of a program (triple numbers) are chosen again.
+
+    No ratios make them fit in memory together, nor with more triples.
+    """
     chosen, steps = set(program), s.graph.theory.steps
     positions = [n for n, step in enumerate(steps) if step.index in chosen]
-    their_arcs = np.isin(s.graph.action, positions)
-    model.row("forbidden", s.z[their_arcs].sum() <= len(positions) - 1)
+    of_program = np.isin(s.graph.action, positions)
+    model.row("forbidden", s.z[of_program].sum() <= len(positions) - 1)
 
 
 def build(
     graph: Graph, least: float, upper: float, run: Run | None = None
 ) -> tuple[Model, ArcColumns]:
-    """The model of programs that cost at most `upper`; none costs less than `least`."""
+    """(The model of the programs that cost at most `upper` seconds, its columns).
+
+    least: seconds, a lower bound on the cost of every program.
+    """
     totals = Totals(
         least=least,
         largest=upper,
@@ -196,7 +220,7 @@ def build(
     )
     model = Model("hap", run, totals)
     s = arc_columns(model, graph, upper)
-    # what alone takes longer than some program does is in no better one
+    # a triple that alone takes longer than `upper` is in none of these programs
     model.fix(s.z[s.fixed.max(axis=1) > upper * (1 + SLACK)], 0.0)
     follow_a_path(model, s)
     carry_the_ratios(model, s)
@@ -208,7 +232,8 @@ def build(
 
 
 def solve_by(method: str, data: HapData, run: Run) -> Outcome[HapDecision]:
-    """The optimum up to the rounding of the ratios, or what there is when time runs out."""
+    """The optimum up to the rounding of the ratios; when time runs out, the best decision so far
+    and a proven bound."""
     theory = reduced_or_answered(data, run)
     return theory if isinstance(theory, Outcome) else solve_reduced(method, theory, run)
 
@@ -222,10 +247,12 @@ def solve_reduced(
     floor: float = 0.0,
     details: Mapping[str, object] | None = None,
 ) -> Outcome[HapDecision]:
-    """The model of a reduced theory by a general solver. The program is read out, and its ratios
-    are optimised again.
+    """The outcome of a general solver on the model of a reduced theory.
 
-    known: a program (triple numbers) that fits. floor: a lower bound in seconds.
+    The ratios of the program in the solver's answer are optimised again.
+
+    method: cp-sat, milp or pyomo. known: a program (triple numbers) that fits in memory; None: one
+    is derived here. floor: a lower bound in seconds. details: further details of the outcome.
     """
     problem, solver = theory.problem, label(method, run.options)
     clock_begun = CLOCK.seconds()
@@ -237,22 +264,22 @@ def solve_reduced(
     floor = max(floor, chain_bound(theory))
     run.report(incumbent=seconds if np.isfinite(seconds) else None, bound=floor)
 
-    def known_so_far(stop: Stop, message: str) -> Outcome[HapDecision]:
+    def best_so_far(stop: Stop, message: str) -> Outcome[HapDecision]:
         return outcome_of(
             theory, program, run=run, stop=stop, bound=floor, solver=solver,
             message=message, details=details,
         )  # fmt: skip
 
     if seconds <= 0:
-        return known_so_far(Stop.OPTIMAL, "")
+        return best_so_far(Stop.OPTIMAL, "")
     upper = seconds if np.isfinite(seconds) else problem.seconds_of_all or 1.0
     try:
         graph = graph_of_needs(theory, STATES, run)
         if graph is None:
-            return known_so_far(Stop.LIMIT, "the theory is too wide for this method")
+            return best_so_far(Stop.LIMIT, "the theory is too wide for this method")
         model, s = build(graph, floor, upper, run)
     except Stopped:
-        return known_so_far(stop_reason(run), UNBUILT)
+        return best_so_far(stop_reason(run), UNBUILT)
     build_seconds = CLOCK.seconds() - clock_begun
     while True:
         answer = minimise(method, model, run)
@@ -284,7 +311,7 @@ def solve_reduced(
 
 
 def walked(graph: Graph, chosen: Floats) -> list[int]:
-    """The program (triple numbers) of a path given by its arcs' values [A]."""
+    """The program (triple numbers) of a path. chosen: [A] 1 for the path's arcs, else about 0."""
     arcs: list[int] = []
     u, seen = graph.start, set()
     while u < graph.n - 1 and u not in seen:

@@ -1,19 +1,21 @@
 """The graph of needs of a theory, in all orders or in one.
 
-Read a program backwards. A node is the set of properties still needed: the first one is {goal}, the
-last one is empty. A triple that gives something needed leads from N to (N - post) + pre. Every
-minimal program is a path of its cost. Every path is a program no dearer, once triples that occur
-twice are dropped behind their first occurrence (`theory`). An arc to a superset of N only
-lengthens, because whatever settles the superset settles N. Parallel branches interleave in every
-order, because the order decides which computations share a stage.
+Read a program backwards. A node N is the set of properties still needed: the first one is {goal},
+the last one is empty. A triple that gives a needed property settles it, and leads from N to
+(N - post) + pre. Every minimal program is a path of the same cost. Every path is a program that
+costs no more, once repetitions of triples behind their first occurrence are dropped (`theory`). No
+arc leads to a superset of N, because the triples that settle the superset settle N without it.
+Parallel branches interleave in every order, because the order decides which computations share a
+stage.
 
-This is the graph of needs in all orders. Where costs simply add up, the order is irrelevant, and it
-is enough to settle the needed properties of the highest level first (`ReducedTheory.level`). That
-is the graph of needs in one order, called canonical, which is small for theories of any width. For
-take a program, let g(p) be its first triple that gives p, and settle among the needed properties of
-the highest level that whose g(p) comes last, by g(p). No triple is used twice: all needed
-properties of that level are given at or before it, its preconditions before it, and properties of
-lower levels never lead back to this level.
+This is the graph of needs in all orders. Where the costs of triples simply add up, the order is
+irrelevant, and it is enough to settle the needed properties of the highest level first
+(`ReducedTheory.level`). The graph of needs in this one order is called canonical. It is small for
+theories of any width. It has a path for every program: let g(p) be the program's first triple that
+gives p. Of the needed properties of the highest level, settle the one whose g(p) comes last in the
+program, by g(p). No triple is used twice, for three reasons. At or before g(p) the program gives
+all needed properties of that level. Before g(p) it gives the preconditions of g(p). And properties
+of lower levels never lead back to this level.
 """
 
 from collections.abc import Sequence
@@ -31,14 +33,15 @@ Need = frozenset[int]
 def graph_of_needs(
     theory: ReducedTheory, limit: int, run: Run | None = None, *, canonical: bool = False
 ) -> Graph | None:
-    """The graph of needs in all orders, or the canonical one; None beyond `limit` nodes.
+    """The graph of needs in all orders, or the canonical one; None where it has more than `limit`
+    nodes.
 
     Raises `Stopped` where `run` should stop.
     """
     states = [frozenset((theory.goal,))]
     numbers = {states[0]: 0}
     arcs: list[tuple[int, int, int]] = []
-    for u, need in enumerate(states):  # the list grows
+    for u, need in enumerate(states):  # the loop appends to the list
         if run is not None:
             run.check()
         to_settle = need
@@ -66,7 +69,7 @@ def of_highest_level(theory: ReducedTheory, need: Need) -> Need:
 
 
 def steps_that_give(theory: ReducedTheory, properties: Need) -> list[int]:
-    """The steps (positions, ascending) that give one of these properties or more."""
+    """The steps (positions, ascending) that give at least one of these properties."""
     return sorted({s for p in properties for s in theory.by_post[p]})
 
 

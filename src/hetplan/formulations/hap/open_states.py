@@ -36,11 +36,11 @@ from hetplan.formulations.hap.problem import Floats, Ints
 from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.run import Run
 
-# A new g counts as lower only below this multiple of the old one, so that rounding does not
-# put a state into the queue again.
+# A new g is lower only if it is below this multiple of the old one, so that rounding does not put a
+# state into the queue again.
 SAME = 1 - 1e-15
 EMPTY = 0  # the number of the empty state
-FIRST_ROWS = 64  # states for which there is space before arrays grow
+FIRST_ROWS = 64  # rows of the arrays of states before they grow
 
 
 class Opener:

@@ -1,26 +1,32 @@
 """A* in the order of the single-device program, for theories on which Figure 10 as printed does not
 end.
 
-As printed the search appends any instruction whose precondition is met. It meets independent
-instructions in every order and at every time, and its estimate is that of one chain to the goal,
-so that its states grow exponentially with the operators. Here
+The printed search appends any instruction whose precondition is met. It meets independent
+instructions in every order and at every time, and its estimate is that of one chain to the goal. So
+the number of its states grows exponentially with the number of operators. This search differs:
 
-- tensors are computed once each, in one topological order of the single-device program;
-  communications and local slices of what there is may stand between any two. The authors' code
-  computes each tensor once, too (`unique_computation`), on forward graphs that are nearly chains;
-- partial programs of as many tensors with the same properties still of use share a state, extended
-  ones included (their `property_cache`); the one of the lowest score is kept;
-- the estimate is the paper's, the least time of what is left at infinite bandwidth: with a fixed
-  list of tensors, each one's cheapest form on every type, beside the stage under way;
-- states are extended tensor by tensor, the best of each tensor first and only so many. The search
-  is repeated with four times as many until it has left none out whose score is below the best
-  program's, or until time is up.
+- It computes each tensor once, in one topological order of the single-device program.
+  Communications and local slices of computed tensors may stand between any two computations. The
+  authors' code computes each tensor once, too (`unique_computation`), on forward graphs that are
+  nearly chains.
+- A property is useful after a number of tensors if a later triple or the goal may need it. Partial
+  programs with equally many tensors and the same useful properties share a state. The one of the
+  lowest score is kept, also where another one was extended before (the authors' `property_cache`).
+- The estimate is the paper's: the least seconds of the computations that are left, at infinite
+  bandwidth, beside the stage under way. With a fixed list of tensors it is the sum, over the
+  tensors left, of each one's cheapest computation on every device type.
+- It extends states tensor by tensor, for each number of tensors those of the lowest scores first,
+  and `width` of them at most. The search is repeated with four times the width until it leaves out
+  no state whose score is below the best program's, or until time is up.
 
-Of the prunings of §4.5 the order takes the place of the first; the second is left out, since
-programs that communicate a tensor twice are mostly the better ones; the third is the properties of
-use. A property's tensor is what precedes its last `|`, without what follows a `~`, which names a
-way to it. Nothing is found where tensors depend on each other in a circle, or one that cannot be
-computed is not needed for the goal. Memory is known as a price of bytes.
+Of the prunings of Section 4.5 the order takes the place of the first. The second is left out, since
+programs that communicate a tensor twice are mostly the better ones. The third is that only useful
+properties are kept.
+
+The tensor of a property is the part of its name before the last `|`, up to a `~`. Behind the `~` a
+name tells by which of several ways the tensor is computed. The search finds no program where
+tensors depend on each other in a circle, or where a tensor that the goal does not need cannot be
+computed. Where memory is limited, it sees the limit only as a price of bytes.
 """
 
 import heapq
@@ -34,164 +40,241 @@ from typing import NamedTuple
 import networkx as nx
 import numpy as np
 
-from hetplan.formulations.hap.problem import Floats
+from hetplan.formulations.hap.problem import Floats, HapProblem
 from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.run import Run
 
-Known = frozenset[int]
-ByType = tuple[float, ...]
+Properties = frozenset[int]
+SecondsByType = tuple[float, ...]  # [K]
 
 
 class Move(NamedTuple):
-    """A step: its triple's number, what it needs and gives, its seconds by type (a communication's
-    are the same for all), what its bytes cost."""
+    """A triple that the search may append to a partial program."""
 
-    triple: int
-    comm: bool
-    pre: Known
-    post: Known
-    seconds: ByType
-    paid: float
+    triple: int  # the triple's number
+    comm: bool  # True: a collective; False: a computation
+    pre: Properties  # properties that it needs
+    post: Properties  # properties that it gives
+    seconds: SecondsByType  # [K] on each device type; a collective's are the same for all
+    byte_seconds: float  # seconds that its bytes cost at their price
 
 
 class Partial(NamedTuple):
-    """A partial program: properties of use; seconds up to the last synchronisation, by type since
-    then; the least that a whole program of it takes; the one before and the move added."""
+    """A partial program: the beginning of a program."""
 
-    known: Known
-    cost: float
-    busy: ByType
-    score: float
+    known: Properties  # useful properties that it has established
+    cost: float  # seconds up to the last synchronisation, with the price of all its bytes
+    busy: SecondsByType  # [K] seconds that each type computes after the last synchronisation
+    score: float  # a lower bound on the cost of every program that begins with it
+    # the partial program that it extends, and the move that it appends; None: it is empty
     before: "tuple[Partial, Move] | None" = None
 
     def program(self) -> list[int]:
-        """Triple numbers in order."""
-        numbers, at = list[int](), self.before
-        while at is not None:
-            numbers.append(at[1].triple)
-            at = at[0].before
+        """The triple numbers, in order."""
+        numbers, extended = list[int](), self.before
+        while extended is not None:
+            shorter, move = extended
+            numbers.append(move.triple)
+            extended = shorter.before
         return numbers[::-1]
 
 
 @dataclass(frozen=True)
 class Order:
-    """making [n + 1]: the moves that compute the tensor of that number, none last; changing:
-    property -> moves that turn it into others of the same tensor. useful [n + 1]: properties still
-    of use once so many tensors are computed; rest [n + 1]: seconds of computing left at least, by
-    type."""
+    """The n tensors of a theory in the order in which the search computes them.
+
+    `computed` below is a number of tensors: those numbered 0 to computed - 1 are computed.
+    """
 
     goal: int
-    making: list[list[Move]]
+    computing: list[list[Move]]  # [n + 1] the moves that compute each tensor; none at the end
+    # property -> the moves that turn it into another property of the same tensor
     changing: dict[int, list[Move]]
-    useful: list[Known]
-    rest: list[ByType]
+    useful: list[Properties]  # [n + 1] the useful properties once `computed` tensors are computed
+    # [n + 1] by type, the least seconds of the computations left once `computed` tensors are
+    rest: list[SecondsByType]
 
     def within(self, width: int, least: float, run: Run) -> tuple[Partial | None, bool]:
-        """(The best program below `least`, extending so many states of each tensor; whether others
-        that might be better were left out)."""
+        """(The best program found below `least` seconds or None, whether a state was left out that
+        may lead to a better one).
+
+        width: the states that are extended at most for each number of computed tensors.
+        """
         left_out, count, none = False, itertools.count(), frozenset[int]()
-        level = {none: Partial(none, 0.0, (0.0,) * len(self.rest[0]), 0.0)}
-        for made, making in enumerate(self.making):
-            after: dict[Known, Partial] = {}
-            queue = [(old.score, next(count), old) for old in level.values()]
+        # useful properties -> the best partial program with them, for one number of tensors
+        states = {none: Partial(none, 0.0, (0.0,) * len(self.rest[0]), 0.0)}
+        for computed, computing in enumerate(self.computing):
+            next_states: dict[Properties, Partial] = {}
+            queue = [(partial.score, next(count), partial) for partial in states.values()]
             heapq.heapify(queue)
             extended = 0
             while queue:
-                score, _, old = heapq.heappop(queue)
-                if level[old.known].score < score:
-                    continue
+                score, _, partial = heapq.heappop(queue)
+                if states[partial.known].score < score:
+                    continue  # a better partial program has taken its state
                 if extended == width or run.should_stop:
                     left_out = True
                     break
                 extended += 1
-                if self.goal in old.known:
-                    return old, left_out
-                changes = (move for p in sorted(old.known) for move in self.changing.get(p, ()))
-                for new in self.extended(old, changes, made, level, least):
-                    heapq.heappush(queue, (new.score, next(count), new))
-                for _ in self.extended(old, making, made + 1, after, least):
-                    pass
-            level = after
+                if self.goal in partial.known:
+                    return partial, left_out
+                changing = self._moves_that_change(partial.known)
+                for better in self._extended(partial, changing, computed, states, least):
+                    heapq.heappush(queue, (better.score, next(count), better))
+                for _ in self._extended(partial, computing, computed + 1, next_states, least):
+                    pass  # each is in `next_states`
+            states = next_states
         return None, left_out
 
-    def extended(
-        self, old: Partial, moves: Iterable[Move], made: int, states: dict[Known, Partial],
+    def _moves_that_change(self, known: Properties) -> Iterator[Move]:
+        """The moves that turn a known property into another one of the same tensor."""
+        for p in sorted(known):
+            yield from self.changing.get(p, ())
+
+    def _extended(
+        self,
+        partial: Partial,
+        moves: Iterable[Move],
+        computed: int,
+        states: dict[Properties, Partial],
         least: float,
-    ) -> Iterator[Partial]:  # fmt: skip
-        """The partial programs with one move more, of so many tensors, that are the best of their
-        states, in which they are put."""
+    ) -> Iterator[Partial]:
+        """The extensions of a partial program by one move that become the best of their states.
+
+        computed: the number of tensors that an extension has computed. states: useful properties ->
+        the best partial program with them; each extension is put there before it is returned.
+        least: extensions whose score reaches it are left out.
+        """
         for move in moves:
-            if not move.pre <= old.known:
+            if not move.pre <= partial.known:
                 continue
-            known = (old.known | move.post) & self.useful[made]
-            cost, busy = old.cost + move.paid, tuple(map(add, old.busy, move.seconds))
+            known = (partial.known | move.post) & self.useful[computed]
+            cost = partial.cost + move.byte_seconds
+            busy = tuple(map(add, partial.busy, move.seconds))
             if move.comm:
                 cost, busy = cost + max(busy), (0.0,) * len(busy)
-            score = cost + max(map(add, busy, self.rest[made]))
+            score = cost + max(map(add, busy, self.rest[computed]))
             if score < least and (known not in states or score < states[known].score):
-                states[known] = Partial(known, cost, busy, score, (old, move))
+                states[known] = Partial(known, cost, busy, score, (partial, move))
                 yield states[known]
 
 
 def search(
     theory: ReducedTheory, ratios: Floats, run: Run, *, most: int, byte_price: float = 0.0
 ) -> tuple[list[int] | None, int | None]:
-    """The best program met at ratios [g, K], None where there is none; and how many states of each
-    tensor were extended for it (`most` at most), None for all that could be better.
+    """(The best program found at ratios [g, K], the width of the last search).
 
-    byte_price: seconds per byte on one device.
+    The program is None where none was found. The width is None where that search left out no state
+    that could lead to a better program.
+
+    most: no search follows one of this width or more. byte_price: seconds per byte on one device.
     """
-    order, best, width = arranged(theory, ratios, byte_price), None, 1
-    left_out = order is not None
-    while order is not None and left_out and width < most and not run.should_stop:
+    order = arranged(theory, ratios, byte_price)
+    if order is None:
+        return None, None
+    best: Partial | None = None
+    width, left_out = 1, True
+    while left_out and width < most and not run.should_stop:
         width *= 4
-        program, left_out = order.within(width, best.score if best else np.inf, run)
-        best = program or best
-    return theory.program(best.program()) if best else None, width if left_out else None
+        least = np.inf if best is None else best.score
+        better, left_out = order.within(width, least, run)
+        best = better or best
+    program = None if best is None else theory.program(best.program())
+    return program, width if left_out else None
 
 
 def arranged(theory: ReducedTheory, ratios: Floats, byte_price: float) -> Order | None:
     """The order of the theory's tensors; None where they depend on each other in a circle."""
-    problem, names = theory.problem, theory.problem.properties
+    K = theory.problem.K
+    moves = _moves(theory, ratios, byte_price)
+    needed = [_tensors(theory.problem, move.pre) for move in moves]
+    # the tensors that each move computes: it gives a property of them and needs none
+    computed = [
+        _tensors(theory.problem, move.post) - of_pre
+        for move, of_pre in zip(moves, needed, strict=True)
+    ]
+    tensors = _topological_order(needed, computed)
+    if tensors is None:
+        return None
+    number = {tensor: i for i, tensor in enumerate(tensors)}
+    n = len(tensors)
+    computing: list[list[Move]] = [[] for _ in range(n + 1)]
+    changing: dict[int, list[Move]] = defaultdict(list)
+    made_from: nx.DiGraph[int] = nx.DiGraph()  # from a property to those that moves make it of
+    for move, of_move in zip(moves, computed, strict=True):
+        if of_move:
+            computing[min(number[tensor] for tensor in of_move)].append(move)
+        else:
+            made_from.add_edges_from(itertools.product(move.post, move.pre))
+            changing[min(move.pre)].append(move)
+    wanted = {theory.goal}  # properties that the goal or a tensor from number i on may need
+    useful: list[Properties] = []  # from the last number of tensors to the first
+    least_seconds = np.zeros((n + 1, K))  # of the cheapest computation of each tensor
+    for i in range(n, -1, -1):
+        for p in frozenset({theory.goal}).union(*(move.pre for move in computing[i])):
+            wanted.add(p)
+            if p in made_from:
+                wanted |= nx.descendants(made_from, p)
+        useful.append(frozenset(wanted))
+        idle = (0.0,) * K
+        work = [idle if move.comm else move.seconds for move in computing[i]]
+        least_seconds[i] = np.min(work, axis=0) if work else 0.0
+    rest = least_seconds[::-1].cumsum(axis=0)[::-1]
+    return Order(
+        goal=theory.goal,
+        computing=computing,
+        changing=changing,
+        useful=useful[::-1],
+        rest=[tuple(row) for row in rest.tolist()],
+    )
+
+
+def _moves(theory: ReducedTheory, ratios: Floats, byte_price: float) -> list[Move]:
+    """One move for each triple of the theory, with its seconds at the ratios [g, K]."""
+    problem = theory.problem
+    devices = float(problem.counts.sum())
     moves = []
     for step in theory.steps:
         row = ratios[step.segment]
-        paid = byte_price * (step.fixed_bytes * float(problem.counts.sum()) + step.shared_bytes)
-        shares, speeds = (row.max(), np.ones(problem.K)) if step.comm else (row, problem.speeds)
-        seconds = tuple(((step.fixed + step.shared * shares) / speeds).tolist())
-        moves.append(Move(step.index, step.comm, step.pre, step.post, seconds, paid))
+        if step.comm:
+            seconds = (step.fixed + step.shared * row.max()) / np.ones(problem.K)
+        else:
+            seconds = (step.fixed + step.shared * row) / problem.speeds
+        moves.append(
+            Move(
+                triple=step.index,
+                comm=step.comm,
+                pre=step.pre,
+                post=step.post,
+                seconds=tuple(seconds.tolist()),
+                byte_seconds=byte_price * (step.fixed_bytes * devices + step.shared_bytes),
+            )
+        )
+    return moves
 
-    def tensors(properties: Known) -> set[str]:
-        return {(names[p].rpartition("|")[0] or names[p]).partition("~")[0] for p in properties}
 
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    place: dict[str, int] = {}
-    made_by = [tensors(move.post) - tensors(move.pre) for move in moves]
-    for n, (move, made) in enumerate(zip(moves, made_by, strict=True)):
-        graph.add_nodes_from(made)
-        graph.add_edges_from(itertools.product(tensors(move.pre), made))
-        place = dict.fromkeys(made, n) | place
+def _tensors(problem: HapProblem, properties: Properties) -> set[str]:
+    """The tensors of these properties, by the names of the properties."""
+    names = [problem.properties[p] for p in properties]
+    return {(name.rpartition("|")[0] or name).partition("~")[0] for name in names}
+
+
+def _topological_order(needed: list[set[str]], computed: list[set[str]]) -> list[str] | None:
+    """All tensors, each behind the tensors that its moves need; None where that is impossible.
+
+    needed, computed: the tensors that each move needs and computes. Of tensors that may come next,
+    the one goes first whose first move comes first.
+    """
+    depends: nx.DiGraph[str] = nx.DiGraph()
+    first_move: dict[str, int] = {}
+    for n, (of_pre, of_move) in enumerate(zip(needed, computed, strict=True)):
+        depends.add_nodes_from(of_move)
+        depends.add_edges_from(itertools.product(of_pre, of_move))
+        for tensor in of_move:
+            first_move.setdefault(tensor, n)
     try:
-        order = list(nx.lexicographical_topological_sort(graph, key=lambda t: place.get(t, -1)))
+        return list(
+            nx.lexicographical_topological_sort(depends, key=lambda t: first_move.get(t, -1))
+        )
     except nx.NetworkXUnfeasible:
         return None
-    number = {tensor: i for i, tensor in enumerate(order)}
-    making: list[list[Move]] = [[] for _ in range(len(order) + 1)]
-    changing: dict[int, list[Move]] = defaultdict(list)
-    sources: nx.DiGraph[int] = nx.DiGraph()
-    for move, made in zip(moves, made_by, strict=True):
-        if made:
-            making[min(number[tensor] for tensor in made)].append(move)
-        else:
-            sources.add_edges_from(itertools.product(move.post, move.pre))
-            changing[min(move.pre)].append(move)
-    wanted, useful = {theory.goal}, list[Known]()
-    rest = np.zeros((len(order) + 1, problem.K))
-    for i in range(len(order), -1, -1):
-        for p in frozenset({theory.goal}).union(*(move.pre for move in making[i])):
-            wanted |= {p} | (nx.descendants(sources, p) if p in sources else set())
-        useful.append(frozenset(wanted))
-        work = [(0.0,) * problem.K if move.comm else move.seconds for move in making[i]]
-        rest[i] = np.min(work, axis=0) if work else 0.0
-    left = rest[::-1].cumsum(axis=0)[::-1]
-    return Order(theory.goal, making, changing, useful[::-1], [tuple(row) for row in left.tolist()])

@@ -1,15 +1,17 @@
 """HAP's own procedure: a program for fixed ratios and ratios for a fixed program, in turn.
 
-Source: HAP, Section 3.1: from ratios proportional to speed, until the program repeats; the best
-pair is kept. The ratios are those of the linear programme of Section 5.1, the program for fixed
-ratios is that of A* (Fig. 10, module `astar`) with the prunings of Section 4.5. With memory, which
-HAP does not limit, partial programs that do not fit at the fixed ratios are pruned, and the linear
-programme has memory.
+It begins with ratios in proportion to speed, ends when a program repeats, and keeps the best pair
+of program and ratios. The ratios for a fixed program are those of the linear programme of Section
+5.1. The program for fixed ratios is that of A* (Fig. 10, module `astar`) with the prunings of
+Section 4.5. HAP does not limit memory. Where the instance does, A* prunes partial programs that do
+not fit at the fixed ratios, and the linear programme keeps to the memory.
 
-Where A* grows too large, it is cut off, which the message says, and the search in the order of the
-single-device program (module `ordered_search`) takes its place. The message says as well where that
-has left states out. With memory it is asked at several prices of bytes, and the cheapest program
-that fits counts.
+A* is cut off where it grows too large. The search in the order of the single-device program (module
+`ordered_search`) then takes its place. With memory it runs at several prices of bytes, and the
+cheapest program that fits counts. The message says where A* was cut off, and where the other search
+has left states out.
+
+Source: HAP, Section 3.1.
 """
 
 from collections.abc import Sequence
@@ -43,28 +45,28 @@ DERIVED = " and completed greedily"
 
 @dataclass(frozen=True)
 class Parameters:
-    """When A* has grown too large, printed or in the program's order."""
+    """Limits of A* as printed, and of A* in the order of the single-device program (ordered)."""
 
-    # Partial programs that A* may extend, its seconds, and its share of the time left.
-    extensions: int = 1_000
-    seconds: float = 2.0
-    share: float = 0.25
-    # Seconds of A* in the order of the single-device program, and its share of the time left.
-    ordered_seconds: float = 10.0
-    ordered_share: float = 0.75
-    # States of each tensor that it extends at most.
-    ordered_states: int = 256
+    extensions: int = 1_000  # partial programs that A* extends at most
+    seconds: float = 2.0  # seconds of A* at most
+    share: float = 0.25  # share of the time left that A* takes at most
+    ordered_seconds: float = 10.0  # seconds of the ordered A* at most, at all prices together
+    ordered_share: float = 0.75  # share of the time left that the ordered A* takes at most
+    ordered_states: int = 256  # states of each tensor that the ordered A* extends at most
 
 
 def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Outcome[HapDecision]:
-    """The best pair of the alternation; no bound."""
+    """The best program and ratios of the alternation, without a bound."""
     theory = reduced_or_answered(data, run)
-    if isinstance(theory, Outcome):  # one program at most: its ratios, without a claim
-        return theory if theory.decision is None else replace(theory, stop=Stop.DONE, bound=None)
+    if isinstance(theory, Outcome):  # at most one program: a heuristic claims no optimum
+        if theory.decision is None:
+            return theory
+        return replace(theory, stop=Stop.DONE, bound=None)
     problem, programs = theory.problem, _Programs(theory, run, parameters)
     ratios = np.tile(problem.proportional, (problem.g, 1))
-    best: Sequence[int] | None = None
-    least, tried = np.inf, set[tuple[int, ...]]()
+    best: Sequence[int] | None = None  # the program of the best pair
+    least = np.inf  # its seconds
+    tried: set[tuple[int, ...]] = set()
     while best is None or not run.should_stop:
         program = programs.at(ratios)
         answer = best_ratios(problem, problem.cost_of(program), run)
@@ -76,28 +78,40 @@ def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Out
             best, least = program, answer.seconds
             run.report(incumbent=least)
     return outcome_of(
-        theory, best, run=run, bound=None, details={"rounds": len(tried)},
+        theory,
+        best,
+        run=run,
         stop=stop_reason(run) if run.should_stop else Stop.DONE,
+        bound=None,
         message=DOES_NOT_FIT if best is None else programs.note,
-    )  # fmt: skip
+        details={"rounds": len(tried)},
+    )
 
 
 class _Programs:
-    """Programs for fixed ratios: by A* with both prunings of the theory; without the second one
-    where both leave no program; in the program's order once A* has grown too large."""
+    """Finds programs for fixed ratios.
+
+    It searches by A* with both prunings of the theory. Where they leave no program, it searches
+    without the second pruning from then on. Once A* has grown too large, the ordered A* takes its
+    place.
+    """
 
     def __init__(self, theory: ReducedTheory, run: Run, parameters: Parameters) -> None:
         self.theory, self.run, self.parameters = theory, run, parameters
-        # of the searches by A* that are still to be tried: whether they have the second pruning
+        # for each search by A* that is still to be tried, whether it has the second pruning
         self._searches_left: tuple[bool, ...] = (True, False)
-        self._states, self._instead = 0, IN_ORDER
+        self._states = 0  # partial programs that the last A* extended
+        self._instead = IN_ORDER  # the end of the message: what took the place of A*
 
     @property
     def note(self) -> str:
-        """The text of what was left out of HAP's procedure."""
+        """The message that says which part of HAP's procedure was left out; empty without any."""
+        if len(self._searches_left) == 2:
+            return ""
+        if len(self._searches_left) == 1:
+            return REPEATED
         cut_off = CUT_OFF if self._states else NOT_BEGUN
-        cut_off = cut_off.format(states=self._states, instead=self._instead)
-        return (cut_off, REPEATED, "")[len(self._searches_left)]
+        return cut_off.format(states=self._states, instead=self._instead)
 
     def at(self, ratios: Floats) -> Sequence[int]:
         """A program (triple numbers) for ratios [g, K]."""
@@ -116,11 +130,16 @@ class _Programs:
         return self._without_a_star(ratios)
 
     def _without_a_star(self, ratios: Floats) -> Sequence[int]:
-        """The cheapest at these ratios of the cheapest derivation and the programs of A* in the
-        order of the single-device program, with memory at several prices of bytes; where none fits
-        at them, the cheapest at any."""
+        """The cheapest program at these ratios of those that fit in memory at them.
+
+        The candidates are a greedy program and those of the ordered A*, with memory at several
+        prices of bytes. Where none fits at these ratios, the candidate that is cheapest under its
+        own best ratios is returned.
+        """
         problem = self.theory.problem
-        prices = [0.0] if problem.capacity is None else [0.0, *tried_byte_prices(problem)]
+        prices = [0.0]  # of a byte, in seconds
+        if problem.capacity is not None:
+            prices += tried_byte_prices(problem)
         share = self.parameters.ordered_share * self.run.remaining
         seconds = min(self.parameters.ordered_seconds, share) / len(prices)
         programs: list[Sequence[int]] = [
@@ -138,10 +157,24 @@ class _Programs:
                 self._instead = KEPT.format(width=width)
         if len(programs) == 1:
             self._instead = DERIVED
-        fitting = [q for q in programs if problem.fits(problem.cost_of(q), ratios)]
+        fitting = [program for program in programs if self._fits_at(ratios, program)]
         if fitting:
-            return min(fitting, key=lambda q: problem.program_seconds(problem.cost_of(q), ratios))
-        distinct = dict.fromkeys(map(tuple, [*programs, fitting_program(self.theory, self.run)[0]]))
-        return min(
-            distinct, key=lambda q: best_ratios(problem, problem.cost_of(q), self.run).seconds
-        )
+            return min(fitting, key=lambda program: self._seconds_at(ratios, program))
+        programs.append(fitting_program(self.theory, self.run)[0])
+        distinct = dict.fromkeys(map(tuple, programs))
+        return min(distinct, key=self._least_seconds)
+
+    def _fits_at(self, ratios: Floats, program: Sequence[int]) -> bool:
+        """Whether a program fits in memory at these ratios."""
+        problem = self.theory.problem
+        return problem.fits(problem.cost_of(program), ratios)
+
+    def _seconds_at(self, ratios: Floats, program: Sequence[int]) -> float:
+        """Seconds of a program at these ratios."""
+        problem = self.theory.problem
+        return problem.program_seconds(problem.cost_of(program), ratios)
+
+    def _least_seconds(self, program: Sequence[int]) -> float:
+        """Seconds of a program under its best ratios; infinite where no ratios fit."""
+        problem = self.theory.problem
+        return best_ratios(problem, problem.cost_of(program), self.run).seconds

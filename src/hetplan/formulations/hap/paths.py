@@ -1,4 +1,5 @@
-"""Shortest paths of a graph of programs, and potentials: lower bounds of what is left of a path."""
+"""Shortest paths of a graph of programs, and potentials: lower bounds of the cost from a node to
+the last one."""
 
 import numpy as np
 
@@ -6,13 +7,16 @@ from hetplan.compiled import kernel
 from hetplan.formulations.hap.graph import Flags, Graph
 from hetplan.formulations.hap.problem import Floats, Ints
 
-# Sums that differ by less, relatively, are the same: of such means the first is taken.
+# Sums whose relative difference is less are equal. Of means with equal sums the first is taken.
 CLOSE = 1e-9
 
 
 def shortest(graph: Graph, cost: Floats) -> tuple[Floats, Ints]:
-    """([n, J] least sums of the costs [A, J] >= 0 from each node to the last one, [n, J] the first
-    arc of such a path, -1 where there is none)."""
+    """([n, J] the least sum of costs from each node to the last one, [n, J] the first arc of a path
+    with this sum, or -1 where there is no path).
+
+    cost: [A, J] nonnegative costs of the arcs, J independent ones.
+    """
     length = np.full((graph.n, cost.shape[1]), np.inf)
     length[-1] = 0.0
     first_arc = np.full(length.shape, -1)
@@ -34,13 +38,13 @@ def path(graph: Graph, first_arc: Ints) -> list[int]:
 
 
 def potentials(graph: Graph, cost: Floats, mu: Floats) -> Floats:
-    """[n, L, V] a lower bound, affine over a cell, of the cost from each node to the last one, when
-    the stage under way costs what mean l says.
+    """[n, L, V] a lower bound of the cost from each node to the last one, for each mean l of the
+    stage under way, at the vertices of a cell; it is affine over the cell.
 
-    cost: [A, L, V], of arcs by L means at the V vertices. Where paths are programs in execution
-    order, each stage has a mean of its own: the one whose value at the point mu [V] (barycentric)
-    is the largest at the node where the stage begins, read from the program's end. The first mean
-    wins ties.
+    cost: [A, L, V] the costs of arcs by L means at the V vertices. mu: [V] a point of the cell
+    (barycentric). Where paths are programs in execution order, each stage has a mean of its own:
+    the one with the largest value at mu at the node where the stage begins. The first mean wins
+    ties.
     """
     rows = np.ascontiguousarray(cost.reshape(len(cost), -1))
     if not graph.in_execution_order:
@@ -59,12 +63,13 @@ def _fill_shortest(
     first: Ints, head: Ints, closes: Flags, component: Ints, cost: Floats, mu: Floats,
     value: Floats, arc: Ints, at_stage_begin: Floats,
 ) -> None:  # fmt: skip
-    """Fill value [n, J], least sums of cost [A, J] to the last node, and arc [n, J].
+    """Fill value [n, J], the least sums of cost [A, J] from each node to the last one, and arc
+    [n, J], the first arcs of such paths.
 
-    Every len(mu) columns belong to one mean. Behind an arc that `closes` a stage, at_stage_begin
-    [n, J] of its head counts in place of the value: there all means have the columns of the one
-    with the largest value at mu. Within a component that choice is made once, with the values
-    before it.
+    The J columns are V = len(mu) columns for each mean. After an arc that `closes` a stage,
+    at_stage_begin [n, J] of its head counts in place of the value. There all means have the columns
+    of the mean with the largest value at mu. The components are filled from the last to the first,
+    and at_stage_begin of a component only when all its values are final.
     """
     J, V = cost.shape[1], len(mu)
     end = len(value) - 1
@@ -84,7 +89,7 @@ def _fill_shortest(
                         if total < value[u, j]:
                             value[u, j] = total
                             arc[u, j] = a
-                            # who looked at u before has to look again
+                            # other nodes of the component may lead to u
                             changed = changed or end - begin > 1
         for u in range(begin, min(end, len(at_stage_begin))):
             best, chosen = -np.inf, 0

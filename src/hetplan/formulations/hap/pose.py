@@ -4,22 +4,23 @@ and its links.
 HAP has one speed per device (`programs.speeds` sets it from the profile). Collectives are rings
 over the slowest link, as AMP counts them, with a launch per hop.
 
-One program takes the whole global batch. Where that does not fit in memory it is run `runs` times
-on equal parts, with gradients synchronised once. Memory is a constraint of the problem, with the
-profile's saved activations.
+One program takes the whole global batch. Where the batch does not fit in memory, the program runs
+`runs` times per iteration on equal parts of the batch, and gradients are synchronised once. Memory
+is a constraint of the problem, with the profile's saved activations.
 
-Segments of a program, each with ratios of its own: runs of layers, or parts of the operators'
-graph as METIS cuts it (extra `metis`).
+A program can be cut into segments, each with ratios of its own. Segments are consecutive layers, or
+parts of the operators' graph as METIS cuts it (extra `metis`).
 
 Source: HAP, Section 5.2 (METIS: Karypis and Kumar 1998).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 import networkx as nx
 import numpy as np
@@ -27,7 +28,7 @@ import numpy as np
 from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.pricing import Theory, theory_of
-from hetplan.profiling.hardware.cluster import Cluster
+from hetplan.profiling.hardware.cluster import Cluster, Node
 from hetplan.profiling.models.operators import ELEMENT_BYTES
 from hetplan.profiling.workload import Workload
 from hetplan.programs.holding import Holding
@@ -38,17 +39,18 @@ from hetplan.programs.speeds import profile_tables, saved_bytes, speeds_of
 from hetplan.programs.work import by_layer, work_of
 from hetplan.solvers.run import Run
 
-# Weights of METIS are 32-bit whole numbers that must add up to less than 2^31.
+# The largest weight that METIS is given. Its weights are 32-bit whole numbers that must add up to
+# less than 2^31.
 LARGEST_WEIGHT = 10_000
 
 
 def segmented(
     program: SingleProgram, count: int, how: Literal["layer", "metis"] = "layer"
 ) -> SingleProgram:
-    """The program in up to `count` segments, numbered as they first appear; data and parameters go
-    with their first user.
+    """The program in up to `count` segments, numbered in the order in which they first appear.
 
-    Raises InputError unless there are at least as many operators, UnsupportedError for METIS where
+    Data and parameters belong to the segment of the first operator that reads them. Raises
+    InputError unless the program has at least `count` operators, UnsupportedError for METIS where
     pymetis is not installed.
     """
     operators = program.computations
@@ -59,7 +61,7 @@ def segmented(
         got=count,
         expected=f"1 to {len(operators)}",
     )
-    parts = _runs_of_layers(program, count) if how == "layer" else _metis_parts(program, count)
+    parts = _consecutive_layers(program, count) if how == "layer" else _metis_parts(program, count)
     numbers: dict[int, int] = {}
     segment_of: dict[str, int] = {}
     for node, part in zip(operators, parts, strict=True):
@@ -67,19 +69,25 @@ def segmented(
     return program.in_segments(segment_of)
 
 
-def _runs_of_layers(program: SingleProgram, count: int) -> list[int]:
-    """Operator -> its segment. A layer belongs where the middle of its work falls when the whole is
-    cut into equal parts."""
+def _consecutive_layers(program: SingleProgram, count: int) -> list[int]:
+    """The segment of each operator, where segments are consecutive layers.
+
+    The work of all layers is cut into `count` equal parts. A layer belongs to the part in which the
+    middle of its work lies.
+    """
     work = by_layer(program)
-    total, done, part_of = sum(work.values()), 0.0, {}
+    total, before = sum(work.values()), 0.0
+    part_of = {}
     for layer, flops in work.items():
-        part_of[layer] = min(count - 1, int(count * (done + flops / 2) / total))
-        done += flops
+        middle = before + flops / 2
+        part_of[layer] = min(count - 1, int(count * middle / total))
+        before += flops
     return [part_of[node.layer] for node in program.computations]
 
 
 def _metis_parts(program: SingleProgram, count: int) -> list[int]:
-    """Operator -> its segment: balanced work, few entries on edges between segments."""
+    """The segment of each operator, as METIS cuts their graph: segments have about equal work, and
+    few entries of tensors pass between them."""
     require(
         find_spec("pymetis") is not None,
         "segments by METIS need pymetis",
@@ -88,22 +96,32 @@ def _metis_parts(program: SingleProgram, count: int) -> list[int]:
     )
     import pymetis
 
-    graph = _graph(program)
-    first = [0, *accumulate(len(graph.adj[node]) for node in range(len(graph)))]
-    near = [pair for node in range(len(graph)) for pair in graph.adj[node].items()]
+    graph = _weighted_graph(program)
+    operators = range(len(graph))
+    # the neighbours of operator i are neighbours[starts[i]:starts[i + 1]]
+    starts = [0, *accumulate(len(graph.adj[operator]) for operator in operators)]
+    neighbours: list[int] = []
+    edge_weights: list[int] = []
+    for operator in operators:
+        for neighbour, edge in graph.adj[operator].items():
+            neighbours.append(neighbour)
+            edge_weights.append(edge["entries"])
     _, parts = pymetis.part_graph(
         count,
-        pymetis.CSRAdjacency(first, [other for other, _ in near]),
-        vweights=[graph.nodes[node]["work"] for node in range(len(graph))],
-        eweights=[edge["entries"] for _, edge in near],
+        pymetis.CSRAdjacency(starts, neighbours),
+        vweights=[graph.nodes[operator]["work"] for operator in operators],
+        eweights=edge_weights,
         options=pymetis.Options(seed=0),
     )
     return [int(part) for part in parts]
 
 
-def _graph(program: SingleProgram) -> nx.Graph[int]:
-    """Operators by number with their FLOP, edges between two with the entries of what one reads of
-    the other, as weights."""
+def _weighted_graph(program: SingleProgram) -> nx.Graph[int]:
+    """The graph of the operators, by number, with weights from 1 to LARGEST_WEIGHT.
+
+    An operator's `work` is in proportion to its FLOP. Two operators share an edge where one reads
+    the other's tensor; the edge's `entries` are in proportion to the entries of that tensor.
+    """
     gradients = program.needs_gradient()
     graph: nx.Graph[int] = nx.Graph()
     number = {node.name: i for i, node in enumerate(program.computations)}
@@ -112,25 +130,30 @@ def _graph(program: SingleProgram) -> nx.Graph[int]:
         for source in program.inputs(node):
             if not source.source:
                 graph.add_edge(number[source.name], number[node.name], entries=source.elements)
-    for rows, name in ((graph.nodes.values(), "work"), (graph.edges.values(), "entries")):
-        top = max((row[name] for row in rows), default=0.0) or 1.0
-        for row in rows:
-            row[name] = max(1, round(LARGEST_WEIGHT * row[name] / top))
+    _scale_weights(graph.nodes.values(), "work")
+    _scale_weights(graph.edges.values(), "entries")
     return graph
 
 
+def _scale_weights(weighted: Collection[dict[str, Any]], name: str) -> None:
+    """Scale the weights called `name` to whole numbers, the largest one to LARGEST_WEIGHT."""
+    largest = max((attributes[name] for attributes in weighted), default=0.0) or 1.0
+    for attributes in weighted:
+        attributes[name] = max(1, round(LARGEST_WEIGHT * attributes[name] / largest))
+
+
+# The number of segments, and how a program is cut into them (`segmented`).
 Cut = tuple[int, Literal["layer", "metis"]]
 
 
 @dataclass(frozen=True)
 class Posed:
-    """theory: of one run on `samples` samples; runs: of its program, per iteration; links: what
-    its collectives are priced by; cut: number of segments, and how they are cut."""
+    """A workload as a problem: `pose` makes it, and the planner solves it."""
 
     workload: Workload
-    theory: Theory
-    runs: int
-    links: Links
+    theory: Theory  # of one run of the program, on `samples` samples
+    runs: int  # runs of the program per iteration
+    links: Links  # by which the theory's collectives are priced
     cut: Cut
 
     @property
@@ -139,19 +162,20 @@ class Posed:
         return self.workload.global_batch // self.runs
 
     def device_bytes(self, decision: HapDecision) -> tuple[float, ...]:
-        """[m] predicted bytes in whole units: states of the parameters held, and the tensors
-        kept."""
+        """[m] predicted bytes on each device, with every slice in whole units.
+
+        They are the states of the parameters on the device, and the tensors that it keeps.
+        """
         assert self.theory.holding is not None, "posed with memory"
         return self.theory.decided(decision).bytes(self.theory.holding)
 
     def fits(self, decision: HapDecision) -> bool:
-        """Whether every device holds its part in whole units."""
+        """Whether a decision fits in the memory of every device, with every slice in whole
+        units."""
         memory = self.theory.data.memory
         assert memory is not None, "posed with memory"
-        return all(
-            held <= room
-            for held, room in zip(self.device_bytes(decision), memory.device_bytes, strict=True)
-        )
+        needed = self.device_bytes(decision)
+        return all(size <= room for size, room in zip(needed, memory.device_bytes, strict=True))
 
 
 def pose(
@@ -164,10 +188,13 @@ def pose(
     cut: Cut = (1, "layer"),
     machines: bool = False,
 ) -> Posed:
-    """The `hap` problem of `workload`, in `runs` runs (None: the fewest in which data parallelism
-    fits in memory). tied_whole: as in `Holding`. links: default rings over the cluster's. cut: into
-    segments, as `segmented` does it. machines: every node is one device, as fast as all that it
-    has, which train data-parallel (HAP, Section 3); `links` are not for these.
+    """The `hap` problem of `workload`.
+
+    runs: runs of the program per iteration; None: the fewest in which data parallelism fits in
+    memory. run: the run of the method, which may stop the construction. tied_whole: as in
+    `Holding`. links: of the devices; None: rings over the cluster's slowest link. cut: the number
+    of segments and how the program is cut into them. machines: every node becomes one device, as
+    fast as all its GPUs, which train data-parallel (HAP, Section 3); `links` is then not used.
 
     Raises UnsupportedError where the model has no program, or the profile no times of single
     devices; InputError for runs that do not divide the global batch; `Stopped` where `run` should
@@ -181,30 +208,26 @@ def pose(
     program = segmented(program_of(workload.model, workload.global_batch // runs), *cut)
     links = links or links_of(workload.cluster)
     devices, weights = priced(workload, program)
-    precision, slices = workload.precision, len(devices)
+    slices = len(devices)
+    element_bytes = ELEMENT_BYTES[workload.precision]
     usable, saved = workload.device_bytes(), saved_bytes(workload, program)
     if machines:
-        nodes, speeds = workload.cluster.nodes, {one.name: one.flops_per_second for one in devices}
-        devices = [
-            Device(name=node.device, flops_per_second=node.devices * speeds[node.device])
-            for node in nodes
-        ]
-        # the devices of a node share what it keeps
-        saved = {name: size / min(node.devices for node in nodes) for name, size in saved.items()}
-        alone = tuple(replace(node, devices=1) for node in nodes)
-        inside = [node.intra_bandwidth for node in nodes if node.devices > 1]
-        between = links_of(Cluster(workload.cluster.name, alone, workload.cluster.specs))
-        links = three_steps(between, min(inside, default=np.inf))
+        nodes = workload.cluster.nodes
+        devices = _devices_of_nodes(nodes, devices)
+        links = _links_of_nodes(workload.cluster)
+        # The GPUs of a node share the tensors that the node keeps.
+        fewest = min(node.devices for node in nodes)
+        saved = {name: size / fewest for name, size in saved.items()}
     holding = Holding(
-        workload.state_bytes_per_param_byte * ELEMENT_BYTES[precision],
-        saved,
-        tied_whole,
+        state_bytes=workload.state_bytes_per_param_byte * element_bytes,
+        saved=saved,
+        tied_whole=tied_whole,
     )
     theory = theory_of(
         program,
         devices,
         links,
-        element_bytes=ELEMENT_BYTES[precision],
+        element_bytes=element_bytes,
         weights=weights,
         runs=runs,
         holding=holding,
@@ -215,32 +238,56 @@ def pose(
     return Posed(workload, theory, runs, links, cut)
 
 
+def _devices_of_nodes(nodes: Sequence[Node], devices: Sequence[Device]) -> list[Device]:
+    """One device for each node, as fast as all GPUs of the node. devices: the GPUs."""
+    speeds = {device.name: device.flops_per_second for device in devices}
+    return [
+        Device(name=node.device, flops_per_second=node.devices * speeds[node.device])
+        for node in nodes
+    ]
+
+
+def _links_of_nodes(cluster: Cluster) -> Links:
+    """The links of a cluster whose nodes are its devices."""
+    single = tuple(replace(node, devices=1) for node in cluster.nodes)
+    between = links_of(Cluster(cluster.name, single, cluster.specs))
+    inside = [node.intra_bandwidth for node in cluster.nodes if node.devices > 1]
+    return three_steps(between, min(inside, default=np.inf))
+
+
 def runs_that_fit(workload: Workload) -> int:
-    """The fewest equal parts of the global batch that leave a sample for each device and with which
-    data parallelism by speed fits; the most parts where none fits."""
+    """The fewest runs per iteration with which data parallelism fits in memory.
+
+    Each run takes an equal part of the global batch, at least one sample for each device, and
+    devices take samples in proportion to their speeds. Where no number of runs fits, the largest
+    number is returned.
+    """
     devices, batch = workload.cluster.devices, workload.global_batch
     usable = workload.device_bytes()
-    saved = sum(layer.saved_bytes for layer in workload.profile.layers)
-    speed = {
+    saved = sum(layer.saved_bytes for layer in workload.profile.layers)  # bytes of a sample
+    speed = {  # samples per second of each device type
         name: 1 / sum(table.layer_seconds()) * table.micro_batch
         for name, table in profile_tables(workload).items()
     }
-    share = {name: speed[name] / sum(speed[d.type] for d in devices) for name in speed}
-    choices = [n for n in range(1, batch + 1) if batch % n == 0 and batch // n >= len(devices)] or [
-        1
-    ]
+    total_speed = sum(speed[device.type] for device in devices)
+    share = {name: speed[name] / total_speed for name in speed}  # part of a batch, of one device
+    divisors = [runs for runs in range(1, batch + 1) if batch % runs == 0]
+    choices = [runs for runs in divisors if batch // runs >= len(devices)]
+    if not choices:
+        choices = [1]
 
-    def fits(n: int) -> bool:
-        return all(
-            workload.state_bytes + saved * np.ceil(batch / n * share[name]) <= usable[name]
-            for name in share
-        )
+    def fits(runs: int) -> bool:
+        for name, part in share.items():
+            samples = np.ceil(batch / runs * part)
+            if workload.state_bytes + saved * samples > usable[name]:
+                return False
+        return True
 
-    return next((n for n in choices if fits(n)), choices[-1])
+    return next((runs for runs in choices if fits(runs)), choices[-1])
 
 
 def priced(workload: Workload, program: SingleProgram) -> tuple[list[Device], dict[str, float]]:
-    """(The cluster's devices with their speeds, the weight of every operator's FLOP)."""
+    """(The cluster's devices with their speeds, node -> weight of the operator's FLOP)."""
     speeds, weights = speeds_of(workload, program)
     devices = [
         Device(name=device.type, flops_per_second=speeds[device.type])

@@ -3,8 +3,8 @@
 An instruction is priced together with its mirror in the backward pass, as HAP's released program
 does: the operator with the gradients of all inputs that have one, the collective with the opposite
 one. Operators cost FLOP, collectives cost seconds (`programs.links`), and both leave bytes on the
-devices (`programs.holding`). Only the last run of an iteration all-reduces the gradients of whole
-parameters, so that each run is charged with its part.
+devices (`programs.holding`). Where a program runs several times per iteration, only the last run
+all-reduces the gradients of whole parameters, and each run is charged an equal part of its seconds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,13 +34,11 @@ ELEMENT_BYTES = 4
 
 @dataclass(frozen=True)
 class Theory:
-    """The theory of a program as an instance."""
+    """The theory of a program as an instance. `theory_of` makes it."""
 
     rules: Rules
-    data: HapData
-    """The instance; its triples are the rules' steps, in their order."""
-    holding: Holding | None = None
-    """The bytes that are counted; None without memory."""
+    data: HapData  # the instance; its triples are the rules' steps, in their order
+    holding: Holding | None = None  # the bytes that are counted; None without memory
 
     @property
     def program(self) -> SingleProgram:
@@ -53,7 +51,7 @@ class Theory:
         return [step.instruction for step in self.rules.steps]
 
     def decided(self, decision: HapDecision) -> Decided:
-        """The program of a decision, in whole units."""
+        """The program of a decision, with every slice in whole units."""
         steps = tuple(self.rules.steps[i] for i in decision.program)
         return Decided(self.rules, steps, decision.ratios)
 
@@ -64,12 +62,13 @@ class Theory:
         """
         decided = self.decided(decision)
         speeds = np.array([device.flops_per_second for device in self.data.devices])
-        total, busy = 0.0, np.zeros(decided.m)
+        total = 0.0  # seconds up to the last collective
+        busy = np.zeros(decided.m)  # seconds that each device computes after it
         for i, step in zip(decision.program, decided.steps, strict=True):
             triple, share = self.data.triples[i], decided.shared_by(step)
             if isinstance(triple, Communication):
-                largest = triple.shared_seconds * float(share.max())
-                total += float(busy.max()) + triple.fixed_seconds + largest
+                shared_seconds = triple.shared_seconds * float(share.max())
+                total += float(busy.max()) + triple.fixed_seconds + shared_seconds
                 busy = np.zeros(decided.m)
             else:
                 busy += (triple.fixed_flops + triple.shared_flops * share) / speeds
@@ -92,11 +91,12 @@ def theory_of(
 ) -> Theory:
     """The theory of `program` on `devices`.
 
-    all_dimensions: also slices along dimensions that placeholders mark `unsliced`. weights: node ->
-    factor on its FLOP (1 where left out). runs: how often the program runs before parameters
-    change. holding: makes memory a constraint; each device then has its `device_bytes`. slices:
-    number of slices of a tensor, where a device stands for several. check: called again and again;
-    it ends a long run by an exception.
+    element_bytes: bytes of one entry of a tensor. all_dimensions: whether tensors are also sliced
+    along dimensions that placeholders mark `unsliced`. weights: node -> factor on its FLOP, 1 where
+    left out. runs: how often the program runs per iteration. holding: the bytes that are counted;
+    memory is then a constraint, with `device_bytes` of each device. slices: number of slices of a
+    tensor, where a device stands for several GPUs; None: one per device. check: called again and
+    again; it raises an exception where the construction should stop.
     """
     slices = len(devices) if slices is None else slices
     rules = rules_of(program, slices, all_dimensions=all_dimensions, check=check)
@@ -117,7 +117,7 @@ def theory_of(
 
 
 class _Prices:
-    """What each step costs."""
+    """Prices the steps of a program's rules."""
 
     def __init__(
         self,
@@ -145,7 +145,8 @@ class _Prices:
         return self.communicate(step, self.both_passes(instruction))
 
     def compute(self, step: Step, fixed: float, shared: float) -> Compute:
-        """A computation: FLOP of every device, and FLOP that the ratios divide."""
+        """The step as a computation. fixed: FLOP on every device. shared: FLOP that the ratios
+        divide."""
         return Compute(
             kind="compute",
             instruction=step.instruction.text(),
@@ -158,7 +159,7 @@ class _Prices:
         )
 
     def communicate(self, step: Step, price: Price) -> Communication:
-        """A collective."""
+        """The step as a collective of this price."""
         return Communication(
             kind="comm",
             instruction=step.instruction.text(),
@@ -171,7 +172,8 @@ class _Prices:
         )
 
     def bytes_of(self, instruction: Instruction) -> dict[str, float]:
-        """The bytes that it adds, where memory is limited and they are more than 0."""
+        """The fields for the bytes that an instruction adds: those of more than 0 bytes, and none
+        without memory."""
         if self.holding is None:
             return {}
         fixed, shared = self.holding.of(self.program, instruction)
@@ -179,21 +181,25 @@ class _Prices:
         return {key: size for key, size in sizes.items() if size > 0}
 
     def flops(self, run: Run) -> tuple[float, float]:
-        """(FLOP of every device, FLOP that the ratios divide) of an operator in both passes."""
+        """(FLOP on every device, FLOP that the ratios divide) of an operator in both passes."""
         node = self.program.node(run.node)
         work = work_of(self.program, node, self.gradients, self.weights.get(node.name, 1.0))
         if run.factors:  # every device computes the parameters' gradients
             return sum(work.gradients[1:]), work.forward + work.gradients[0]
-        return (0.0, work.total) if run.way.shared else (work.total, 0.0)
+        if run.way.shared:
+            return 0.0, work.total
+        return work.total, 0.0
 
     def synchronised(self, synchronise: Synchronise) -> Price:
-        """Seconds of the collective that the gradients of whole parameters need."""
+        """Seconds of the collective that synchronises the gradients of whole parameters, or the
+        factors of these gradients."""
         if synchronise.how == "All-Reduce":
             price = self.links.price("All-Reduce", self.size(*synchronise.parameters))
             return Price(price.fixed / self.runs)
-        read, *_ = self.program.node(synchronise.node).inputs
-        of_input = self.links.price(synchronise.how, self.size(read))
-        return of_input + self.links.price(synchronise.how, self.size(synchronise.node))
+        input_name, *_ = self.program.node(synchronise.node).inputs
+        of_input = self.links.price(synchronise.how, self.size(input_name))
+        of_output = self.links.price(synchronise.how, self.size(synchronise.node))
+        return of_input + of_output
 
     def both_passes(self, change: Change) -> Price:
         """Seconds of a collective on a tensor, and of its mirror on the gradient if there is
@@ -202,9 +208,10 @@ class _Prices:
         forward = self.links.price(change.how, size)
         if change.tensor not in self.gradients:
             return forward
-        return forward + self.links.price(OPPOSITE.get(change.how, change.how), size)
+        backward = self.links.price(OPPOSITE.get(change.how, change.how), size)
+        return forward + backward
 
     def size(self, *names: str) -> float:
-        """Bytes of tensors."""
+        """Bytes of these tensors together, each whole."""
         elements = sum(self.program.node(name).elements for name in names)
         return float(elements * self.element_bytes)

@@ -181,8 +181,8 @@ class HapProblem:
 def _merged(rows: Floats) -> Floats:
     """The rows without empty ones, and with proportional ones added up.
 
-    rows: [s, 1 + g] FLOP of each stage: those that do not depend on the ratios, then those per unit
-    of ratio of each segment.
+    rows: [s, 1 + g] FLOP of each stage: first the FLOP that do not depend on the ratios, then the
+    FLOP per unit of ratio of each segment.
     """
     flops = rows.sum(axis=1)
     rows, flops = rows[flops > 0], flops[flops > 0]

@@ -22,13 +22,14 @@ from hetplan.solvers.general import minimise
 from hetplan.solvers.model import SMALLEST, Model, Totals
 from hetplan.solvers.run import Run, Stop
 
-# Share of the memory that is left free where the ratios found exceed it by the solver's tolerance.
+# Share of the memory that a second linear programme leaves free, where the ratios of the first one
+# exceed the memory by the solver's tolerance.
 LEFT_FREE = 1e-8
 
 
 @dataclass(frozen=True)
 class BestRatios:
-    """The best ratios of a program, or that none were found that fit in memory."""
+    """The best ratios of a program, or the answer that none fit in memory."""
 
     ratios: Floats  # [g, K] of one device of each type
     seconds: float  # the program's cost at these ratios; infinite where they do not fit
@@ -56,7 +57,7 @@ def best_ratios(problem: HapProblem, cost: CostOfRatios, run: Run) -> BestRatios
     best = np.tile(problem.proportional, (problem.g, 1))
     estimate = problem.program_seconds(cost, best)
     least = estimate if problem.fits(cost, best) else np.inf
-    # with one type all ratios are equal, which also needs least bytes on the fullest device
+    # With one type all devices have equal ratios, which is best for their bytes, too.
     if problem.K == 1 or (estimate <= 0 and np.isfinite(least)):
         return BestRatios(best, least, least)
     # This takes milliseconds, whatever is left of the time. No progress is reported: this is one

@@ -19,7 +19,8 @@ from hetplan.formulations.hap.derivations import derivable
 from hetplan.formulations.hap.problem import HapProblem, Step
 from hetplan.text import grouped
 
-# The number of the goal where it holds at any time, and of the need of a triple without needs.
+# In place of a property's number: of a goal that holds at any time, and of the precondition of a
+# triple that needs nothing.
 NOTHING = -1
 
 
@@ -30,7 +31,7 @@ class ReducedTheory:
     problem: HapProblem
     # The useful triples, without the properties that hold at any time.
     steps: tuple[Step, ...]
-    by_post: dict[int, tuple[int, ...]]  # property -> positions in `steps` of what gives it
+    by_post: dict[int, tuple[int, ...]]  # property -> positions in `steps` of the triples giving it
     # The costless triples, in order, that establish the properties that hold at any time.
     for_nothing: tuple[Step, ...]
     goal: int  # NOTHING where the goal holds at any time
@@ -44,10 +45,11 @@ class ReducedTheory:
         graph: nx.DiGraph[int] = nx.DiGraph()
         for step in self.steps:
             graph.add_nodes_from(step.pre | step.post)
-            one, *others = step.post
-            graph.add_edges_from((p, one) for p in step.pre)
-            graph.add_edges_from((one, q) for q in others)
-            graph.add_edges_from((q, one) for q in others)
+            first, *others = step.post
+            graph.add_edges_from((p, first) for p in step.pre)
+            # edges both ways put all effects into one component
+            graph.add_edges_from((first, q) for q in others)
+            graph.add_edges_from((q, first) for q in others)
         components = nx.condensation(graph)
         level: dict[int, int] = {}
         for n, component in enumerate(nx.topological_sort(components)):

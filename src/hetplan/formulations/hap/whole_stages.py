@@ -81,9 +81,11 @@ def graph_of_stages(
 
 
 def _least_before(graph: Graph, cost: Floats, mu: Floats) -> Floats:
-    """[n, V] a lower bound, affine over the cell, of the path before a stage that begins at a node.
+    """[n, V] a lower bound, affine over the cell, of the cost from the start to each node where a
+    stage begins.
 
-    It is infinite where no stage begins. The graph read backwards has the same stages.
+    It is infinite at nodes where no stage begins. The bound is a potential of the graph read
+    backwards, which has the same stages.
     """
     backward, arcs = graph.backward
     to_head = potentials(backward, cost[arcs], mu)[::-1]
@@ -97,14 +99,21 @@ def _least_before(graph: Graph, cost: Floats, mu: Floats) -> Floats:
 
 
 def _extended(graph: Graph, cost: Floats, open_: _OpenStages, number: int) -> _OpenStages:
-    """The stages with one computation more; those of `open_` are numbered from `number` on."""
+    """The open stages, each extended by every computation that may follow.
+
+    number: the number of the first stage of `open_` among all begun stages.
+    """
     arc, origin = graph.arcs_of(open_.node)
     computes = ~graph.work.comm[arc]
     arc, origin = arc[computes], origin[computes]
     return _OpenStages(
-        open_.begin[origin], graph.head[arc], open_.work[origin] + graph.work[arc],
-        open_.seconds[origin] + cost[arc], number + origin, arc,
-    )  # fmt: skip
+        begin=open_.begin[origin],
+        node=graph.head[arc],
+        work=open_.work[origin] + graph.work[arc],
+        seconds=open_.seconds[origin] + cost[arc],
+        parent=number + origin,
+        arc=arc,
+    )
 
 
 def _least_work(open_: _OpenStages, cell: Floats) -> Ints:

@@ -1,7 +1,8 @@
-"""One design for all that differ in the names of devices alone.
+"""The canonical form of designs: designs that differ only in the numbers of devices become equal.
 
-Devices of one node are alike, and so are nodes with equal data. Of those that are alike the first
-in use is the first, so that designs that run equally long are equal, and are replayed once.
+The devices of a node are interchangeable, and so are nodes with equal data. The canonical form uses
+interchangeable devices and nodes in the order of their numbers. Designs with equal replays thereby
+become equal, and the search replays them once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,21 +18,25 @@ class Renaming:
 
     def __init__(self, data: JointData) -> None:
         nodes = range(len(data.nodes))
-        self.node = [node for _, node in data.devices]
-        self.first_like = [data.nodes.index(node) for node in data.nodes]  # [nodes]
-        # The first of nodes that are alike -> all of them.
-        self.twins = {m: [n for n in nodes if self.first_like[n] == m] for m in self.first_like}
-        self.on_node = [[e for e, m in enumerate(self.node) if m == n] for n in nodes]
+        self.node = [node for _, node in data.devices]  # [D] node of each device
+        # [nodes] the first node with the same data
+        self.first_like = [data.nodes.index(node) for node in data.nodes]
+        # first node -> all nodes with the same data
+        self.equal_nodes = {
+            first: [n for n in nodes if self.first_like[n] == first] for first in self.first_like
+        }
+        # [nodes] devices of each node
+        self.on_node = [[d for d, node in enumerate(self.node) if node == n] for n in nodes]
 
     def canonical(self, design: Design) -> Design:
-        """The same design on devices and nodes that are numbered anew.
+        """The design with canonical numbers of devices and nodes.
 
-        Replicas are sorted by stages, cuts and batches, the rows of a stage by their nodes. The
-        tensor ranks of a row may lie on several nodes.
+        Replicas are sorted by number of stages, cuts, micro-batch and samples; the row groups of a
+        stage by their nodes. The tensor ranks of a row group may lie on several nodes.
         """
-        unused_twins = {first: iter(nodes) for first, nodes in self.twins.items()}
+        unused_nodes = {first: iter(nodes) for first, nodes in self.equal_nodes.items()}
         unused_devices = [iter(devices) for devices in self.on_node]
-        renamed: dict[int, int] = {}  # node -> the node that stands for it
+        renamed: dict[int, int] = {}  # node -> its canonical number
         pipelines = []
         for pipeline in sorted(design.pipelines, key=size_of):
             groups: list[Group] = []
@@ -39,7 +44,7 @@ class Renaming:
                 for device in chain.from_iterable(group):
                     node = self.node[device]
                     if node not in renamed:
-                        renamed[node] = next(unused_twins[self.first_like[node]])
+                        renamed[node] = next(unused_nodes[self.first_like[node]])
                 groups.append(self.renamed_group(group, renamed, unused_devices))
             pipelines.append(replace(pipeline, groups=tuple(groups)))
         return replace(design, pipelines=tuple(pipelines))
@@ -47,11 +52,14 @@ class Renaming:
     def renamed_group(
         self, group: Group, renamed: dict[int, int], unused: Sequence[Iterator[int]]
     ) -> Group:
-        """A stage's devices under their new numbers. unused: of each node the devices left."""
-        on_nodes = sorted([renamed[self.node[device]] for device in row] for row in group)
-        return tuple(tuple(next(unused[node]) for node in row) for row in on_nodes)
+        """The devices of a stage with canonical numbers.
+
+        renamed: node -> its canonical number. unused: the devices of each node that no stage has.
+        """
+        nodes_of_rows = sorted([renamed[self.node[device]] for device in row] for row in group)
+        return tuple(tuple(next(unused[node]) for node in row) for row in nodes_of_rows)
 
 
 def size_of(pipeline: Pipeline) -> tuple[int, tuple[int, ...], int, int]:
-    """The key that replicas are sorted by: all but their devices."""
+    """The key by which replicas are sorted: everything in a replica but its devices."""
     return (len(pipeline.groups), pipeline.cuts, pipeline.micro_batch, pipeline.samples)

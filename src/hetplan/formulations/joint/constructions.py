@@ -1,9 +1,9 @@
 """Designs that the local search begins with, and variations that it tries on the best of them.
 
-A construction sorts the devices by node, or the fastest or the slowest first, and divides them into
-tensor groups. It deals the tensor groups to replicas one after the other, or in blocks. Cuts make
-the slowest stage of a replica as fast as can be, and replicas take samples in proportion to their
-speeds. Source: hetplan.
+A construction sorts the devices by node, the fastest first or the slowest first, and divides them
+into tensor groups. The replicas get the tensor groups in turn or in blocks; each tensor group is a
+stage. Cuts make the slowest stage of a replica as fast as possible. Replicas take samples in
+proportion to their speeds. Source: hetplan.
 """
 
 from collections import Counter
@@ -15,20 +15,20 @@ from itertools import groupby, product
 from hetplan.formulations.joint.design import SCHEDULES, Design, Group, Pipeline
 from hetplan.formulations.joint.space import Space
 
-MICRO_BATCHES = (1, 2, 4, 8, 16)  # samples of one micro-batch; each construction has every size
-ROUND = 64  # micro-batches of every replica while the replicas' speeds are compared
+MICRO_BATCHES = (1, 2, 4, 8, 16)  # samples of one micro-batch; constructions try every size
+ROUND = 64  # micro-batches of every replica when the speeds of replicas are compared
 
 
 def constructions(space: Space) -> Iterator[Design]:
     """GPipe designs of many shapes, each with every micro-batch size of `MICRO_BATCHES`."""
-    # of one sample's forward and backward pass through all layers on one device
+    # device type -> seconds of one sample's forward and backward pass through all layers
     seconds = {kind: space.prefix_seconds(kind, 1, 1, "none")[-1] for kind in space.kind}
     devices = range(len(space.kind))
-    # sign -1: slowest devices first, 0: by node alone, 1: fastest devices first
-    for sign, width in product((-1, 0, 1), space.tensor_degrees):
+    slowest_first, by_node, fastest_first = -1, 0, 1
+    for direction, width in product((slowest_first, by_node, fastest_first), space.tensor_degrees):
         order = sorted(
             devices,
-            key=lambda device: (sign * seconds[space.kind[device]], space.node[device]),
+            key=lambda device: (direction * seconds[space.kind[device]], space.node[device]),
         )
         groups = list(tensor_groups(space, order, width))
         for count in replica_counts(space, groups):
@@ -58,8 +58,8 @@ def tensor_groups(space: Space, order: list[int], width: int) -> Iterator[Group]
 
 
 def deals(groups: list[Group], count: int) -> tuple[list[list[Group]], list[list[Group]]]:
-    """([count] dealt in blocks, [count] dealt one after the other): the tensor groups of each
-    replica."""
+    """(in blocks, in turn): two ways to deal tensor groups to `count` replicas. Both list the
+    tensor groups of each replica."""
     ends = [len(groups) * k // count for k in range(count + 1)]
     blocks = [groups[ends[k] : ends[k + 1]] for k in range(count)]
     in_turn = [groups[k::count] for k in range(count)]
@@ -74,11 +74,11 @@ def replicas_of(space: Space, dealt: list[list[Group]], size: int) -> Design | N
     """
     pipelines = []
     for groups in dealt:
-        pipeline = Pipeline(tuple(groups), (), size, ROUND * size)
-        fitted = space.with_even_cuts(pipeline, 1, "none")
-        if fitted is None:
+        uncut = Pipeline(tuple(groups), cuts=(), micro_batch=size, samples=ROUND * size)
+        pipeline = space.with_even_cuts(uncut, 1, "none")
+        if pipeline is None:
             return None
-        pipelines.append(fitted)
+        pipelines.append(pipeline)
     speeds = [1 / space.lower_bound(Design((pipeline,))) for pipeline in pipelines]
     shares = [max(round(space.batch * speed / sum(speeds)), 1) for speed in speeds]
     shares[0] += space.batch - sum(shares)  # the first replica takes what rounding leaves
@@ -92,8 +92,8 @@ def replicas_of(space: Space, dealt: list[list[Group]], size: int) -> Design | N
 
 
 def variations(space: Space, design: Design) -> Iterator[Callable[[Design], Design | None]]:
-    """Changes for the search to try one after the other: all rotations of the design's stages, all
-    schedules, ZeRO levels and modes of recomputation."""
+    """Changes of a design that the search tries in this order: rotations of its stages, schedules,
+    ZeRO levels and modes of recomputation."""
     most_stages = max(len(pipeline.groups) for pipeline in design.pipelines)
     for by in range(1, most_stages):
         yield partial(rotated, by)

@@ -1,21 +1,22 @@
-"""Even cuts: where a chain of layers is cut so that its slowest virtual stage is as fast as can be.
+"""Even cuts: cuts of a chain of layers that make its slowest virtual stage as fast as possible.
 
-A binary search over the seconds of the slowest virtual stage; for each limit, every virtual stage
-takes as many layers as keep within the limit (`cuts_within`), which is best for those behind it.
+They are found by a binary search over the seconds of the slowest virtual stage. For each limit the
+virtual stages, one after the other, take as many layers as the limit allows (`cuts_within`). This
+is optimal, since it leaves the fewest layers to the later ones.
 """
 
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
-HALVINGS = 20  # of the interval of the slowest stage's seconds: a millionth of it is left
+HALVINGS = 20  # halvings of the interval of seconds; a millionth of its width remains
 
 
 def even_cuts(sums: Sequence[Sequence[float]]) -> tuple[int, ...]:
-    """Cuts [V - 1] with which the slowest virtual stage is, to a millionth, as fast as can be.
+    """[V - 1] the cuts that minimise the seconds of the slowest of V virtual stages, to a
+    millionth; a cut is the first layer of a virtual stage.
 
-    sums [V][L + 1]: of each virtual stage the seconds of the layers up to each one. There are at
-    least as many layers as virtual stages.
+    sums: [V][L + 1] seconds of layers 0 to l - 1 on each virtual stage; V is at most L.
     """
     if len(sums) == 1:
         return ()
@@ -33,7 +34,8 @@ def even_cuts(sums: Sequence[Sequence[float]]) -> tuple[int, ...]:
 
 
 def cuts_within(sums: Sequence[Sequence[float]], limit: float) -> list[int] | None:
-    """Cuts with which every virtual stage takes at most `limit` seconds; None if there are none."""
+    """[V - 1] cuts with which every virtual stage takes at most `limit` seconds; None where there
+    are none. sums: as in `even_cuts`."""
     layers = len(sums[0]) - 1
     begin, ends = 0, list[int]()
     for v, seconds in enumerate(sums):

@@ -1,14 +1,15 @@
 """Data and decision of problem `joint`, as they stand in files.
 
 Sets    l layers in a chain, n nodes, d devices (numbered node by node), G samples of an iteration.
-Data    per device type, tensor degree and micro-batch the seconds of every layer; bytes of weights,
-        of what passes between layers, of what tensor ranks join and of what is kept; links and
-        memory.
+Data    seconds of every layer by device type, tensor degree and micro-batch; bytes of each layer's
+        weights, of the activations that it sends on, of those that tensor ranks all-reduce, and of
+        those kept for the backward pass; bandwidth and latency of the links, memory of the devices.
 Decide  a plan: replicas, their stages, devices and micro-batches; schedule, ZeRO, recomputation.
-Rules   those of a plan file (`plan`), and: tensor degrees are among `tensor_degrees`; a stage's
-        devices are of one type, those of a tensor group on one node; at most four chunks; only
-        modes of recomputation that the data have; no device holds more than its memory.
-Least   the replayed seconds of one iteration (`replay`).
+S.t.    the rules of a plan file (plans/plan.py), and the constraints (2) to (8) of evaluate.py:
+        tensor degrees are among `tensor_degrees`; a stage's devices are of one type, those of a
+        tensor group on one node; a stage has at most four chunks; the data have the plan's mode of
+        recomputation; tensor shares are equal; no device needs more than its memory.
+Min     the replayed seconds of one iteration (replays/chains.py).
 """
 
 from typing import Annotated, Literal
@@ -19,7 +20,7 @@ from hetplan.plans.plan import Recomputation, Replica
 from hetplan.replays.data import ReplayData
 from hetplan.schema import Count, StrictModel
 
-MOST_CHUNKS = 4  # of a stage
+MOST_CHUNKS = 4  # the most chunks of a stage, under an interleaved schedule
 
 # `data` of an instance: the objective is a replay, which reads these numbers.
 JointData = ReplayData
@@ -29,6 +30,6 @@ class JointDecision(StrictModel):
     """`decision`: the fields of a plan file that say what runs where."""
 
     schedule: Literal["gpipe", "1f1b", "interleaved-1f1b"] = "1f1b"
-    zero: Annotated[Count, Field(le=3)] = 0
-    recomputation: Recomputation = "none"
+    zero: Annotated[Count, Field(le=3)] = 0  # ZeRO level
+    recomputation: Recomputation = "none"  # mode of recomputation
     replicas: list[Replica] = Field(min_length=1, max_length=4096)

@@ -1,8 +1,9 @@
-"""Designs: plans as the local search writes them, compact, cheap to change and to compare.
+"""Designs: the form of plans in the searches, compact and cheap to change and to compare.
 
-A `Design` says what a plan file says, within the space of problem `joint`: the row groups and the
-tensor ranks of a stage have equal shares, and the micro-batches of a replica are equal but for the
-last. `space.py` answers what a search asks about a design.
+A `Design` stands for a plan file of problem `joint`. Each stage has row groups, among which the
+samples of a micro-batch are divided; a row group is a tensor group. The row groups and the tensor
+ranks of a stage have equal shares. The micro-batches of a replica are equal but for the last one.
+`Space` (space.py) has the seconds and the rules of designs.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from hetplan.plans.plan import Plan, Recomputation, Schedule, Stage
 from hetplan.replays.simulator.pipeline import Schedule as PipelineSchedule
 
 Group = tuple[tuple[int, ...], ...]  # devices [row groups][tensor ranks] of a stage
-# All schedules with their numbers of chunks. Interleaved with one chunk is 1F1B that warms up twice
-# as long.
+# All (schedule, number of chunks). The interleaved schedule with one chunk is 1F1B with a warm-up
+# of twice the length.
 SCHEDULES: tuple[tuple[PipelineSchedule, int], ...] = (
     ("gpipe", 1),
     ("1f1b", 1),
@@ -25,12 +26,14 @@ SCHEDULES: tuple[tuple[PipelineSchedule, int], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One replica: its stages, where it cuts the layers, and what it trains."""
+    """One replica: its stages, the layers of each, its samples and micro-batches."""
 
     groups: tuple[Group, ...]  # [S] devices of each stage
-    cuts: tuple[int, ...]  # [S C - 1] first layer of every virtual stage but the first
-    micro_batch: int  # samples of a micro-batch
-    samples: int  # of an iteration
+    # [S C - 1] first layer of every virtual stage but the first; C chunks of each stage. Empty
+    # where the cuts are still to be chosen.
+    cuts: tuple[int, ...]
+    micro_batch: int  # samples of every micro-batch but the last
+    samples: int  # samples of an iteration
 
     @property
     def steps(self) -> int:
@@ -40,14 +43,14 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """A plan."""
+    """A plan in compact form."""
 
     pipelines: tuple[Pipeline, ...]  # the replicas
     schedule: Schedule = "1f1b"
-    chunks: int = 1  # of every stage, more than 1 only when interleaved
+    chunks: int = 1  # number of chunks of every stage; more than 1 only when interleaved
     zero: int = 0  # ZeRO level
-    recomputation: Recomputation = "none"
-    degrees: Degrees | None = None  # further ones, such as context ranks; None: there are none
+    recomputation: Recomputation = "none"  # mode of recomputation
+    degrees: Degrees | None = None  # further degrees, such as context ranks; None: there are none
 
     @property
     def used(self) -> set[int]:
@@ -57,7 +60,7 @@ class Design:
 
 
 def design_of(plan: Plan | JointDecision) -> Design:
-    """The design nearest to a plan: the plan itself, or with equal shares and micro-batches.
+    """The design nearest to a plan: unequal shares and micro-batches become equal.
 
     Replicas without samples are left out.
     """
@@ -65,17 +68,18 @@ def design_of(plan: Plan | JointDecision) -> Design:
     for replica in plan.replicas:
         if not replica.samples:
             continue
-        ends = sorted(end for stage in replica.stages for _, end in stage.layers)
         groups = tuple(tuple(map(tuple, stage.devices)) for stage in replica.stages)
-        largest = max(batch.samples for batch in replica.micro_batches)
-        pipelines.append(Pipeline(groups, tuple(ends[:-1]), largest, replica.samples))
+        ends = sorted(end for stage in replica.stages for _, end in stage.layers)
+        cuts = tuple(ends[:-1])
+        micro_batch = max(batch.samples for batch in replica.micro_batches)
+        pipelines.append(Pipeline(groups, cuts, micro_batch, replica.samples))
     return Design(
-        tuple(pipelines),
-        plan.schedule,
-        len(plan.replicas[0].stages[0].layers),
-        plan.zero,
-        plan.recomputation,
-        plan.degrees if isinstance(plan, Plan) else None,
+        pipelines=tuple(pipelines),
+        schedule=plan.schedule,
+        chunks=len(plan.replicas[0].stages[0].layers),
+        zero=plan.zero,
+        recomputation=plan.recomputation,
+        degrees=plan.degrees if isinstance(plan, Plan) else None,
     )
 
 

@@ -4,19 +4,19 @@ Sets   i replicas, j stages of a replica, g row groups of a stage; d devices.
 Data   see data.py.
 
 Constraints, each checked by the function of its number:
-(1) the decision keeps the rules of a plan file (`plan`)
+(1) the decision keeps the rules of a plan file (plans/plan.py)
 (2) its mode of recomputation is one that the data have
 (3) the devices of a stage are of one type
 (4) the devices of a tensor group, which is one row group of a stage, are on one node
 (5) the tensor degree of a stage is among `tensor_degrees`
 (6) the tensor shares of a stage are equal
 (7) a stage has at most MOST_CHUNKS chunks
-(8) no device holds more than its memory (`replay`)
+(8) no device needs more than its memory at its peak (replays/chains.py)
 
 Objective  the replayed seconds of one iteration.
 
-`describe` gives a plan's stages as a table for people, by its replay; like replicas stand in one
-row.
+`describe` gives a plan's stages as a table, with figures of its replay. Replicas that are alike
+share one row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,16 +49,18 @@ def unchecked_plan(data: JointData, decision: JointDecision) -> Plan:
 
 
 def decision_of(plan: Plan) -> JointDecision:
-    """The decision that a plan file is made from: the schedule, ZeRO, recomputation and the
-    replicas."""
+    """The fields of a plan file that a decision of problem `joint` has."""
     return JointDecision.model_validate(
         {name: getattr(plan, name) for name in JointDecision.model_fields}
     )
 
 
 def evaluate(data: JointData, decision: JointDecision) -> Evaluation:
-    """The objective of `decision` in seconds, or every violation of (1) to (7); of (8) where those
-    hold, since a plan that breaks them cannot be replayed."""
+    """The objective of `decision` in seconds, or its violations.
+
+    All violations of (1) to (7) are listed. (8) is checked only where (1) to (7) hold, since a plan
+    that breaks them cannot be replayed.
+    """
     violations = (
         *broken_rules_of_the_file(data, decision),
         *broken(data, unchecked_plan(data, decision)),
@@ -78,7 +80,7 @@ def broken_rules_of_the_file(data: JointData, decision: JointDecision) -> Iterat
         plan_of(data, decision)
     except ValidationError as error:
         violations = list(replica_violations(unchecked_plan(data, decision)))
-        if not violations:  # the fault is in the data, such as more devices than a file can have
+        if not violations:  # the fault is in the data, say more devices than a plan file can have
             violations = [str(input_error(error, where="decision"))]
         yield from violations
 
@@ -147,7 +149,7 @@ def devices_have_memory(run: Replay) -> Iterator[str]:  # (8)
 
 
 def existing(plan: Plan, devices: Sequence[int]) -> list[int]:
-    """Those of the devices that the cluster has; the others are left to (1)."""
+    """The devices that the cluster has. Numbers of other devices violate (1)."""
     return [device for device in devices if device < len(plan.devices)]
 
 

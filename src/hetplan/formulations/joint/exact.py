@@ -1,13 +1,15 @@
-"""Exact optimisation of `joint` on few devices, with a proof; a bound on more.
+"""Exact optimisation of `joint`: a proven optimum on few devices, a lower bound on more.
 
-A best-first branch and bound divides plans by
+A local search (search.py) gives a first incumbent. On few devices, a best-first branch and bound
+then divides all plans
 
-1. layout (which devices make which stages of which replicas), schedule, chunks, recomputation;
-2. samples and micro-batches of every replica;
-3. cuts between stages: these plans are replayed under every ZeRO level.
+1. by layout (which devices make which stages of which replicas), schedule, number of chunks, and
+   mode of recomputation;
+2. by the samples and micro-batches of every replica;
+3. by the cuts between stages. The resulting plans are replayed under every ZeRO level.
 
-`replica_bounds.py` bounds each replica. evidence/speed/joint_bound.md says which plans are
-left out as alike.
+replica_bounds.py bounds each replica. evidence/speed/joint_bound.md says which plans are left out
+because others run equally long. On more devices, bound.py gives a lower bound for all plans.
 """
 
 import itertools
@@ -30,25 +32,31 @@ from hetplan.solvers.branch_and_bound import Expansion, Incumbent
 from hetplan.solvers.highs import check_native
 from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 
-Batches = tuple[tuple[int, int], ...]  # samples and micro-batch of replicas
-Cuts = tuple[int, ...]  # [V + 1] of one replica
+Batches = tuple[tuple[int, int], ...]  # (samples, micro-batch) of each replica
+Cuts = tuple[int, ...]  # [V + 1] first layers of the virtual stages of one replica, and L
 
 
 @dataclass(frozen=True)
 class Parameters:
     """Limits of the enumeration and of the local search before it."""
 
-    devices: int = 6  # with more, only a bound is given
-    at_once: int = 5_000  # cuts; with more, chunks are first bounded by computing alone
-    cuts: int = 500_000  # of one layout; layouts with more stay open
-    share: float = 0.5  # of the time limit, for the local search
-    longest: float = 200.0  # seconds of the time limit that this is a share of, at most
-    short: int = 300  # steps of the local search where all is enumerated at once
-    rounding: float = 1e-9  # by which a plan must be better, relative
+    devices: int = 6  # on more devices plans are not enumerated
+    # Limits on the number of ways to cut the layers of a plan's deepest replica. Above the first
+    # one an interleaved plan is first bounded by its computation alone; above the second one plans
+    # stay undecided.
+    at_once: int = 5_000
+    cuts: int = 500_000
+    # The local search takes this share of the time limit, or of `longest` seconds where that is
+    # less.
+    share: float = 0.5
+    longest: float = 200.0
+    short: int = 300  # steps of the local search where every layout has few cuts
+    rounding: float = 1e-9  # share by which a plan must be faster than the incumbent
 
 
 class Branching:
-    """The branches of one run on one instance."""
+    """The nodes of one branch and bound, which are partial plans, and the rules that divide
+    them."""
 
     def __init__(
         self,
@@ -60,13 +68,15 @@ class Branching:
         self.data, self.run, self.parameters, self.incumbent = data, run, parameters, incumbent
         self.space, self.relaxation = Space(data), Relaxation(data)
         self.bounds = ReplicaBounds(data, self.space, self.relaxation)
-        # (replica, layout, schedule, chunks, recomputation, samples) -> see `options`
-        self.kept_options: dict[tuple[object, ...], list[tuple[float, int]]] = {}
-        self.replays = 0
+        # (replica, layout, schedule, chunks, recomputation, samples) -> result of `options`
+        self.cached_options: dict[tuple[object, ...], list[tuple[float, int]]] = {}
+        self.replays = 0  # number of plans that the branch and bound has replayed
 
     def begin(self, starts: Sequence[JointDecision], steps: int | None) -> None:
-        """Find an incumbent by local search, in a part of the time and in at most so many steps
-        (None: its own number)."""
+        """Find an incumbent by local search in a part of the time.
+
+        starts: plans that it begins with. steps: the most steps; None: the search's own number.
+        """
         limit = self.parameters.share * min(self.run.remaining, self.parameters.longest)
         parameters = None if steps is None else SearchParameters(steps=steps)
         outcome = local_search(self.data, self.run.part(time_limit=limit), starts, parameters)
@@ -81,15 +91,17 @@ class Branching:
                 continue
             for (schedule, chunks), mode in itertools.product(SCHEDULES, self.data.modes):
                 plan = PartialPlan(layout, schedule, chunks, mode)
-                runs_as_1f1b = plan.deepest == chunks == 1 and schedule == "interleaved-1f1b"
-                if plan.deepest * chunks <= len(self.data.layers) and not runs_as_1f1b:
-                    # out of time: 0 bounds every plan
+                enough_layers = plan.deepest * chunks <= len(self.data.layers)
+                one_virtual_stage = plan.deepest == chunks == 1
+                runs_as_1f1b = one_virtual_stage and schedule == "interleaved-1f1b"
+                if enough_layers and not runs_as_1f1b:
+                    # 0 bounds every plan, for when time has run out
                     bound = 0.0 if self.run.should_stop else self.bounds.by_speed(plan)
                     yield bound, plan
 
     def expand(self, plan: PartialPlan, threshold: float) -> Expansion[PartialPlan]:
-        """The parts of a partial plan that may take less than `threshold` seconds; a plan whose
-        cuts are set is replayed."""
+        """The children of a partial plan whose bounds are less than `threshold` seconds. A plan
+        whose cuts are chosen has no children and is replayed."""
         if plan.cuts:
             self.replay(plan)
             return Expansion(progress=True)
@@ -99,78 +111,93 @@ class Branching:
                 return Expansion(dropped_bound=self.bounds.by_speed(plan))
             return Expansion(self.with_batches(plan, threshold))
         if too_many:
-            return Expansion(dropped_bound=0.0)  # dropped with the plan's own bound
+            # 0 stands for the plan's own bound, which the search knows
+            return Expansion(dropped_bound=0.0)
         return Expansion(self.with_cuts(plan, threshold), progress=True)
 
     def with_batches(self, plan: PartialPlan, threshold: float) -> list[tuple[float, PartialPlan]]:
-        """(bound, plan with samples and micro-batches) of all that may take less."""
-        every = self.batches(plan, 0, self.data.global_batch, threshold)
-        return [(bound, plan._replace(batches=batches)) for bound, batches in every]
+        """(bound, plan) for every choice of samples and micro-batches with a bound below
+        `threshold`."""
+        choices = self.batches(plan, 0, self.data.global_batch, threshold)
+        return [(bound, plan._replace(batches=batches)) for bound, batches in choices]
 
     def batches(
         self, plan: PartialPlan, i: int, left: int, threshold: float
     ) -> Iterator[tuple[float, Batches]]:
-        """(bound, samples and micro-batches of replicas i, i + 1, …) that may take less, for `left`
-        samples together."""
+        """(bound, batches of replicas i, i + 1, …) for every choice with a bound below `threshold`.
+
+        left: the samples of these replicas together.
+        """
         replicas_behind = len(plan.layout) - i - 1
         if replicas_behind < 0:
             yield 0.0, ()
             return
+        # each replica has a sample; the last one takes all that are left
         samples = range(1, left - replicas_behind + 1) if replicas_behind else (left,)
         for g in samples:
             for bound, b in self.options(plan, i, g):
                 if not bound < threshold:
                     break
-                for other, rest in self.batches(plan, i + 1, left - g, threshold):
-                    yield max(bound, other), ((g, b), *rest)
+                for bound_behind, behind in self.batches(plan, i + 1, left - g, threshold):
+                    yield max(bound, bound_behind), ((g, b), *behind)
 
     def options(self, plan: PartialPlan, i: int, g: int) -> list[tuple[float, int]]:
-        """(bound, micro-batch) of replica i with g samples, the least bound first."""
+        """(bound, micro-batch) for every micro-batch size of replica i with g samples, in ascending
+        order."""
         key = (i, plan.layout, plan.schedule, plan.chunks, plan.mode, g)
-        if key not in self.kept_options:
-            many = self.bounds.number_of_cuts(plan) > self.parameters.at_once
-            rounds = len(plan.layout[i]) if plan.schedule == "interleaved-1f1b" else 1
+        if key not in self.cached_options:
+            many_cuts = self.bounds.number_of_cuts(plan) > self.parameters.at_once
+            # an interleaved schedule needs a multiple of the number of stages
+            divisor = len(plan.layout[i]) if plan.schedule == "interleaved-1f1b" else 1
             options = []
             for b in range(1, g + 1):
-                if -(-g // b) % rounds:
+                micro_batches = -(-g // b)
+                if micro_batches % divisor:
                     continue
                 self.run.check()
-                if plan.chunks > 1 and many:
-                    options.append((self.bounds.by_speed(plan), b))
+                if plan.chunks > 1 and many_cuts:
+                    bound = self.bounds.by_speed(plan)
                 else:
-                    options.append((float(self.bounds.paths(plan, i, g, b)[1].min()), b))
-            self.kept_options[key] = sorted(options)
-        return self.kept_options[key]
+                    _, bounds = self.bounds.paths(plan, i, g, b)
+                    bound = float(bounds.min())
+                options.append((bound, b))
+            self.cached_options[key] = sorted(options)
+        return self.cached_options[key]
 
     def with_cuts(self, plan: PartialPlan, threshold: float) -> Iterator[tuple[float, PartialPlan]]:
-        """(bound, plan) of every choice of the replicas' cuts that may take less."""
-        choices: list[list[tuple[float, Cuts]]] = []  # of each replica
+        """(bound, plan) for every choice of cuts with a bound below `threshold`."""
+        choices: list[list[tuple[float, Cuts]]] = []  # (bound, cuts) of each replica
         for i, (g, b) in enumerate(plan.batches):
             cuts, bounds = self.bounds.paths(plan, i, g, b)
-            less = np.flatnonzero(bounds < threshold)
-            choices.append([(float(bounds[n]), tuple(cuts[n].tolist())) for n in less])
+            below = np.flatnonzero(bounds < threshold)
+            choices.append([(float(bounds[n]), tuple(cuts[n].tolist())) for n in below])
         return self.products(plan, choices)
 
     def products(
         self, plan: PartialPlan, choices: list[list[tuple[float, Cuts]]]
     ) -> Iterator[tuple[float, PartialPlan]]:
-        """(bound, plan) of every choice of cuts, one for each replica."""
+        """(bound, plan) for every combination of the replicas' choices of cuts.
+
+        choices: (bound, cuts) of each replica.
+        """
         for chosen in itertools.product(*choices):
             self.run.check()
             bound = max(bound for bound, _ in chosen)
             yield bound, plan._replace(cuts=tuple(cuts for _, cuts in chosen))
 
     def replay(self, plan: PartialPlan) -> None:
-        """Replay the plan under every ZeRO level; the fastest that fits may be the incumbent."""
+        """Replay the plan under every ZeRO level, and offer those that fit in memory as the
+        incumbent."""
         pipelines = tuple(
-            Pipeline(stages, cuts[1:-1], b, g)
+            Pipeline(groups=stages, cuts=cuts[1:-1], micro_batch=b, samples=g)
             for stages, (g, b), cuts in zip(plan.layout, plan.batches, plan.cuts, strict=True)
         )
-        highest = min(max(self.data.framework.pipeline_levels), 3)
-        if plan.deepest == plan.chunks == 1:
-            highest = 3
+        one_virtual_stage = plan.deepest == plan.chunks == 1
+        highest_for_pipelines = min(max(self.data.framework.pipeline_levels), 3)
+        highest = 3 if one_virtual_stage else highest_for_pipelines
+        equal_steps = len({pipeline.steps for pipeline in pipelines}) == 1
         for zero in range(highest + 1):
-            if zero > 1 and len({pipeline.steps for pipeline in pipelines}) > 1:
+            if zero > 1 and not equal_steps:  # a rule of plan files
                 break
             design = Design(pipelines, plan.schedule, plan.chunks, zero, plan.mode)
             file = self.space.plan(design)
@@ -186,8 +213,10 @@ def solve(
     parameters: Parameters = Parameters(),
     starts: Sequence[JointDecision] = (),
 ) -> Outcome[JointDecision]:
-    """The fastest plan with its proof, or the best one so far and a bound when time runs out.
-    starts: plans that the local search begins with."""
+    """The fastest plan with its proof; the incumbent and the proven bound when time runs out.
+
+    starts: plans that the local search begins with.
+    """
     check_native(run.options)
     incumbent = Incumbent[JointDecision](run, parameters.rounding)
     branching = Branching(data, run, parameters, incumbent)
@@ -196,24 +225,25 @@ def solve(
         return with_bound_only(branching, starts)
     many_cuts = most_cuts(data, devices) > parameters.cuts
     branching.begin(starts, None if many_cuts else parameters.short)
-    general = 0.0  # the bound of all plans
+    relaxed_bound = 0.0  # of all plans, by bound.py
     if many_cuts:
         part = run.part(time_limit=parameters.share * run.remaining)
-        general = lower_bound(branching.relaxation, part, incumbent.objective)
+        relaxed_bound = lower_bound(branching.relaxation, part, incumbent.objective)
     roots = list(branching.roots())
     proof = branch_and_bound.search(roots, branching.expand, incumbent, run)
     if proof.proven:
         stop = Stop.INFEASIBLE if proof.empty else Stop.OPTIMAL
         bound = proof.bound
     else:
-        stop, bound = stop_reason(run), max(general, proof.bound or 0.0) or None
+        stop = stop_reason(run)
+        bound = max(relaxed_bound, proof.bound or 0.0) or None
     return outcome_of(branching, stop, bound, layouts=len(roots), nodes=proof.expanded)
 
 
 def with_bound_only(
     branching: Branching, starts: Sequence[JointDecision]
 ) -> Outcome[JointDecision]:
-    """The best plan of the local search, and the bound of all plans."""
+    """The best plan of the local search, and the lower bound of bound.py."""
     run, incumbent = branching.run, branching.incumbent
     branching.begin(starts, None)
     bound = lower_bound(branching.relaxation, run, incumbent.objective)
@@ -221,15 +251,16 @@ def with_bound_only(
 
 
 def most_cuts(data: JointData, devices: int) -> int:
-    """No layout has more ways to cut its replica with the most virtual stages."""
-    inner = len(data.layers) - 1
-    return math.comb(inner, min(MOST_CHUNKS * devices - 1, inner // 2))
+    """An upper bound on the number of ways to cut the layers of any replica."""
+    boundaries = len(data.layers) - 1
+    most_cuts_of_replica = MOST_CHUNKS * devices - 1
+    return math.comb(boundaries, min(most_cuts_of_replica, boundaries // 2))
 
 
 def outcome_of(
     branching: Branching, stop: Stop, bound: float | None, *, layouts: int, nodes: int
 ) -> Outcome[JointDecision]:
-    """The incumbent of a run that has ended."""
+    """The outcome of a run: the incumbent with the given reason to stop and bound."""
     from hetplan import __version__
 
     return Outcome(

@@ -1,5 +1,5 @@
-"""The joint family: names of its schemas, its evaluator and its methods (nothing is imported until
-used)."""
+"""The joint family: its schemas, its evaluator and its methods, each named as text and imported
+when it is first used."""
 
 from hetplan.solvers.registry import Family, Method
 

@@ -1,15 +1,23 @@
-"""Problem `joint` for general solvers: which replicas to run together. For small instances.
+"""Problem `joint` for general solvers, on small instances: a model of lower bounds, whose plans are
+replayed.
 
-Sets    a layouts: devices [stages][rows][tensor ranks] of all replicas, with schedule, chunks,
-        ZeRO level, recomputation and, from ZeRO 2 on, the number of micro-batches
-        k ways to run replica i of a layout: cuts, a micro-batch, g_k samples
-Data    G samples of an iteration; E_k seconds that no plan with k replays below (`Master.least`)
-Decide  y_a which layout, x_k which ways, T seconds
-(1) sum_a y_a = 1                   (2) sum of x_k of replica i of layout a = y_a, each a and i
-(3) sum_k g_k x_k = G               (4) T >= sum of E_k x_k of all layouts' replica i, each i
-(5) sum of x_k in K <= |K| - 1 for all plans K that were replayed
-Least T. Plans that the solver answers with are replayed and stated in (5), until no other is faster
-than the fastest of those that fit in memory.
+A *way* is one choice of cuts, micro-batch and samples for a replica of a layout (ways.py).
+
+Sets   a layouts: devices [stages][row groups][tensor ranks] of all replicas, with schedule, chunks,
+       ZeRO level, recomputation and, from ZeRO 2 on, the number of micro-batches
+       k ways; each belongs to one replica i of one layout a
+       K plans that have been replayed: sets of ways
+Data   G samples of an iteration; g_k samples of way k; E_k seconds, a lower bound on the replay of
+       every plan with way k (`Master.least`)
+Vars   y_a in {0,1}: layout a is used;  x_k in {0,1}: way k is used;  T seconds
+Min    T  s.t.
+(1) sum_a y_a = 1
+(2) sum of x_k over the ways of replica i of layout a = y_a, for every a and i
+(3) sum_k g_k x_k = G
+(4) T >= sum of E_k x_k over the ways of replica i of all layouts, for every i
+(5) sum of x_k over k in K <= |K| - 1, for every plan K
+Each plan that the solver returns is replayed and excluded by (5). The method ends when the model's
+optimum is no less than the seconds of the fastest plan that was replayed and fits in memory.
 """
 
 import math
@@ -37,28 +45,31 @@ from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, Stopped, stop_r
 
 @dataclass(frozen=True)
 class Parameters:
-    """Limits of small instances: devices, and ways to run replicas. Two cores list 100,000 ways in
-    some seconds."""
+    """Limits of small instances."""
 
-    devices: int = 4
-    ways: int = 100_000
+    devices: int = 4  # most devices
+    ways: int = 100_000  # most ways; two cores list that many in some seconds
 
 
 class Master:
-    """The model and the plans that were replayed; (5) grows with them."""
+    """The ways of an instance, the model that chooses among them, and the replayed plans."""
 
     def __init__(self, data: JointData, run: Run) -> None:
         self.data, self.run = data, run
-        self.best: Design | None = None  # of all plans that were replayed and fit
-        self.limit = math.inf  # its seconds
-        # All that may be part of a plan that is no slower than the best of one replica.
+        self.best: Design | None = None  # the fastest replayed plan that fits in memory
+        self.limit = math.inf  # seconds of `best`
+        # The ways whose bounds E_k are no more than the `limit` when they are listed.
         self.ways: list[Way] = []
-        self.replayed: list[list[int]] = []  # the sets K: numbers of ways
+        self.replayed: list[list[int]] = []  # the plans K, each as the numbers of its ways
+        # global batch -> the space of the instance with this global batch
         self.space = cache(lambda batch: Space(data.model_copy(update={"global_batch": batch})))
 
     def add_ways(self, most: Parameters) -> None:
-        """List the ways with their bounds E_k, those of least computation first. Raises
-        UnsupportedError where there are too many."""
+        """List the ways with their bounds E_k, in the order of their seconds of computation.
+
+        Plans of one replica are replayed on the way and give a first `best`. Raises
+        UnsupportedError where there are too many devices or ways.
+        """
         devices = len(self.data.devices)
         ways: list[Way] = []
         if devices <= most.devices:
@@ -79,11 +90,12 @@ class Master:
                 self.ways.append(way._replace(seconds=seconds))
 
     def least(self, way: Way) -> float:
-        """E_k; inf where no plan with this way fits in memory.
+        """The bound E_k of a way, in seconds; +inf where no plan with this way fits in memory.
 
-        The only replica of a plan is replayed. Of several, the passes and messages of the others
-        take no time. What is joined with them and all updates depend on nothing in them but cuts:
-        the least over all cuts counts. They hold least with one sample in each micro-batch.
+        Where the layout has one replica, the way is a whole plan, and E_k its replayed seconds.
+        Otherwise E_k is the least over all cuts of the other replicas, whose passes and messages
+        take no time. Gradient collectives and updates depend on the other replicas only through
+        their cuts. The other replicas need the least memory with one sample in each micro-batch.
         """
         pipelines = way.layout.pipelines
         others = pipelines[: way.replica] + pipelines[way.replica + 1 :]
@@ -91,23 +103,26 @@ class Master:
             replay = self.replay(replace(way.layout, pipelines=(way.pipeline,)))
             return replay.seconds if replay.fits else math.inf
         least = math.inf
-        for cuts in product(*(self.cuts_that_count(way.layout, other) for other in others)):
-            with_cuts = (
-                replace(other, cuts=of_other) for other, of_other in zip(others, cuts, strict=True)
+        cuts_of_others = [self.cuts_that_count(way.layout, other) for other in others]
+        for chosen in product(*cuts_of_others):
+            cut_others = (
+                replace(other, cuts=cuts) for other, cuts in zip(others, chosen, strict=True)
             )
-            design = replace(way.layout, pipelines=(way.pipeline, *with_cuts))
+            design = replace(way.layout, pipelines=(way.pipeline, *cut_others))
             replay = self.replay(design, may_be_best=False)
             if replay.fits:
                 least = min(least, seconds_with_first_replica(replay, way))
         return least
 
     def cuts_that_count(self, layout: Design, replica: Pipeline) -> list[tuple[int, ...]]:
-        """All cuts of a replica; one of a single stage, whose chunks hold the same together."""
-        every = cuts_of(self.data, layout, replica)
-        return every if len(replica.groups) > 1 else every[:1]
+        """The cuts of a replica with different weights on its stages: all of them, but only the
+        first one for a single stage, which has all layers in any case."""
+        cuts = cuts_of(self.data, layout, replica)
+        return cuts if len(replica.groups) > 1 else cuts[:1]
 
     def replay(self, design: Design, *, may_be_best: bool = True) -> Replay:
-        """The replay of a design. may_be_best: whether it is a plan of the instance."""
+        """The replay of a design. may_be_best: whether it is a plan of the instance, so that it may
+        become the `best` one."""
         samples = sum(pipeline.samples for pipeline in design.pipelines)
         space = self.space(samples)
         replay = space.replayer.replay(space.plan(design))
@@ -117,10 +132,11 @@ class Master:
         return replay
 
     def model(self) -> Model:
-        """(1) to (5)."""
+        """The model of the module's docstring, with the plans replayed so far in (5)."""
         ways, seconds = self.ways, np.array([way.seconds for way in self.ways])
         model = Model("joint", self.run, Totals(least=seconds.min(), largest=seconds.max()))
-        number_of = {layout: a for a, layout in enumerate(dict.fromkeys(w.layout for w in ways))}
+        layouts = dict.fromkeys(way.layout for way in ways)
+        number_of = {layout: a for a, layout in enumerate(layouts)}
         x, y = model.binary("x", (len(ways),)), model.binary("y", (len(number_of),))
         total = model.seconds("T", (), seconds.min(), min(seconds.max(), self.limit))
         model.minimize(total)
@@ -137,7 +153,10 @@ class Master:
         return model
 
     def replay_answer(self, chosen: list[int]) -> None:
-        """Replay the plan of these ways, one for each replica in order, and exclude it by (5)."""
+        """Replay the plan that the solver chose, and exclude it by (5).
+
+        chosen: numbers of the plan's ways, one for each replica in order.
+        """
         ways = [self.ways[k] for k in chosen]
         pipelines = tuple(way.pipeline for way in ways)
         self.replay(replace(ways[0].layout, pipelines=pipelines))
@@ -145,53 +164,69 @@ class Master:
 
 
 def seconds_with_first_replica(replay: Replay, way: Way) -> float:
-    """Seconds of a replay in which only the first replica's passes and messages, collectives and
-    updates take time, at least."""
+    """A lower bound on the seconds of a replay in which the passes and messages of all replicas but
+    the first take no time. Collectives and updates take their time in all replicas.
+
+    way: the way of the first replica.
+    """
     tasks = replay.timeline.tasks
-    of_first = tasks.unit < len(way.pipeline.groups)
-    counts = of_first | (tasks.kind >= Kind.COLLECTIVE)
-    counted = replace(tasks, seconds=tasks.seconds * counts, delay=tasks.delay * counts)
-    return without_waiting(counted)
+    of_first_replica = tasks.unit < len(way.pipeline.groups)
+    takes_time = of_first_replica | (tasks.kind >= Kind.COLLECTIVE)
+    remaining = replace(tasks, seconds=tasks.seconds * takes_time, delay=tasks.delay * takes_time)
+    return without_waiting(remaining)
 
 
 def without_waiting(tasks: Tasks) -> float:
-    """Seconds that tasks take at least: the longest path where no port is waited for, and what
-    holds a port and begins there no earlier than one of them, behind that beginning."""
+    """A lower bound on the seconds of tasks: the larger of two bounds.
+
+    The first is the longest path through the tasks where no task waits for a port. On this path
+    every task has its earliest start. The second bound takes a port and a task that holds it: this
+    task and those with later earliest starts hold the port one after the other, from the task's
+    earliest start on.
+    """
     path = simulate(replace(tasks, use=np.full(len(tasks), -1)))
-    task, port, held = tasks.holds
-    begin = path.start[task]
-    later = (port[:, None] == port) & (begin[:, None] <= begin)
-    return max(path.seconds, float((begin + later @ held).max(initial=0.0)))
+    task, port, held_seconds = tasks.holds
+    start = path.start[task]
+    same_port = port[:, None] == port
+    not_earlier = start[:, None] <= start
+    busy_until = start + (same_port & not_earlier) @ held_seconds
+    return max(path.seconds, float(busy_until.max(initial=0.0)))
 
 
 def ways_by_replica(
     layouts: Mapping[Design, int], ways: Sequence[Way]
 ) -> dict[tuple[Design, int], list[int]]:
-    """(layout, replica) -> the numbers of its ways, also where there are none."""
-    members = {(a, i): list[int]() for a in layouts for i in range(len(a.pipelines))}
+    """(layout, replica) -> numbers of its ways; an empty list where it has none."""
+    numbers = {(layout, i): list[int]() for layout in layouts for i in range(len(layout.pipelines))}
     for k, way in enumerate(ways):
-        members[way.layout, way.replica].append(k)
-    return members
+        numbers[way.layout, way.replica].append(k)
+    return numbers
 
 
 def solve_by(
     method: str, data: JointData, run: Run, parameters: Parameters = Parameters()
 ) -> Outcome[JointDecision]:
-    """The optimum, by the solver behind `method`; at the time limit, the best plan and a bound.
-    Raises UnsupportedError for instances that are not small."""
+    """The optimum, found by a general solver; at the time limit, the best plan and a bound.
+
+    method: name of the general solver. Raises UnsupportedError for instances that are not small.
+    """
     check_native(run.options)
     solver, begun = label(method, run.options), run.elapsed
     master, bound, built = Master(data, run), 0.0, 0.0
     try:
         master.add_ways(parameters)
-        built, bound = run.elapsed - begun, 0.0 if master.ways else math.inf
+        built = run.elapsed - begun
+        if not master.ways:  # no plan fits in memory
+            bound = math.inf
         while bound < master.limit * (1 - OPTIMAL_GAP):
             answer = minimise(method, master.model(), run, lambda incumbent, bound: None)
-            bound = math.inf if answer.stop is Stop.INFEASIBLE else answer.bound or bound
+            bound = answer.bound or bound
+            if answer.stop is Stop.INFEASIBLE:  # all plans of the model have been replayed
+                bound = math.inf
             if not answer.has_solution:
                 break
             run.report(bound=min(bound, master.limit) or None)
-            master.replay_answer(answer.counts("x").nonzero()[0].tolist())
+            master.replay_answer(np.flatnonzero(answer.counts("x")).tolist())
     except Stopped:
         bound = bound or lower_bound(Relaxation(data), run, master.limit)
     bound, best = min(bound, master.limit), master.best

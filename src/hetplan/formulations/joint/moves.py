@@ -1,16 +1,16 @@
-"""Random changes of a design, small and large ones; a move returns None where it does not apply.
+"""Moves of the local search: random changes of a design, small and large.
 
 Two replicas are alike when their stages have, in order, the same device types, numbers of row
-groups and tensor degrees. A move that changes one replica changes every replica like it with
+groups and tensor degrees. A move that changes one replica changes all replicas like it with
 probability `Moves.together`, so that equal replicas can stay equal. A move that changes the order
-of stages replaces the replica's cuts by even ones half of the time. A move that changes the number
-of stages always does.
+of a replica's stages replaces its cuts by even cuts half of the time; a move that changes the
+number of stages always does.
 """
 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 
 from hetplan.formulations.joint.design import SCHEDULES, Design, Group, Pipeline, with_pipelines
 from hetplan.formulations.joint.space import Space
@@ -20,16 +20,18 @@ Regroup = Callable[[Sequence[Group]], list[Group] | None]
 
 
 class Moves:
-    """Draws neighbours of designs of one space."""
+    """Draws neighbours of designs. Each public method but `draw` is a move, known by its name: it
+    returns the changed design, or None where the move does not apply."""
 
     def __init__(self, space: Space, rng: random.Random) -> None:
         self.space, self.rng = space, rng
-        self.together = 0.5  # probability that a move changes every replica like the one it draws
+        # probability that a move of one replica changes all replicas like it
+        self.together = 0.5
 
     def draw(self, name: str, design: Design) -> Design | None:
-        """The neighbour that the named move makes, repaired to keep the rules of the plan file.
+        """The neighbour that the move `name` makes, repaired to keep the rules of plan files.
 
-        None where the move does not apply, no repair exists or the design stays as it is.
+        None where the move does not apply, no repair exists or the design does not change.
         """
         changed: Design | None = getattr(self, name)(design)
         if changed is None:
@@ -81,7 +83,8 @@ class Moves:
         return self._one_or_alike(design, i, change)
 
     def _cut(self, design: Design, pipeline: Pipeline) -> Pipeline | None:
-        """The replica, with even cuts where it has none; None where it has too few layers."""
+        """The replica, with even cuts where it has no cuts; None where there are fewer layers than
+        virtual stages."""
         if pipeline.cuts:
             return pipeline
         return self.space.with_even_cuts(pipeline, design.chunks, design.recomputation)
@@ -176,7 +179,8 @@ class Moves:
         device keeps it, and an idle device becomes the second stage."""
         i, a = self._random_stage(design)
         devices = {*range(len(self.space.kind))}
-        idle = sorted(devices - design.used, key=lambda _: self.rng.random())  # in random order
+        # in random order
+        idle = sorted(devices - design.used, key=lambda _: self.rng.random())
 
         def regroup(groups: Sequence[Group]) -> list[Group] | None:
             group = groups[a]
@@ -187,7 +191,8 @@ class Moves:
             elif half_ranks:
                 parts = [(group[0][:half_ranks],), (group[0][half_ranks:],)]
             elif idle:
-                parts = [group, ((idle.pop(),),)]  # every replica that changes takes another one
+                # every replica that the move changes takes another idle device
+                parts = [group, ((idle.pop(),),)]
             else:
                 return None
             if not all(map(self.space.can_be_stage, parts)):
@@ -207,11 +212,11 @@ class Moves:
             shapes = self.space.shapes(groups)
             regrouped = list(groups)
             for s, group in enumerate(groups):
-                alike = all_alike and shapes[s] == shapes[a]
-                if s == a or alike:
+                changes = s == a or (all_alike and shapes[s] == shapes[a])
+                if changes:
                     devices = [device for row in group for device in row]
-                    begins = range(0, len(devices), width)
-                    regrouped[s] = tuple(tuple(devices[b : b + width]) for b in begins)
+                    first_devices = range(0, len(devices), width)
+                    regrouped[s] = tuple(tuple(devices[d : d + width]) for d in first_devices)
             return regrouped if all(map(self.space.can_be_stage, regrouped)) else None
 
         return self._regrouped(design, i, regroup)
@@ -238,7 +243,8 @@ class Moves:
             if as_rows:
                 groups = tuple(a + b for a, b in pairs)
             else:
-                groups = tuple(group for pair in pairs for group in pair if group)
+                alternating = chain.from_iterable(pairs)
+                groups = tuple(group for group in alternating if group)
             if not all(map(self.space.can_be_stage, groups)):
                 return None
             cuts = one.cuts if as_rows else ()
@@ -274,7 +280,8 @@ class Moves:
         return with_pipelines(design, pipelines)
 
     def samples(self, design: Design) -> Design | None:
-        """One sample, or one or two micro-batches of them, go from one replica to another."""
+        """One sample, or the samples of one or two micro-batches, go from one replica to
+        another."""
         i, j = self._random_replica(design), self._random_replica(design)
         micro_batch = design.pipelines[i].micro_batch
         moved = self.rng.choice((1, micro_batch, 2 * micro_batch))
@@ -300,15 +307,15 @@ class Moves:
         return replace(design, pipelines=tuple(pipelines))
 
     def schedule(self, design: Design) -> Design | None:
-        """The design gets another schedule, or another number of chunks."""
+        """The design gets a random schedule and number of chunks."""
         return self.space.with_schedule(design, *self.rng.choice(SCHEDULES))
 
     def zero(self, design: Design) -> Design | None:
-        """The design gets another ZeRO level: level 1 twice as often as any other."""
+        """The design gets a random ZeRO level, level 1 twice as often as any other."""
         return replace(design, zero=self.rng.choice((0, 1, 1, 2, 3)))
 
     def mode(self, design: Design) -> Design | None:
-        """The design gets another mode of recomputation."""
+        """The design gets a random mode of recomputation."""
         return replace(design, recomputation=self.rng.choice(self.space.modes))
 
     def further(self, design: Design) -> Design | None:
@@ -317,7 +324,8 @@ class Moves:
         if design.degrees is None:
             return None
         current = design.degrees
-        tensor = len(design.pipelines[0].groups[0][0])
+        first_stage = design.pipelines[0].groups[0]
+        tensor = len(first_stage[0])
         changes: tuple[dict[str, object], ...] = (
             {"expert": 2 * current.expert},
             {"expert": max(current.expert // 2, 1)},

@@ -1,10 +1,12 @@
 """The passes of one replica, for the bounds of the exact method.
 
-The module gives an order of all passes, the longest path through them for many cuts at once, and
-the samples that a stage keeps between their forward and backward passes.
+The module has a topological order of all passes (`sequence`), the longest path through them for
+many cuts at once (`longest`), and the samples that a stage keeps between forward and backward
+passes (`in_flight`).
 
 S stages, C chunks of each stage, M micro-batches; V = S C virtual stages, of which v = c S + s is
-chunk c of stage s; L layers. backward: 1 for a backward pass, 0 for a forward pass.
+chunk c of stage s; L layers. A pass is the forward pass (backward = 0) or the backward pass
+(backward = 1) of one micro-batch through one virtual stage.
 """
 
 import itertools
@@ -20,8 +22,8 @@ from hetplan.replays.simulator.pipeline import Schedule, order
 
 @cache
 def all_cuts(layers: int, virtual_stages: int) -> Ints:
-    """[N, V + 1] every way to cut a chain of layers into nonempty virtual stages: their first
-    layers, then the number of layers."""
+    """[N, V + 1] all ways to cut a chain of layers into V nonempty virtual stages: the first layers
+    of the virtual stages, then the number of layers."""
     inner = list(itertools.combinations(range(1, layers), virtual_stages - 1))
     cuts = np.zeros((len(inner), virtual_stages + 1), np.int64)
     cuts[:, 1:-1] = np.array(inner, np.int64).reshape(len(inner), virtual_stages - 1)
@@ -33,8 +35,8 @@ def all_cuts(layers: int, virtual_stages: int) -> Ints:
 def sequence(schedule: Schedule, S: int, C: int, M: int) -> Ints:
     """[2 S C M, 4] every pass (stage, backward, chunk, micro-batch) in a topological order.
 
-    The stages take turns. Each does its passes in the schedule's order, up to the first pass whose
-    needed pass is not done yet.
+    The stages take turns. Each stage does its passes in the schedule's order, up to the first pass
+    that needs the result of a pass that is not done yet.
     """
     queues = [np.array(order(schedule, S, s, M, C)).T.tolist() for s in range(S)]
     done_of_stage = [0] * S  # passes
@@ -74,14 +76,15 @@ def needed_pass(backward: int, v: int, m: int, last: int) -> tuple[int, int, int
 def in_flight(
     schedule: Schedule, S: int, s: int, M: int, C: int, samples: int, last_samples: int
 ) -> Floats:
-    """[moments, C] samples of each chunk that stage s keeps after its forward passes, without
-    repetitions.
+    """[moments, C] the distinct numbers of samples of each chunk that stage s keeps for backward
+    passes, at the moments after its forward passes.
 
     samples: of a micro-batch, on one row group. last_samples: of the last micro-batch.
     """
-    backward, chunk, batch = order(schedule, S, s, M, C)
-    size = np.where(batch == M - 1, last_samples, samples)
-    change = np.zeros((len(chunk), C))  # a forward pass adds its samples, a backward pass ends them
+    backward, chunk, micro_batch = order(schedule, S, s, M, C)
+    size = np.where(micro_batch == M - 1, last_samples, samples)
+    # a forward pass adds its samples to those kept, a backward pass frees them
+    change = np.zeros((len(chunk), C))
     change[np.arange(len(chunk)), chunk] = np.where(backward, -size, size)
     kept = change.cumsum(axis=0)
     return np.unique(kept[backward == 0], axis=0)
@@ -91,9 +94,10 @@ def in_flight(
 def longest(
     passes: Ints, seconds: Floats, hops: Floats, sent: Floats, cuts: Ints, shape: Ints
 ) -> Floats:
-    """[N, S] seconds at which each stage has done all its passes, by the longest path through them.
+    """[N, S] seconds at which each stage has done all its passes, by the longest path through the
+    passes.
 
-    Messages wait for no port, so that this is a lower bound.
+    This is a lower bound on a replay, since messages do not wait for ports.
 
     passes: as `sequence` gives them.
     seconds: [S, backward, size, a, b] of a pass of layers [a, b); size 0: any micro-batch but the

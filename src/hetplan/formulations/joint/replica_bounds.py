@@ -1,8 +1,8 @@
-"""Bounds of one replica of a partial plan: seconds that no plan with that replica is below.
+"""Lower bounds on the seconds of all plans with a given replica, for the exact method.
 
-A bound is the longest path through the replica's passes without waiting for ports (`passes.py`),
-and what the gradients and updates of a stage take behind it. docs/method-joint.md, Section 5, says
-how the exact method uses them.
+A bound is the longest path through the replica's passes without waiting for ports (passes.py), and
+behind it the gradient collectives and the updates of a stage. docs/method-joint.md, Section 5, says
+how the exact method uses the bounds. Letters are those of passes.py.
 """
 
 import itertools
@@ -21,42 +21,49 @@ from hetplan.formulations.joint.passes import all_cuts, in_flight, longest, sequ
 from hetplan.formulations.joint.space import Space
 from hetplan.plans.plan import Recomputation
 from hetplan.replays.arrays import Floats
+from hetplan.replays.data import DeviceType
 from hetplan.replays.simulator.pipeline import Schedule
 from hetplan.replays.updates import UPDATE_BYTES
 from hetplan.replays.zero import tensor_rings
 
-PROBE_BYTES = 1e9  # of weights, with which seconds per byte are asked for
+PROBE_BYTES = 1e9  # bytes of weights whose collective is timed to get seconds per byte
 
 
 class PartialPlan(NamedTuple):
-    """All plans of a layout; with these samples and micro-batches, and these cuts, once set."""
+    """A node of the branch and bound: all plans of a layout, schedule, number of chunks and mode.
+
+    Where batches, and also cuts, are chosen, it stands for the plans that have them.
+    """
 
     layout: Layout
     schedule: Schedule
-    chunks: int
+    chunks: int  # number of chunks of each stage
     mode: Recomputation
-    batches: tuple[tuple[int, int], ...] = ()  # samples and micro-batch of every replica
-    cuts: tuple[tuple[int, ...], ...] = ()  # [replicas][V + 1]
+    batches: tuple[tuple[int, int], ...] = ()  # (samples, micro-batch) of every replica
+    cuts: tuple[tuple[int, ...], ...] = ()  # [replicas][V + 1] first layers of virtual stages, L
 
     @property
     def deepest(self) -> int:
-        """The most stages of a replica."""
+        """The largest number of stages of a replica."""
         return max(map(len, self.layout))
 
 
 class ReplicaBounds:
-    """Bounds on one instance. What was computed once is remembered."""
+    """Computes bounds of the replicas of one instance, with a cache."""
 
     def __init__(self, data: JointData, space: Space, relaxation: Relaxation) -> None:
         self.data, self.space, self.relaxation = data, space, relaxation
-        self.kept_seconds: dict[Any, Floats] = {}  # see `pass_seconds`
+        self.cached_seconds: dict[Any, Floats] = {}  # results of `pass_seconds`
 
     def pass_seconds(self, rows: Group, mode: Recomputation, samples: int) -> Floats:
-        """[2, L + 1, L + 1] of a stage's forward and backward pass over layers [a, b)."""
+        """[2, L + 1, L + 1] seconds of a stage's forward and backward pass over layers [a, b).
+
+        rows: the stage's devices [row groups][tensor ranks]. samples: of a micro-batch.
+        """
         costs, L = self.space.replayer.costs(mode), len(self.data.layers)
         kinds = tuple((costs.device_types[row[0]], costs.node[row[0]]) for row in rows)
         key = (kinds, len(rows[0]), mode, samples)
-        if key not in self.kept_seconds:
+        if key not in self.cached_seconds:
             stage, seconds = self.space.stage(rows, (0, 1)), np.zeros((2, L + 1, L + 1))
             for a, b in itertools.combinations(range(L + 1), 2):
                 computed = costs.passes(stage, (a, b), samples)
@@ -64,21 +71,24 @@ class ReplicaBounds:
                 for direction in (0, 1):
                     together = computed[direction] + reduced[direction].seconds
                     seconds[direction, a, b] = together
-            self.kept_seconds[key] = seconds
-        return self.kept_seconds[key]
+            self.cached_seconds[key] = seconds
+        return self.cached_seconds[key]
 
     def hop(self, here: Group, there: Group, samples: int) -> tuple[float, float]:
-        """(seconds per byte of one sample's activation, seconds of latency) of a message between
-        two stages."""
-        largest = int(np.argmax(self.relaxation.sent[0][1:]))
+        """(seconds per byte of one sample's activation, seconds of latency) of a message of
+        `samples` samples from stage `here` to stage `there`."""
+        largest = int(np.argmax(self.relaxation.sent[0][1:]))  # layer with the largest activation
         size = self.data.layers[largest].activation_bytes
-        first, second = (self.space.stage(rows, (0, 1)) for rows in (here, there))
-        message = self.space.replayer.costs("none").transfer(first, second, largest, samples)
-        return (message.seconds / size if size else 0.0), message.latency
+        sender, receiver = self.space.stage(here, (0, 1)), self.space.stage(there, (0, 1))
+        message = self.space.replayer.costs("none").transfer(sender, receiver, largest, samples)
+        seconds_per_byte = message.seconds / size if size else 0.0
+        return seconds_per_byte, message.latency
 
     def hops(self, stages: Sequence[Group], chunks: int, sizes: Sequence[int]) -> Floats:
-        """[V - 1, backward, size, 2] of messages between virtual stages v and v + 1: seconds per
-        byte of one sample's activation, and seconds of latency."""
+        """[V - 1, backward, size, 2] the `hop` of messages between virtual stages v and v + 1.
+
+        sizes: samples of a micro-batch, and of the last one.
+        """
         S, V = len(stages), len(stages) * chunks
         hops = np.zeros((max(V - 1, 1), 2, 2, 2))
         if S == 1:
@@ -91,102 +101,134 @@ class ReplicaBounds:
         return hops
 
     def seconds_behind(self, plan: PartialPlan, i: int) -> Floats:
-        """[S] seconds per byte of weights behind the last passes of a replica's stages."""
+        """[S] seconds per byte of weights that gradient collectives and updates take at least
+        behind the last passes of the stages of replica i."""
         others = [stages for k, stages in enumerate(plan.layout) if k != i]
         row_groups = sum(len(rows) for stages in plan.layout for rows in stages)
-        return np.array([
-            self.update_rate(rows)
-            if len(rows) == 1 and not others
-            else self.gradient_rate(rows, others) + self.update_rate(rows) / row_groups
-            for rows in plan.layout[i]
-        ])  # fmt: skip
+        rates = []
+        for rows in plan.layout[i]:
+            if len(rows) == 1 and not others:  # nothing to reduce
+                rates.append(self.update_rate(rows))
+            else:  # ZeRO may shard the updates over all row groups
+                gradients = self.gradient_rate(rows, others)
+                rates.append(gradients + self.update_rate(rows) / row_groups)
+        return np.array(rates)
+
+    def device_type(self, rows: Group) -> DeviceType:
+        """The device type of a stage, which all its devices have."""
+        any_device = rows[0][0]
+        return self.data.types[self.space.kind[any_device]]
 
     def update_rate(self, rows: Group) -> float:
-        """Seconds per byte of weights that the optimizer takes on one row group."""
-        curve = self.data.types[self.space.kind[rows[0][0]]].update
+        """Seconds per byte of weights that the optimizer takes on one row group, without its start
+        time."""
+        curve = self.device_type(rows).update
         moved = UPDATE_BYTES / self.data.element_bytes / len(rows[0])
         return moved / (curve.bytes_per_second * max(curve.share))
 
     def gradient_rate(self, rows: Group, others: Sequence[Sequence[Group]]) -> float:
-        """Seconds per byte of weights that the gradients of a stage hold some port for.
+        """Seconds per byte of weights for which the gradient collectives of a stage hold the
+        busiest port at least. Collectives take turns at a port.
 
-        The stage's partners in other replicas depend on cuts: the least over all of them counts.
-        Collectives take turns at a port.
+        The cuts of the other replicas decide which of their stages have the same layers. The least
+        over all choices of such stages counts.
+        others: the stages of each other replica.
         """
-        loads = []
+        loads = []  # port -> seconds per byte, for each choice of one stage of each other replica
         for partners in itertools.product(*others):
-            loads.append(self.port_loads([row for stage in (rows, *partners) for row in stage]))
-        ports = set(loads[0]).intersection(*loads[1:])
-        busiest = max((min(load[port] for load in loads) for port in ports), default=0.0)
-        return busiest * self.relaxation.grown
+            reducing = [row for stage in (rows, *partners) for row in stage]
+            loads.append(self.port_loads(reducing))
+        common_ports = set(loads[0]).intersection(*loads[1:])
+        least_loads = (min(load[port] for load in loads) for port in common_ports)
+        return max(least_loads, default=0.0) * self.relaxation.grown
 
     def port_loads(self, groups: Sequence[tuple[int, ...]]) -> dict[int, float]:
-        """Seconds per byte of weights for which the row groups that reduce them hold each port."""
+        """Port -> seconds per byte of weights for which row groups hold it when they reduce
+        gradients."""
         rings = tensor_rings(groups)
         ring = self.space.replayer.costs("none").ring(rings, PROBE_BYTES / len(rings))
         return {port: share * ring.seconds / PROBE_BYTES for port, share in ring.ports}
 
     def paths(self, plan: PartialPlan, i: int, g: int, b: int) -> tuple[Ints, Floats]:
-        """(cuts [N, V + 1], bounds [N]) of replica i with g samples, b at a time, for all cuts."""
+        """(cuts [N, V + 1], bounds [N] in seconds) of replica i for all its cuts; the bound is +inf
+        where memory is too small.
+
+        g: samples of the replica. b: samples of a micro-batch.
+        """
         stages, C = plan.layout[i], plan.chunks
         S, M, L = len(stages), -(-g // b), len(self.data.layers)
-        sizes = (b, g - (M - 1) * b)  # of a micro-batch and of the last one
-        seconds = np.stack([
-            np.stack([self.pass_seconds(rows, plan.mode, n) for n in sizes], axis=1)
-            for rows in stages
-        ])  # fmt: skip
+        sizes = (b, g - (M - 1) * b)  # samples of a micro-batch and of the last one
+        of_stages = []  # [backward, size, a, b] of each stage, as `longest` takes them
+        for rows in stages:
+            of_sizes = [self.pass_seconds(rows, plan.mode, size) for size in sizes]
+            of_stages.append(np.stack(of_sizes, axis=1))
+        seconds = np.stack(of_stages)
         cuts, passes = all_cuts(L, S * C), sequence(plan.schedule, S, C, M)
         hops, sent = self.hops(stages, C, sizes), self.relaxation.sent[0]
         ends = longest(passes, seconds, hops, sent, cuts, np.array([S, M]))
-        param_bytes = np.array(self.space.replayer.costs("none").param_sums)[cuts]
-        held = np.diff(param_bytes, axis=1).reshape(len(cuts), C, S).sum(axis=1)  # [N, S]
-        kinds = [self.data.types[self.space.kind[rows[0][0]]] for rows in stages]
-        starts = [kind.update.start_seconds for kind in kinds]
-        bounds = (ends + held * self.seconds_behind(plan, i) + starts).max(axis=1)
-        bounds[self.lacks_memory(plan, i, g, b, cuts, held)] = np.inf
+        params_before = np.array(self.space.replayer.costs("none").param_sums)[cuts]
+        params_of_virtual_stages = np.diff(params_before, axis=1)  # [N, V] bytes
+        weights = params_of_virtual_stages.reshape(len(cuts), C, S).sum(axis=1)  # [N, S] bytes
+        update_starts = [self.device_type(rows).update.start_seconds for rows in stages]
+        stage_ends = ends + weights * self.seconds_behind(plan, i) + update_starts
+        bounds = stage_ends.max(axis=1)
+        bounds[self.lacks_memory(plan, i, g, b, cuts, weights)] = np.inf
         return cuts, np.asarray(bounds)
 
     def lacks_memory(
-        self, plan: PartialPlan, i: int, g: int, b: int, cuts: Ints, held: Floats
+        self, plan: PartialPlan, i: int, g: int, b: int, cuts: Ints, weights: Floats
     ) -> NDArray[np.bool_]:
-        """[N] whether some stage's states, and what it keeps from forward to backward passes, are
-        more than its memory under every ZeRO level. held [N, S]: bytes of weights."""
+        """[N] whether some stage needs more than its memory under every ZeRO level, for its states
+        and for the activations that it keeps for backward passes.
+
+        weights: [N, S] bytes.
+        """
         data, stages, costs = self.data, plan.layout[i], self.space.replayer.costs(plan.mode)
         M = -(-g // b)
         states = self.least_states(plan)
         lacks = np.zeros(len(cuts), bool)
         for s, rows in enumerate(stages):
             width = len(rows[0])
-            fullest = [-(-size // len(rows)) for size in (b, g - (M - 1) * b)]
-            flying = in_flight(plan.schedule, len(stages), s, M, plan.chunks, *fullest)
-            sums = [costs.saved_bytes((0, l), width) for l in range(len(data.layers) + 1)]
-            saved = np.diff(np.array(sums)[cuts], axis=1)[:, s :: len(stages)]  # [N, C]
-            kept = (saved @ flying.T).max(axis=1)
-            if s == len(stages) - 1:
+            # of a micro-batch and of the last one, on the row group with the most samples
+            samples, last_samples = (-(-size // len(rows)) for size in (b, g - (M - 1) * b))
+            kept_samples = in_flight(
+                plan.schedule, len(stages), s, M, plan.chunks, samples, last_samples
+            )
+            saved_before = [costs.saved_bytes((0, l), width) for l in range(len(data.layers) + 1)]
+            saved_of_virtual_stages = np.diff(np.array(saved_before)[cuts], axis=1)  # per sample
+            saved = saved_of_virtual_stages[:, s :: len(stages)]  # [N, C]
+            kept = (saved @ kept_samples.T).max(axis=1)
+            is_last = s == len(stages) - 1
+            if is_last:  # the replay may count the logits of one micro-batch with the loss
                 kept = kept - b / len(rows) * data.logit_bytes / width
-            room = data.types[costs.device_types[rows[0][0]]].memory_bytes * (1 + 1e-9)
-            lacks |= held[:, s] * states / width + np.maximum(kept, 0.0) > room
+            room = self.device_type(rows).memory_bytes * (1 + 1e-9)
+            lacks |= weights[:, s] * states / width + np.maximum(kept, 0.0) > room
         return lacks
 
     def least_states(self, plan: PartialPlan) -> float:
-        """Bytes of states per byte of weights under the ZeRO level that keeps the fewest."""
+        """Bytes of states per byte of weights under the ZeRO level that needs the least memory."""
+        # ZeRO shards states over at most all row groups of the plan
         share = 1 / sum(len(rows) for stages in plan.layout for rows in stages)
         framework, element = self.data.framework, self.data.element_bytes
-        deepest = 3 if plan.deepest == 1 else max(framework.pipeline_levels)
-        return min(
-            sum(framework.held_bytes(1.0, 0.0, element, level, share)[:3])
-            for level in range(deepest + 1)
-        )
+        highest_level = 3 if plan.deepest == 1 else max(framework.pipeline_levels)
+        least = math.inf
+        for level in range(highest_level + 1):
+            states = framework.held_bytes(1.0, 0.0, element, level, share)
+            least = min(least, states.weights + states.gradients + states.optimizer)
+        return least
 
     def by_speed(self, plan: PartialPlan) -> float:
-        """Seconds that no plan of the layout is below: all row groups compute at their best speeds
-        all the time, by computing alone."""
-        speed = 0.0
+        """A lower bound in seconds by computation alone: every stage computes whole samples all the
+        time, with the micro-batch size at which the replica is fastest."""
+        speed = 0.0  # samples per second of all replicas
         for stages in plan.layout:
             best = 0.0
             for b in range(1, self.data.global_batch + 1):
-                each = [self.pass_seconds(rows, plan.mode, b)[:, 0, -1].sum() for rows in stages]
-                best = max(best, sum(b / seconds if seconds else np.inf for seconds in each))
+                replica_speed = 0.0
+                for rows in stages:
+                    seconds = self.pass_seconds(rows, plan.mode, b)[:, 0, -1].sum()
+                    replica_speed += b / seconds if seconds else np.inf
+                best = max(best, replica_speed)
             speed += best
         return float(self.data.global_batch / speed) if speed < np.inf else 0.0
 

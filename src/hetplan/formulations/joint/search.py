@@ -1,17 +1,21 @@
-"""Local search over plans by their replays: simulated annealing of many designs, again and again.
+"""Local search over plans by their replays: rounds of simulated annealing.
 
-Starts are given plans, constructions (`constructions.py`), and variations of the best of both. Then
-rounds: random moves lead from the best start of each number of replicas, and from the best design
-so far, to many others. Those of unlike shapes that are best are annealed; then the better half of
-what they have become, with twice as many steps; and so on, until one is left (successive halving).
-In every annealing replicas that are alike either stay so, mostly, or become unlike half of the
-time. A time limit cuts this sequence of steps and changes nothing else, so that a seed and a number
-of steps have one result.
+1. The search replays given plans, constructions (constructions.py), and variations of the best
+   designs among them.
+2. A round scatters: random moves lead from the best start of each number of replicas, and from the
+   best design so far, to many designs. The best design of each shape is kept, and of these the
+   best ones.
+3. The round anneals: these designs are annealed, then the better half of the results with twice as
+   many steps, and so on until one is left (successive halving). Then the next round begins.
 
-The fastest plan that fits is the result. Where a plan's robust seconds
-(`ChainReplayer.robust_seconds`) differ from its seconds by more than a hundredth, those count
-instead: more time never makes a result worse by this rule. On the way, too much memory costs
-seconds.
+In some annealings replicas that are alike mostly stay alike; in others a move makes them unlike
+half of the time. A time limit ends this sequence and changes nothing else in it, so that a seed and
+a number of steps determine the result.
+
+The result is the fastest plan that fits in memory. Where the robust seconds of a plan
+(`ChainReplayer.robust_seconds`) differ from its replayed seconds by more than a hundredth, plans
+are compared by the robust seconds. Compared in this way, a longer search never returns a worse
+plan. During the search, designs that need too much memory are penalised in seconds.
 """
 
 import math
@@ -31,16 +35,16 @@ from hetplan.plans.plan import Plan
 from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 from hetplan.text import grouped
 
-Valued = tuple[float, Design]  # penalised seconds, design
-VALUE = itemgetter(0)
+Valued = tuple[float, Design]  # (penalised seconds, design)
+VALUE = itemgetter(0)  # the penalised seconds, as a key for sorting
 
 
 @dataclass(frozen=True)
 class Parameters:
     """Parameters of the search, chosen on the four workloads of `evidence/speed/joint.py`."""
 
-    steps: int = 2_000_000  # moves in all
-    # How often each move is drawn, relative to the others.
+    steps: int = 2_000_000  # most moves in all
+    # Weight of each move in random draws.
     shares: Mapping[str, float] = field(
         default_factory=lambda: {
             "cut": 6, "order": 2, "swap": 2, "merge": 1,
@@ -48,36 +52,38 @@ class Parameters:
             "samples": 1, "micro": 1.5, "schedule": 1, "zero": 0.5, "mode": 0.2,
         }
     )  # fmt: skip
-    # Annealings that draw only from `focus`, as a share of all: those keep the shapes of stages.
+    # Share of the annealings that draw only the moves of `focus`, which keep the shapes of stages.
     focused: float = 0.5
     focus: tuple[str, ...] = ("cut", "order", "swap")
-    # How often a move changes all replicas that are alike; every annealing draws one of these. The
-    # best plans of `c` have four equal replicas, and what is one move away from that is slow.
+    # Probabilities that a move changes all replicas that are alike; every annealing draws one of
+    # them. The best plans of workload `c` have four equal replicas, and all plans one move away
+    # from such a plan are slow.
     together: tuple[float, ...] = (0.5, 0.95)
-    # Temperatures as shares of the present seconds: of the first step of an annealing, drawn
-    # between `warm` and `hot`, and of the last.
+    # Temperatures as shares of the present seconds. An annealing begins at a temperature drawn
+    # between `warm` and `hot`, and ends at `cold`.
     hot: float = 0.03
     warm: float = 0.01
     cold: float = 0.0005
-    # A round's designs, each 1 to `away` moves from where it begins; and its first annealings, and
-    # steps of each. No round begins from a design that takes more than `far` times as long as the
-    # best, nor has one of more than `near`. On `a`, where equal replicas win, the papers' are 1.9
-    # times as long as their single pipeline.
+    # Designs that a round scatters, and the most moves between a start and such a design.
     scattered: int = 1000
     away: int = 6
+    # Designs that a round first anneals, and the steps of each of these annealings.
     width: int = 16
     first_steps: int = 300
+    # A round has no start of more than `far` times the seconds of the best design, and anneals no
+    # design of more than `near` times these. On workload `a`, where plans with equal replicas win,
+    # such plans by the papers' methods take 1.9 times as long as those with a single pipeline.
     far: float = 2.0
     near: float = 1.3
-    # Constructions that are replayed, the best by computation alone, of each number of replicas.
+    # Constructions of each number of replicas that are replayed: the best ones by `lower_bound`.
     replayed: int = 8
-    # From which share of the seconds on robust seconds count where they differ.
+    # Robust seconds count where they differ from the seconds by more than this share of them.
     robust_from: float = 0.01
-    # An excess of memory by a share x costs (flat + steep x) of the seconds.
+    # A plan that exceeds memory by a share x is penalised by (flat + steep x) of its seconds.
     flat: float = 0.02
     steep: float = 3.0
-    kept: int = 100_000  # designs whose seconds are remembered; then memory begins anew
-    # Seconds after the time limit in which a first plan that fits is still looked for.
+    kept: int = 100_000  # designs in the cache of seconds, which is emptied when it is full
+    # Seconds after the time limit in which the search still looks for a first plan that fits.
     grace: float = 1.0
 
 
@@ -88,50 +94,53 @@ class LocalSearch:
         self.space, self.run, self.parameters = space, run, parameters
         self.rng = random.Random(run.options.seed)
         self.moves = Moves(space, self.rng)
-        # Design -> seconds that no replay is below; its penalised seconds, None: not asked for.
-        self.known: dict[Design, tuple[float, float | None]] = {}
+        # Cache: design -> (lower bound on its replayed seconds; its penalised seconds, None where
+        # the replay ended early).
+        self.cached_seconds: dict[Design, tuple[float, float | None]] = {}
+        # Shape (see `note_best_of_shape`) -> the best design of this shape.
         self.best_of_shape: dict[tuple[object, ...], Valued] = {}
-        # The best plan that fits, behind what plans are ordered by: `Plan.order` of its seconds, or
-        # of its robust seconds where those count.
+        # (key by which plans are compared, plan) of the best plan that fits in memory. The key is
+        # `Plan.order` of its seconds, or of its robust seconds where those count.
         self.incumbent: tuple[tuple[float, int], Plan] | None = None
-        self.steps = self.replays = 0
+        self.steps = 0  # number of moves so far
+        self.replays = 0  # number of replays so far
 
     @property
     def done(self) -> bool:
-        """Whether time or steps are spent."""
+        """Whether time or steps are used up."""
         return self.run.should_stop or self.steps >= self.parameters.steps
 
     @property
     def late(self) -> bool:
-        """Whether to return with what there is: some time after the limit, a plan that fits is
-        still looked for where there is none."""
+        """Whether to return at once. Without an incumbent, the search goes on for some time after
+        the time limit."""
         if not self.run.should_stop:
             return False
-        over = self.run.elapsed - (self.run.options.time_limit or math.inf)
-        nothing_yet = self.incumbent is None and over <= self.parameters.grace
-        return self.run.cancelled or not nothing_yet
+        overtime = self.run.elapsed - (self.run.options.time_limit or math.inf)
+        looks_for_first = self.incumbent is None and overtime <= self.parameters.grace
+        return self.run.cancelled or not looks_for_first
 
     def penalised_seconds(self, design: Design, limit: float = math.inf) -> float:
-        """Replayed seconds, and more where memory is too small.
+        """The design's replayed seconds, with a penalty where its memory is too small.
 
-        Where they are above `limit`, the answer may be any number between the two: the replay ends
-        early, or is left out, and memory goes unasked.
+        Where the result would exceed `limit`, it may be any number between `limit` and the correct
+        one: the replay ends early or is left out, and memory is not checked.
         """
-        known = self.known.get(design)
-        least, penalised = known or (self.space.lower_bound(design), None)
+        cached = self.cached_seconds.get(design)
+        least, penalised = cached or (self.space.lower_bound(design), None)
         if penalised is not None:
             return penalised
         if least > limit:
             return least
-        if len(self.known) > self.parameters.kept:
-            self.known.clear()
+        if len(self.cached_seconds) > self.parameters.kept:
+            self.cached_seconds.clear()
         plan = self.space.sketch(design)
         seconds = self.space.replayer.seconds(plan, limit)
         self.replays += 1
         if seconds <= limit:
             penalised = self.offer(plan, seconds)
             self.note_best_of_shape(design, penalised)
-        self.known[design] = seconds, penalised
+        self.cached_seconds[design] = seconds, penalised
         return seconds if penalised is None else penalised
 
     def note_best_of_shape(self, design: Design, penalised: float) -> None:
@@ -144,22 +153,29 @@ class LocalSearch:
             self.best_of_shape[shape] = (penalised, design)
 
     def offer(self, plan: Plan, seconds: float) -> float:
-        """The plan's seconds, and more where its memory is too small. A plan that fits becomes the
-        incumbent where it is better."""
+        """The penalised seconds of a plan that takes `seconds`. A plan that fits in memory becomes
+        the incumbent where it is better."""
         excess = self.space.replayer.excess(plan)
         if excess:
             return seconds * (1 + self.parameters.flat + self.parameters.steep * excess)
-        if self.incumbent is None or plan.order(seconds) < self.incumbent[0]:
+        if self.is_better(plan, seconds):
             robust = self.space.replayer.robust_seconds(plan)
             agree = abs(robust - seconds) <= self.parameters.robust_from * seconds
-            order = plan.order(seconds if agree else robust)
-            if self.incumbent is None or order < self.incumbent[0]:
-                self.incumbent = order, plan
+            compared = seconds if agree else robust
+            if self.is_better(plan, compared):
+                self.incumbent = plan.order(compared), plan
                 self.run.report(incumbent=seconds)
         return seconds
 
+    def is_better(self, plan: Plan, seconds: float) -> bool:
+        """Whether a plan that is compared by `seconds` is better than the incumbent."""
+        if self.incumbent is None:
+            return True
+        order, _ = self.incumbent
+        return plan.order(seconds) < order
+
     def begin(self, starts: Sequence[Plan]) -> None:
-        """Replay given plans, and the designs nearest to them."""
+        """Replay the plans `starts`, and the designs nearest to them."""
         for plan in starts:
             if self.late:
                 break
@@ -169,18 +185,21 @@ class LocalSearch:
                 self.penalised_seconds(design)
 
     def construct(self) -> None:
-        """Replay the best constructions of each number of replicas."""
+        """Replay the best constructions, by `lower_bound`, of each number of replicas."""
         in_time = takewhile(lambda design: not self.late, constructions(self.space))
         by_replicas = grouped((len(design.pipelines), design) for design in in_time)
         for designs in by_replicas.values():
             best = math.inf
-            for design in sorted(designs, key=self.space.lower_bound)[: self.parameters.replayed]:
-                if not self.late:
-                    limit = math.inf if self.incumbent is None else best
-                    best = min(best, self.penalised_seconds(design, limit))
+            by_bound = sorted(designs, key=self.space.lower_bound)
+            for design in by_bound[: self.parameters.replayed]:
+                if self.late:
+                    break
+                limit = math.inf if self.incumbent is None else best
+                best = min(best, self.penalised_seconds(design, limit))
 
     def vary(self) -> None:
-        """Try variations of the best so far; each that is faster is kept and varied further."""
+        """Try all variations of each of the `bases`. A faster design takes the place of the base,
+        and the remaining variations are applied to it."""
         for best, design in self.bases():
             for change in variations(self.space, design):
                 changed = change(design)
@@ -193,23 +212,26 @@ class LocalSearch:
                     best, design = seconds, changed
 
     def bases(self) -> list[Valued]:
-        """The best design of each number of replicas, but none far from the best of all."""
+        """The best design of each number of replicas, best first, without those of more than `far`
+        times the seconds of the best one."""
         best: dict[int, Valued] = {}  # number of replicas -> its best design
         for seconds, design in sorted(self.best_of_shape.values(), key=VALUE):
             best.setdefault(len(design.pipelines), (seconds, design))
         ranked = sorted(best.values(), key=VALUE)
-        return [
-            (seconds, design)
-            for seconds, design in ranked
-            if seconds <= self.parameters.far * ranked[0][0]
-        ]
+        if not ranked:
+            return []
+        least, _ = ranked[0]
+        limit = self.parameters.far * least
+        return [(seconds, design) for seconds, design in ranked if seconds <= limit]
 
     def scatter(self, bases: Sequence[Valued]) -> list[Valued]:
-        """Designs some moves away from these; the best of unlike shapes."""
+        """The best designs, one of each shape, of many that are some moves away from `bases`. The
+        first base is the best."""
         p, rng = self.parameters, self.rng
         names = list(p.shares)
         self.moves.together = max(p.together)
         self.best_of_shape.clear()
+        least, _ = bases[0]
         for _ in range(p.scattered):
             if self.done:
                 break
@@ -217,14 +239,15 @@ class LocalSearch:
             _, design = rng.choice(bases)
             for _ in range(rng.randint(1, p.away)):
                 design = self.moves.draw(rng.choice(names), design) or design
-            self.penalised_seconds(design, p.near * bases[0][0])
+            self.penalised_seconds(design, p.near * least)
         return sorted(self.best_of_shape.values(), key=VALUE)[: p.width]
 
     def anneal(self, design: Design, steps: int) -> Valued:
-        """The best of a random walk of so many steps.
+        """The best design that an annealing of `steps` moves from `design` meets.
 
-        A neighbour is accepted at up to `limit` seconds, which are exponentially distributed above
-        the present seconds: Metropolis' rule, drawn before the replay so that this can end early.
+        It accepts a neighbour of up to `limit` seconds. The limit exceeds the present seconds by an
+        exponentially distributed amount. This is Metropolis' rule with the random number drawn
+        before the replay, which can thereby end early.
         """
         p, rng = self.parameters, self.rng
         hot = p.warm * (p.hot / p.warm) ** rng.random()
@@ -239,7 +262,7 @@ class LocalSearch:
             self.steps += 1
             temperature = hot * (p.cold / hot) ** (step / steps)
             limit = now * (1 - temperature * math.log(1 - rng.random()))
-            name = rng.choices(names, cum_weights=weights)[0]
+            [name] = rng.choices(names, cum_weights=weights)
             changed = self.moves.draw(name, design)
             if changed is None:
                 continue
@@ -250,17 +273,18 @@ class LocalSearch:
         return best
 
     def rounds(self) -> None:
-        """Scatter and anneal until time or steps are spent; of each round the better half goes on,
-        twice as long, until one is left."""
+        """Rounds of scattering and annealing until time or steps are used up; see the module's
+        docstring."""
         starts = self.bases()
         best = starts[:1]
         while not self.done and starts:
-            steps, walkers = self.parameters.first_steps, self.scatter([*best, *starts])
-            while walkers and not self.done:
-                ends = dict.fromkeys(self.anneal(design, steps) for _, design in walkers)
-                walkers = sorted(ends, key=VALUE)
-                best = [min(*best, walkers[0], key=VALUE)]
-                steps, walkers = 2 * steps, walkers[: len(walkers) // 2]
+            steps = self.parameters.first_steps
+            designs = self.scatter([*best, *starts])
+            while designs and not self.done:
+                annealed = dict.fromkeys(self.anneal(design, steps) for _, design in designs)
+                ranked = sorted(annealed, key=VALUE)
+                best = [min(*best, ranked[0], key=VALUE)]
+                steps, designs = 2 * steps, ranked[: len(ranked) // 2]
 
 
 def search(
@@ -269,8 +293,10 @@ def search(
     starts: Sequence[JointDecision] = (),
     parameters: Parameters | None = None,
 ) -> Outcome[JointDecision]:
-    """The fastest plan that fits, of all tried. starts: where to begin, beside constructions; those
-    that fit are among what is tried. Proves no bound."""
+    """The fastest plan that the search finds. Proves no bound.
+
+    starts: plans that the search begins with, beside constructions; it is no worse than these.
+    """
     local = LocalSearch(Space(data), run, parameters or Parameters())
     local.begin([plan_of(data, start) for start in starts])
     local.construct()
@@ -280,11 +306,12 @@ def search(
 
 
 def outcome_of(local: LocalSearch, stop: Stop) -> Outcome[JointDecision]:
-    """The incumbent of a search that has ended."""
+    """The outcome of a search that has ended: its incumbent with the reason to stop."""
     if local.incumbent is None:
         decision, message = None, f"none of {local.replays} plans fits in memory"
     else:
-        decision, message = decision_of(local.incumbent[1]), ""
+        _, plan = local.incumbent
+        decision, message = decision_of(plan), ""
     return Outcome(
         stop=stop,
         decision=decision,

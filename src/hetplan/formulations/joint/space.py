@@ -19,22 +19,22 @@ from hetplan.formulations.joint.design import (
 from hetplan.plans.plan import MicroBatches, Plan, Recomputation, Replica, Schedule
 from hetplan.replays.chains import ChainReplayer
 
-StageShape = tuple[str, int, int]  # of a stage: device type, row groups, tensor ranks
-CACHE_SIZE = 20_000  # stages that the cache of a space keeps, and even cuts
+StageShape = tuple[str, int, int]  # (device type, number of row groups, number of tensor ranks)
+CACHE_SIZE = 20_000  # entries in each of a space's caches, of stages and of even cuts
 
 
 class Space:
-    """An instance with D devices and L layers, as a search sees it."""
+    """The designs of an instance with D devices and L layers: their seconds, plans and rules."""
 
     def __init__(self, data: JointData) -> None:
         self.data = data
         self.replayer = ChainReplayer.of(data)
         self.kind = [kind for kind, _ in data.devices]  # [D] device type
-        self.node = [node for _, node in data.devices]  # [D] index of the node
+        self.node = [node for _, node in data.devices]  # [D] number of the node
         self.layers = len(data.layers)  # L
-        self.batch = data.global_batch  # samples
+        self.batch = data.global_batch  # samples of an iteration
         self.tensor_degrees = sorted(data.tensor_degrees)
-        self.modes = data.modes  # of recomputation
+        self.modes = data.modes  # modes of recomputation
         self.renaming = Renaming(data)  # gives designs their canonical form
         self._common_fields = data.common_fields
         self.prefix_seconds = cache(self._prefix_seconds)
@@ -44,9 +44,10 @@ class Space:
     def _prefix_seconds(
         self, kind: str, tensor: int, samples: int, mode: Recomputation
     ) -> list[float]:
-        """[L + 1] forward and backward seconds of the first 0..L layers on a device type.
+        """[L + 1] seconds of the forward and backward pass of layers 0 to l - 1.
 
-        tensor: tensor-parallel degree. samples: of a micro-batch, in one row group.
+        kind: device type. tensor: tensor-parallel degree. samples: of a micro-batch, in one row
+        group. mode: of recomputation.
         """
         forward, backward, *_ = self.replayer.costs(mode).layer_seconds(kind, tensor, samples)
         return list(accumulate((forward + backward).tolist(), initial=0.0))
@@ -57,7 +58,7 @@ class Space:
         return Plan.model_validate(dict(self.sketch(design)))
 
     def sketch(self, design: Design) -> Plan:
-        """The design as a plan file whose rules are not checked, which is quicker than `plan`."""
+        """The design as a plan file without a check of the rules, which is quicker than `plan`."""
         replicas = [self._replica(pipeline) for pipeline in design.pipelines]
         return Plan.model_construct(
             **self._common_fields,
@@ -69,7 +70,7 @@ class Space:
         )
 
     def _replica(self, pipeline: Pipeline) -> Replica:
-        """A replica of a plan file, whose rules are not checked."""
+        """The replica as in a plan file, without a check of the rules."""
         chunks_of_stages = self._chunks_of_stages(pipeline)
         stages = [
             self.stage(group, *chunks)
@@ -84,19 +85,20 @@ class Space:
         return Replica.model_construct(stages=stages, micro_batches=batches)
 
     def _chunks_of_stages(self, pipeline: Pipeline) -> list[list[tuple[int, int]]]:
-        """[S][C] layers [first, end) of each chunk of each stage. The virtual stages go round: the
-        chunks of stage s are the virtual stages s, s + S, s + 2 S, …"""
+        """[S][C] layers [first, end) of each chunk of each stage. The chunks of stage s are the
+        virtual stages s, s + S, s + 2 S, …"""
         virtual_stages = [*pairwise((0, *pipeline.cuts, self.layers))]
         stages = len(pipeline.groups)
         return [virtual_stages[s::stages] for s in range(stages)]
 
     def shapes(self, groups: Sequence[Group]) -> list[StageShape]:
-        """Device type, number of row groups and number of tensor ranks of every stage."""
+        """The shape of every stage. groups: the devices of each stage."""
         return [(self.kind[group[0][0]], len(group), len(group[0])) for group in groups]
 
     def can_be_stage(self, group: Group) -> bool:
-        """Whether devices can be a stage: all are of one type, the row groups have equally many
-        tensor ranks, the instance has this tensor degree, and each row group is in one node."""
+        """Whether a stage can have these devices: all are of one type, the row groups have equally
+        many tensor ranks, the instance has this tensor degree, and each row group is on one
+        node."""
         kinds = {self.kind[device] for row in group for device in row}
         degrees = {len(row) for row in group}
         if len(kinds) != 1 or len(degrees) != 1:
@@ -106,20 +108,20 @@ class Space:
         return all(len({self.node[device] for device in row}) == 1 for row in group)
 
     def lower_bound(self, design: Design) -> float:
-        """A lower bound of the design's replayed seconds: computation alone.
+        """A lower bound on the design's replayed seconds, by its computation alone.
 
-        A stage waits until the first micro-batch has passed the stages before it, does all its
-        passes, and then the last gradient passes the stages before it.
+        A stage waits until the first micro-batch has passed through the stages before it. It does
+        all its passes. Then the last backward pass goes through the stages before it.
         """
         longest = 0.0
         for pipeline in design.pipelines:
             chunks_of_stages = self._chunks_of_stages(pipeline)
             micro_batch = min(pipeline.micro_batch, pipeline.samples)
             full_micro_batches = pipeline.samples // micro_batch
-            before = 0.0  # seconds of both passes of a micro-batch in the stages before
+            before = 0.0  # seconds of a micro-batch's two passes through the stages before
             shapes = self.shapes(pipeline.groups)
             for (kind, rows, tensor), chunks in zip(shapes, chunks_of_stages, strict=True):
-                samples = -(-micro_batch // rows)  # of the row group with the most
+                samples = -(-micro_batch // rows)  # on the row group with the most samples
                 until = self.prefix_seconds(kind, tensor, samples, design.recomputation)
                 chunk_seconds = [until[end] - until[first] for first, end in chunks]
                 longest = max(longest, before + full_micro_batches * sum(chunk_seconds))
@@ -143,7 +145,7 @@ class Space:
         """The cuts of `with_even_cuts` for stages of these shapes."""
         prefix_seconds = []
         for kind, rows, tensor in shapes:
-            samples = -(-micro_batch // rows)  # of the row group with the most
+            samples = -(-micro_batch // rows)  # on the row group with the most samples
             prefix_seconds.append(self.prefix_seconds(kind, tensor, samples, mode))
         return even_cuts(prefix_seconds * chunks)
 
@@ -159,8 +161,8 @@ class Space:
         return with_pipelines(replace(design, schedule=schedule, chunks=chunks), pipelines)
 
     def repaired(self, design: Design) -> Design | None:
-        """The nearest design that keeps the rules of a plan file, in canonical form; None where no
-        size of micro-batches keeps them.
+        """A near design that keeps the rules of plan files, in canonical form; None where no
+        micro-batch size keeps them.
 
         With an interleaved schedule, a replica's number of micro-batches is a multiple of its
         number of stages. Under ZeRO 2 and 3 all replicas have the same number of micro-batches.
@@ -202,11 +204,11 @@ def as_plain_1f1b(design: Design) -> Design:
 
 
 def suitable_micro_batch(pipeline: Pipeline, divisor: int, steps: int | None) -> int | None:
-    """The samples of a suitable micro-batch, as near to the replica's as can be; None where no size
-    is suitable.
+    """The suitable micro-batch size, in samples, that is nearest to the replica's; None where no
+    size is suitable.
 
-    The number of micro-batches must be a multiple of `divisor`. steps: the required number; None
-    where any is allowed.
+    divisor: the number of micro-batches is a multiple of it. steps: the number of micro-batches
+    that is required; None where any is allowed.
     """
 
     def suits(size: int) -> bool:

@@ -1,11 +1,15 @@
-"""All ways to run the replicas of an instance, each with a lower bound on the seconds of a plan by
-its computation alone. They are the columns x_k of the model in `general.py`.
+"""All ways to run the replicas of an instance. They are the columns x_k of the model in general.py.
 
-A layout is a `Design` that leaves open how its replicas are run. Its replicas have their devices,
-no cuts, micro-batches of one sample, and as `samples` a number of micro-batches: at first one
-round of an interleaved schedule (one micro-batch under all other schedules), of which a replica's
-number of micro-batches must be a multiple. From ZeRO 2 on all replicas run equally many
-micro-batches, and the layout of a `Way` states that number.
+A way is one choice of cuts, samples and micro-batch for one replica of a layout. It carries a lower
+bound on the seconds of every plan with this replica, by the replica's computation alone.
+
+A layout is a `Design` without these choices. Its replicas have their devices, no cuts and
+micro-batches of one sample. Their `samples` are therefore a number of micro-batches:
+- In a layout of `all_layouts` it is one round. A round is as many micro-batches as the replica has
+  stages under an interleaved schedule, otherwise one micro-batch. The number of micro-batches of a
+  way is a multiple of it.
+- In the layout of a `Way` with ZeRO 2 or 3 it is the number of micro-batches of the way. All
+  replicas of such a plan have the same number.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,10 +34,10 @@ class Way(NamedTuple):
 
 
 def all_ways(data: JointData, space_of: Callable[[int], Space], run: Run) -> Iterator[Way]:
-    """Every way to run every replica, with the seconds of its computation alone.
+    """All ways to run all replicas of all layouts, with the bounds by computation alone.
 
     space_of: number of samples -> the space of the instance with this global batch. Raises Stopped
-    when `run` ends.
+    when `run` has to stop.
     """
     for layout in all_layouts(data):
         for i in range(len(layout.pipelines)):

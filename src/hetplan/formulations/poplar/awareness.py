@@ -1,15 +1,16 @@
-"""Curves t(1..mbs) through points that Algorithm 1 measured, and devices made of a curve.
+"""Curves of step seconds t(1), ..., t(mbs) through the points that Algorithm 1 measured, and
+devices that are simulated by a curve. mbs is the largest batch that fits on the device.
 
-Where not even one sample fits on some device, the ZeRO stage is raised (`pose`).
-Poplar divides each measured time by its batch, lays a natural cubic spline through these speeds and
-reads the curve at every batch. Splines swing: between two measurements they may claim a step faster
-than both, which `dips` reports.
+Poplar divides each measured batch by its seconds, lays a natural cubic spline through these speeds
+and reads the spline at every batch. Splines swing: between two measurements they may claim a step
+faster than both, which `dips` reports.
 Source: Poplar (AAAI 2025), Algorithm 1, "Optimal Batch Size Searching" and appendix "Cubic Spline
 Interpolation".
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,24 +21,22 @@ from hetplan.profiling.profiles.largest_batch import MemoryReading, OutOfMemoryO
 
 @dataclass(frozen=True)
 class CurveDevice:
-    """A device made of a curve: seconds[b - 1] of each batch that fits; one more does not.
+    """A device that Algorithm 1 can explore, simulated by a curve."""
 
-    optimism: by how much a forward pass alone overestimates the largest micro-batch (the paper:
-    "typically lower than this value", since the backward pass needs memory too).
-    """
-
-    seconds: Sequence[float]
+    seconds: Sequence[float]  # [mbs] t(b) at index b - 1; larger batches do not fit
+    # Factor by which a forward pass alone overestimates the largest micro-batch. The paper says of
+    # the true one "typically lower than this value", since the backward pass needs memory, too.
     optimism: float = 1.25
 
     def forward_memory(self, batch: int) -> MemoryReading:
-        """One byte per sample, nothing before."""
+        """The memory that a forward pass takes: one byte per sample, of an empty device."""
         self._check(batch)
         return MemoryReading(
             total=self.optimism * len(self.seconds), before=0.0, after=float(batch)
         )
 
     def step_seconds(self, batch: int) -> float:
-        """The curve."""
+        """Seconds of a step of this batch, by the curve."""
         self._check(batch)
         return self.seconds[batch - 1]
 
@@ -47,12 +46,13 @@ class CurveDevice:
 
 
 def natural_spline(x: Floats, y: Floats, at: Floats) -> Floats:
-    """The natural cubic spline through (x, y), evaluated at `at` (outside [x0, xn]: the end
-    pieces).
+    """The values at `at` of the natural cubic spline through the points (x, y). Beyond the first
+    and the last point they are those of the end pieces.
 
-    x [m] strictly ascending, y [m]. Second derivatives M solve h_(i-1) M_(i-1) + 2 (h_(i-1) + h_i)
-    M_i + h_i M_(i+1) = 6 (slope_i - slope_(i-1)) with M = 0 at both ends. One point gives a
-    constant, two a line.
+    x: [m] strictly ascending. y: [m]. With h_i = x_(i+1) - x_i, slope_i = (y_(i+1) - y_i) / h_i and
+    M_0 = M_(m-1) = 0, the second derivatives M solve
+    h_(i-1) M_(i-1) + 2 (h_(i-1) + h_i) M_i + h_i M_(i+1) = 6 (slope_i - slope_(i-1)).
+    One point gives a constant, two a line.
     """
     if len(x) == 1:
         return np.full(len(at), y[0])
@@ -63,12 +63,11 @@ def natural_spline(x: Floats, y: Floats, at: Floats) -> Floats:
 
 
 def spline_curve(points: Mapping[int, float], largest: int) -> Floats:
-    """t(1..largest) by a natural spline through the measured points: [largest + 1] seconds, t(0) =
-    0.
+    """[largest + 1] seconds t(0) = 0, t(1), ..., t(largest), by a natural spline through the speeds
+    of the measured points.
 
-    points: {batch: seconds} measured; the spline goes through their speeds. Where it is not
-    positive (a swing through zero) the straight line between the neighbouring measured times is
-    taken.
+    Where the spline is not positive (a swing through zero), the straight line between the
+    neighbouring measured times takes its place. points: {batch: seconds} measured.
     """
     batches, seconds = _sorted_points(points)
     at = np.arange(1, largest + 1, dtype=np.float64)
@@ -77,16 +76,21 @@ def spline_curve(points: Mapping[int, float], largest: int) -> Floats:
     curve[1:] = np.divide(at, speed, out=np.full(largest, -1.0), where=speed > 0)
     broken = curve[1:] <= 0
     curve[1:][broken] = linear_curve(points, largest)[1:][broken]
-    curve[batches[batches <= largest].astype(np.int64)] = seconds[batches <= largest]  # to the bit
+    # measured seconds stay exactly as they are
+    within = batches <= largest
+    curve[batches[within].astype(np.int64)] = seconds[within]
     return curve
 
 
 def linear_curve(points: Mapping[int, float], largest: int) -> Floats:
-    """t(1..largest) by straight lines: [largest + 1] seconds, t(0) = 0.
+    """[largest + 1] seconds t(0) = 0, t(1), ..., t(largest), by straight lines between the measured
+    points.
 
-    Below the first point its time (a smaller batch is not known to be faster); beyond the last one
-    the slope of the last piece, or the last point's speed where that would be faster or there is no
-    piece.
+    Smaller batches than the first point have its seconds, because none of them is known to be
+    faster. Beyond the last point the line between the last two goes on. Where it does not rise, or
+    there is one point only, the seconds grow by those per sample of the last point.
+
+    points: {batch: seconds} measured.
     """
     batches, seconds = _sorted_points(points)
     at = np.arange(largest + 1, dtype=np.float64)
@@ -101,6 +105,7 @@ def linear_curve(points: Mapping[int, float], largest: int) -> Floats:
 
 
 def _sorted_points(points: Mapping[int, float]) -> tuple[Floats, Floats]:
+    """([m] batches ascending, [m] their seconds). Raises InputError for unusable points."""
     require(points, "curve without a measured point", expected="at least one {batch: seconds}")
     for batch, seconds in points.items():
         require(
@@ -114,19 +119,19 @@ def _sorted_points(points: Mapping[int, float]) -> tuple[Floats, Floats]:
 
 
 def dips(points: Mapping[int, float], curve: Floats) -> list[str]:
-    """Where `curve` [mbs + 1] falls below both measurements around it, a line per gap between
-    two."""
+    """One line of text for each two neighbouring measurements between which `curve` [mbs + 1] falls
+    below both. points: {batch: seconds} measured."""
     batches, seconds = _sorted_points(points)
     lines = []
-    for a, b, ta, tb in zip(batches, batches[1:], seconds, seconds[1:], strict=False):
-        inside = np.arange(int(a) + 1, min(int(b), len(curve)))
-        low = min(ta, tb)
-        below = inside[curve[inside] < low * (1 - 1e-12)]
+    for (left, right), neighbours in zip(pairwise(batches), pairwise(seconds), strict=True):
+        between = np.arange(int(left) + 1, min(int(right), len(curve)))
+        lower = min(neighbours)
+        below = between[curve[between] < lower * (1 - 1e-12)]
         if len(below):
             first, last = below[[0, -1]].tolist()
+            where = f"batch {first}" if first == last else f"batches {first} to {last}"
             lines.append(
-                (f"batch {first}" if first == last else f"batches {first} to {last}")
-                + f": {curve[below].min():.4g} s, below both neighbouring measurements "
-                f"({low:.4g} s)"
+                f"{where}: {curve[below].min():.4g} s, below both neighbouring measurements "
+                f"({lower:.4g} s)"
             )
     return lines

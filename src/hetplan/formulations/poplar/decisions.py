@@ -17,15 +17,18 @@ def shares_decision(
 ) -> PoplarDecision:
     """The decision of ZeRO 0 and 1.
 
-    loads[k]: {samples: devices of group k}. micro_batch(k, samples): of a share of group k.
+    loads: for each group, samples of a share -> devices with such a share. micro_batch: (group,
+    samples of a share) -> its micro-batch.
     """
     idle = Share(samples=0, micro_batch=0)
     shares = [idle] * problem.devices
     for k, (group, row) in enumerate(zip(problem.groups, loads, strict=True)):
         members = iter(group.members)
-        for samples, times in sorted(row.items(), reverse=True):
-            share = Share(samples=samples, micro_batch=micro_batch(k, samples)) if samples else idle
-            for _ in range(times):
+        for samples, devices in sorted(row.items(), reverse=True):
+            share = idle
+            if samples:
+                share = Share(samples=samples, micro_batch=micro_batch(k, samples))
+            for _ in range(devices):
                 shares[next(members)] = share
     return PoplarDecision(devices=shares)
 
@@ -33,12 +36,13 @@ def shares_decision(
 def steps_decision(
     problem: PoplarProblem, rows: Sequence[tuple[int, Sequence[Mapping[int, int]]]]
 ) -> PoplarDecision:
-    """The decision of ZeRO 2 and 3. rows: (steps, loads), loads[k] = {b: (device, step) pairs of
-    group k}.
+    """The decision of ZeRO 2 and 3.
 
-    The pairs of a group add up to steps x n_k. In descending order of b they fill one step after
-    the other, so that only those differ in which some group's b changes; steps that stay empty are
-    left out.
+    rows: (number of steps, loads). loads: for each group, micro-batch b -> (device, step) pairs
+    that take it. The pairs of group k add up to the number of steps times n_k.
+
+    The pairs of a group fill one step after the other, those of the largest b first. So most
+    neighbouring steps are equal. Steps without samples are left out.
     """
     steps: list[Step] = []
     for count, loads in rows:
@@ -56,29 +60,34 @@ def steps_decision(
 
 
 class Queue:
-    """The micro-batches of a group in several steps, the largest first.
+    """The micro-batches of a group of n_k devices in several steps, the largest first.
 
-    pairs: {b: (device, step) pairs}. Pair p is device p mod n_k in step p div n_k.
+    pairs: micro-batch b -> (device, step) pairs that take it. Pair p is device p mod n_k in step
+    p div n_k.
     """
 
     def __init__(self, group: Group, pairs: Mapping[int, int]) -> None:
         self.group = group
-        sizes = sorted((b for b, times in pairs.items() if times), reverse=True)
-        self.sizes = np.array(sizes)
+        sizes = sorted((b for b, count in pairs.items() if count), reverse=True)
+        self.sizes = np.array(sizes)  # the micro-batches, descending
         self.ends = np.cumsum([pairs[b] for b in sizes])  # the first pair behind those of each size
 
     def changes(self) -> set[int]:
-        """The steps from which on some device's micro-batch is another one than before: those in
-        which a size ends, and those behind them."""
+        """The steps that may differ from the step before: those in which the pairs of a size end,
+        and those that follow them."""
         count = self.group.count
         return {*(self.ends // count).tolist(), *(-(-self.ends // count)).tolist()}
 
     def step(self, number: int) -> Ints:
-        """[n_k] the micro-batches of one step."""
+        """[n_k] the micro-batches of step `number`."""
         pairs = number * self.group.count + np.arange(self.group.count)
         return np.asarray(self.sizes[np.searchsorted(self.ends, pairs, side="right")])
 
 
 def loads_of(most: int, losses: Counter[int]) -> Counter[int]:
-    """{load: devices} from {samples less than the most: devices}."""
-    return Counter({most - d: times for d, times in losses.items() if times})
+    """load -> number of devices with it.
+
+    most: the greatest load of a device. losses: samples d that a device gives up of it -> number of
+    such devices.
+    """
+    return Counter({most - d: devices for d, devices in losses.items() if devices})

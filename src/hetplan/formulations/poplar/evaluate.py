@@ -28,8 +28,10 @@ from hetplan.text import Table, grouped, ranges_text, seconds_text
 
 
 def evaluate(data: PoplarData, decision: PoplarDecision) -> Evaluation:
-    """The objective T of `decision` in seconds, with its parts (`with_parts`), or every violation;
-    of (2) to (5) where (1) holds."""
+    """The objective T of `decision` in seconds with its parts (`with_parts`), or every violation.
+
+    (2) to (5) are checked where (1) holds.
+    """
     if data.stepwise and decision.steps is not None:
         violations = tuple(step_violations(data, decision.steps))
         return Evaluation(None, violations) if violations else price_steps(data, decision.steps)
@@ -57,14 +59,14 @@ def step_violations(data: PoplarData, steps: list[Step]) -> Iterator[str]:
 
 
 def devices_have_one_share(data: PoplarData, shares: list[Share]) -> Iterator[str]:  # (2)
-    """A violation where there are not as many shares as devices."""
+    """A violation where the number of shares is not that of devices."""
     count = len(data.devices)
     if len(shares) != count:
         yield f"decision.devices has {len(shares)} entries, expected one per device ({count})"
 
 
 def devices_take_every_step(data: PoplarData, steps: list[Step]) -> Iterator[str]:  # (2)
-    """A violation for each step that has not one micro-batch per device."""
+    """A violation for each step whose number of micro-batches is not that of devices."""
     count = len(data.devices)
     for s, step in enumerate(steps):
         if len(step.micro_batches) != count:
@@ -133,7 +135,7 @@ def price_shares(data: PoplarData, shares: list[Share]) -> Evaluation:
 
 
 def share_seconds(device: Device, share: Share) -> float:
-    """Computing time of a device: its full micro-batches and a last smaller one."""
+    """Seconds that a device computes: its full micro-batches and a last smaller one."""
     if share.samples == 0:
         return 0.0
     full, last = divmod(share.samples, share.micro_batch)
@@ -155,11 +157,13 @@ def price_steps(data: PoplarData, steps: list[Step]) -> Evaluation:
 
 
 def with_parts(data: PoplarData, compute: float, comm: float, idle: list[float]) -> Evaluation:
-    """The evaluation of a decision that computes and synchronises for so many seconds while device
-    i is idle for idle[i] seconds.
+    """The evaluation of a decision, with its parts.
 
-    Parts: compute_seconds and comm_seconds, which add up to T; idle_seconds, summed over devices;
-    under_utilisation, U in samples: as many as the idle devices could have processed at peak speed.
+    The parts compute_seconds and comm_seconds add up to T. idle_seconds is the sum over devices.
+    under_utilisation is U, the samples that idle devices could have processed at peak speed.
+
+    compute: seconds that the slowest devices compute. comm: seconds of all synchronisations. idle:
+    [n] seconds for which each device waits for the slowest one.
     """
     lost = 0.0
     for device, seconds in zip(data.devices, idle, strict=True):
@@ -180,16 +184,15 @@ def peak_speed(device: Device) -> float:
     return max(speeds, default=0.0)
 
 
-# What one device processes, in order: (how often, samples of the micro-batch).
+# The micro-batches of one device in order, equal neighbours joined: (times, samples).
 Pieces = tuple[tuple[int, int], ...]
 
 
 def pieces_of(data: PoplarData, decision: PoplarDecision) -> list[Pieces]:
-    """[n] the micro-batches of each device of a feasible decision, in order, equal neighbours
-    joined.
+    """[n] the micro-batches of each device of a feasible decision.
 
-    ZeRO 0 and 1: the full micro-batches and a last smaller one. ZeRO 2 and 3: one per step, 0 where
-    the device takes no samples.
+    ZeRO 0 and 1: the full micro-batches and a last smaller one. ZeRO 2 and 3: one per step, of 0
+    samples where the device takes none.
     """
     if decision.devices is not None:
         return [pieces_of_share(share) for share in decision.devices]
@@ -215,7 +218,7 @@ def pieces_of_steps(steps: list[Step], i: int) -> Pieces:
 
 
 def busy_seconds(data: PoplarData, pieces: list[Pieces]) -> list[float]:
-    """[n] computing time of each device."""
+    """[n] seconds that each device computes."""
     return [
         sum(times * step_seconds(device, batch) for times, batch in row)
         for device, row in zip(data.devices, pieces, strict=True)

@@ -1,26 +1,30 @@
-"""The exact method (and `auto`): milliseconds whatever the number of devices, curves of any shape.
+"""The exact method (and `auto`). It takes milliseconds for any number of devices, and curves of any
+shape.
 
-ZeRO 0, 1. Sets k groups of n_k equal devices; A_k(T) = { g : h_k(g) <= T } the shares that a device
-takes within T seconds (h: `shares`). Find the least T for which G is a sum of n_1 members of
-A_1(T), n_2 of A_2(T), ... A_k(T) only grows with T, so a binary search over the values of h is
-right for any curve: every T above one that reaches G reaches G too. Where curves fall, A_k(T) has
-holes, and the sum itself is searched for (`fill`).
+ZeRO 0, 1. There are groups k of n_k equal devices, and G samples. A_k(T) = { g : h_k(g) <= T } are
+the shares that a device takes within T seconds (h: `shares`). The method finds the least T for
+which G is a sum of n_1 members of A_1(T), n_2 members of A_2(T), and so on. A_k(T) only grows with
+T, so that G is also such a sum for every larger T, and a binary search over the values of h is
+right for curves of any shape. Where curves fall, A_k(T) has holes, and `fill` decides whether there
+is such a sum.
 
-ZeRO 2, 3. A step of T seconds takes any sum of n_k loads { b : t_k(b) <= T } of each group, at most
+ZeRO 2, 3. A step of T seconds takes a sum of n_k loads { b : t_k(b) <= T } of each group, at most
 M(T) samples, and costs T + C.
-(1) V(n), the least cost of steps with sum M(T) >= n, is an unbounded knapsack. V(G) is a bound.
+(1) V(n), the least cost of steps with sum M(T) >= n, is an unbounded knapsack. V(G) is a lower
+    bound.
 (2) In a plan that costs no more than U, a step of T seconds takes B samples only if
-    T + C + V(G - B) <= U. Of each such step the least under-utilisation is known (`fill`), and a
-    knapsack over them hits G exactly, at the least time and then the least under-utilisation.
-(3) U begins at V(G), where monotone curves always have a plan, and grows until there is one.
-Why: lowering each step of a plan to the least T with the same M(T) gives a cover, so V(n) is no
-more than a plan of n samples costs. The other steps of a plan take G - B samples at V(G - B) or
-more, hence (2). All plans that cost no more than U are made of such steps, and steps are
-independent but for the sum of their samples, so the second knapsack finds the best of them.
+    T + C + V(G - B) <= U. `fill` gives the least under-utilisation of each such step. A knapsack
+    over these steps gives the plan of exactly G samples of least time, and then of least
+    under-utilisation.
+(3) U begins at V(G), where monotone curves always have a plan, and grows until there is a plan.
+Proof. Lowering each step of a plan to the least T with the same M(T) gives a cover, so that V(n) is
+no more than the cost of a plan of n samples. The other steps of a plan take G - B samples and cost
+V(G - B) or more, hence (2). All plans that cost no more than U have such steps only. Steps depend
+on each other only by the sum of their samples, so that the second knapsack finds the best plan.
 
-Ties. Of all plans of the least time the one of least under-utilisation (Poplar, eq. 4) is taken,
-then the one with the fewest steps and the largest micro-batches. `tie_break` in the details says
-`proven`, or what was too much work to settle.
+Ties. Of all plans of the least time the method takes the one of least under-utilisation (Poplar,
+eq. 4), then the one with the fewest steps and the largest micro-batches. `tie_break` in the details
+is `proven`, or says which part of this is not proven because it was too much work.
 Source: hetplan, for Poplar eq. 1 to 4 and Algorithm 2.
 """
 
@@ -47,17 +51,17 @@ from hetplan.formulations.poplar.ties import pools_of, shares_within, steps_with
 from hetplan.solvers.general import Known
 from hetplan.solvers.run import Outcome, Run, Stop
 
-# U in (3), relative to V(G); the last one admits every plan.
+# The values of U in (3), as multiples of V(G). The last one admits every plan.
 BUDGETS = (1.0, 1.001, 1.01, 1.1, 1.5, np.inf)
 TOO_LARGE = "global batch too large for tables: a simple plan, bounded by the peak speeds"
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Additions (about 1e9 a second) that are made at most; where more are needed, a simple plan
-    stands, with its bound."""
+    """The most additions of the method; about 1e9 take a second. Where more are needed, the outcome
+    is a simple plan with the bound of peak speeds."""
 
-    shares: float = 2e9  # for tables of the seconds of shares
+    shares: float = 2e9  # for the tables of the seconds of shares
     steps: float = 2e9  # for one knapsack over steps
 
 
@@ -77,33 +81,40 @@ def solve(data: PoplarData, run: Run, effort: Effort = Effort()) -> Outcome[Popl
 def solve_shares(
     problem: PoplarProblem, known: Known[PoplarDecision], run: Run, effort: Effort
 ) -> Outcome[PoplarDecision] | None:
-    """ZeRO 0 and 1; None where tables would be too large."""
+    """The outcome for ZeRO 0 and 1; None where tables would be too large."""
     latest = ((known.objective or 0.0) - problem.comm) * (1 + 1e-12)
-    most = largest_shares(problem, latest)
-    if sum(m * g.largest for m, g in zip(most, problem.groups, strict=True)) > effort.shares:
+    most = largest_shares(problem, latest)  # [groups] samples of a share
+    additions = sum(g * group.largest for g, group in zip(most, problem.groups, strict=True))
+    if additions > effort.shares:
         return None
-    curves = [share_seconds(g.seconds, m) for g, m in zip(problem.groups, most, strict=True)]
+    # [groups] h_k(0), ..., h_k(most)
+    curves = [
+        share_seconds(group.seconds, g) for g, group in zip(most, problem.groups, strict=True)
+    ]
     earliest = problem.total / problem.speed * (1 - 1e-12)
     times = np.unique(np.concatenate([*curves, [latest]]))
     times = times[(times >= earliest) & (times <= latest)]
 
     def pools_at(limit: float) -> list[Pool]:
-        """The admissible shares; all are worth the same here."""
+        """[groups] the pools of shares that take at most `limit` seconds. All have equal worth,
+        because only their sum matters here."""
         return [
             Pool.of(group.count, np.zeros(len(curve)), curve <= limit)
             for group, curve in zip(problem.groups, curves, strict=True)
         ]
 
     def enough(limit: float) -> bool:
+        """Whether shares within `limit` seconds sum to G or more."""
         return capacity(pools_at(limit)) >= problem.total
 
     def reached(limit: float) -> bool:
+        """Whether shares within `limit` seconds sum to exactly G."""
         run.check()
         return fill(pools_at(limit), problem.total) is not None
 
     first = bisect.bisect_left(times, True, hi=len(times) - 1, key=enough)
     run.report(bound=times[first] + problem.comm)
-    if not reached(times[first]):  # mostly it is
+    if not reached(times[first]):  # only where curves fall
         first = bisect.bisect_left(times, True, lo=first + 1, hi=len(times) - 1, key=reached)
     limit = float(times[first])
     return Outcome(
@@ -115,7 +126,7 @@ def solve_shares(
 
 
 def step_sizes(problem: PoplarProblem, times: Floats) -> Ints:
-    """[J] min(M(T), G), the most samples of a step of each time."""
+    """[J] min(M(T), G), the most samples of a step of each time T. times: [J]."""
     most = np.zeros(len(times), np.int64)
     for group in problem.groups:
         most += group.count * largest_within(group.seconds[: problem.total + 1], times)
@@ -125,30 +136,35 @@ def step_sizes(problem: PoplarProblem, times: Floats) -> Ints:
 def solve_steps(
     problem: PoplarProblem, known: Known[PoplarDecision], run: Run, effort: Effort
 ) -> Outcome[PoplarDecision] | None:
-    """ZeRO 2 and 3; None where tables would be too large."""
+    """The outcome for ZeRO 2 and 3; None where tables would be too large."""
     times = np.unique(np.concatenate([g.seconds[1 : problem.total + 1] for g in problem.groups]))
     sizes = step_sizes(problem, times)
     grows = np.diff(sizes, prepend=0) > 0
     if int(grows.sum()) * problem.total > effort.steps:
         return None
     cost = times[grows] + problem.comm
+    no_waste = np.zeros(len(cost))
     slack = (SAME_TIME * float(cost.min()) / 8, 0.0)
-    cover, chosen = knapsack(cost, np.zeros(len(cost)), sizes[grows], problem.total, True, slack)
+    cover, chosen = knapsack(cost, no_waste, sizes[grows], problem.total, True, slack)  # V: (1)
     bound = float(cover[-1])
     run.report(bound=bound)
+    # seconds of a step -> number of steps, of the cover until a plan is found
     counts = Counter(times[grows][chosen].tolist())
-    tie = "proven for these step times"
-    for budget in BUDGETS:
+    tie_break = "proven for these step times"
+    for multiple in BUDGETS:  # (3)
         run.check()
-        steps = useful_steps(problem, (times, sizes), cover, budget * bound, effort)
+        budget = multiple * bound
+        steps = useful_steps(problem, (times, sizes), cover, budget, effort)  # (2)
         if steps is None:
             break
         seconds, waste, size = steps
-        each = SAME_TIME * bound / 8 / max(1, len(chosen))
-        slack = (each, each * problem.speed)
+        seconds_slack = SAME_TIME * bound / 8 / max(1, len(chosen))  # per step
+        slack = (seconds_slack, seconds_slack * problem.speed)
         value, plan = knapsack(seconds + problem.comm, waste, size, problem.total, False, slack)
-        if value[-1] <= budget * bound * (1 + SAME_TIME):
-            bound, counts, tie = float(value[-1]), Counter(seconds[plan].tolist()), "proven"
+        if value[-1] <= budget * (1 + SAME_TIME):
+            bound = float(value[-1])
+            counts = Counter(seconds[plan].tolist())
+            tie_break = "proven"
             break
     decision = steps_within(problem, counts)
     if decision is None:
@@ -160,7 +176,7 @@ def solve_steps(
         details={
             "groups": len(problem.groups),
             "different_steps": len(counts),
-            "tie_break": tie,
+            "tie_break": tie_break,
         },
     )
 
@@ -168,16 +184,18 @@ def solve_steps(
 def useful_steps(
     problem: PoplarProblem, steps: tuple[Floats, Ints], cover: Floats, budget: float, effort: Effort
 ) -> tuple[Floats, Floats, Ints] | None:
-    """(2): seconds, least under-utilisation and size of every step that may be in a plan of cost
-    `budget`; None where that is too much work.
+    """(seconds, least under-utilisation, samples) of every step that may be in a plan of cost
+    `budget` by (2); None where that is too much work.
 
-    steps: times T [J] and M(T) [J]; cover [G + 1]: V.
+    steps: ([J] times T, [J] M(T)). cover: [G + 1] V. budget: U in seconds.
     """
     times, most = steps
     left = budget * (1 + SAME_TIME) - (times + problem.comm)
-    rest = np.searchsorted(cover, left, side="right") - 1  # samples for `left`, as V ascends
+    # the most samples that the other steps of the plan can take (V ascends)
+    rest = np.searchsorted(cover, left, side="right") - 1
     fewest = np.maximum(1, problem.total - rest)  # samples that the step itself has to take
-    widths = np.where(rest >= 0, most - fewest, -1)  # below 0: no size will do
+    # the step takes most - width to most samples; where the width is negative, it is in no plan
+    widths = np.where(rest >= 0, most - fewest, -1)
     if float((widths + 1).clip(min=0).sum()) * problem.total > effort.steps:
         return None
     columns = [
@@ -191,12 +209,12 @@ def useful_steps(
 def sizes_of_step(
     problem: PoplarProblem, limit: float, most: int, width: int
 ) -> tuple[Floats, Floats, Ints]:
-    """Seconds, least under-utilisation and size of every step of `limit` seconds that takes
-    most - width..most samples."""
+    """(seconds, least under-utilisation, samples) of every step of `limit` seconds that takes
+    most - width to most samples."""
     pools = pools_of(problem, limit)
-    beyond = capacity(pools) - most  # more than G samples would fit
-    losses = least_losses(pools, beyond + width)[beyond:]  # of taking `most` less 0, 1, …
-    busy = 0.0  # worth of the greatest loads
+    beyond = capacity(pools) - most  # samples that would fit beyond `most`, where it is G
+    losses = least_losses(pools, beyond + width)[beyond:]  # of taking 0, 1, … fewer than `most`
+    busy = 0.0  # samples: busy time of the greatest loads at peak speed
     for pool, group in zip(pools, problem.groups, strict=True):
         busy += pool.copies * group.peak * float(group.seconds[pool.most])
     fewer = np.flatnonzero(np.isfinite(losses))

@@ -1,5 +1,5 @@
-"""The Poplar family: names of its schemas, its evaluator and its methods (nothing is imported until
-used)."""
+"""The Poplar family: the names of its schemas, its evaluator and its methods, whose modules are
+imported on first use."""
 
 from hetplan.solvers.registry import Family, Method
 
@@ -52,18 +52,21 @@ FAMILY = Family(
             "profiling, splines and search",
             "Poplar, Algorithms 1 and 2",
         ),
-        *(
-            Method(
-                f"{kind}-only",
-                f"{_HERE}.paper:solve_by",
-                False,
-                f"`deepspeed` on the {which} type alone",
-                f"Poplar, baseline {number}",
-                True,
-            )
-            for number, (kind, which) in enumerate(
-                (("weak", "slowest"), ("strong", "fastest")), start=1
-            )
+        Method(
+            "weak-only",
+            f"{_HERE}.paper:solve_by",
+            False,
+            "`deepspeed` on the slowest type alone",
+            "Poplar, baseline 1",
+            baseline=True,
+        ),
+        Method(
+            "strong-only",
+            f"{_HERE}.paper:solve_by",
+            False,
+            "`deepspeed` on the fastest type alone",
+            "Poplar, baseline 2",
+            baseline=True,
         ),
         Method(
             "deepspeed",
@@ -71,7 +74,7 @@ FAMILY = Family(
             False,
             "one micro-batch for all",
             "Poplar, baseline 3",
-            True,
+            baseline=True,
         ),
         Method(
             "whale",
@@ -79,7 +82,7 @@ FAMILY = Family(
             False,
             "shares by peak fp32 FLOP/s",
             "Poplar, baseline 4",
-            True,
+            baseline=True,
         ),
     ),
 )

@@ -1,9 +1,10 @@
 """Loads of devices that sum to an exact total and have the greatest worth (Poplar, eq. 4, in
 samples).
 
-A pool k has equal devices, whose loads are admissible numbers of samples, D_k at most. Every device
-first gets its greatest load. Then the devices give up `deficit` samples together, so that the
-total is exact: device j of pool k gives up d_kj samples, and loses worth.
+A pool k has equal devices, whose loads are admissible numbers of samples, D_k at most. A load has a
+worth. Every device first gets its greatest load D_k. Then the devices give up `deficit` samples
+together, so that the total is exact: device j of pool k gives up d_kj samples and loses the worth
+loss_k(d_kj).
 
     min sum_k sum_j loss_k(d_kj)    s.t. sum_k sum_j d_kj = deficit,  0 <= d_kj <= D_k
 
@@ -31,7 +32,9 @@ class Pool:
     """Equal devices, and the worth that each loses by giving up samples."""
 
     copies: int  # number of devices
-    loss: Floats  # [D + 1] of giving up d samples of load D; inf where load D - d is inadmissible
+    # [D + 1] worth that a device loses by giving up d samples of load D; inf where load D - d is
+    # not admissible
+    loss: Floats
 
     @classmethod
     def of(cls, copies: int, worth: Floats, admissible: NDArray[np.bool_]) -> "Pool":
@@ -76,19 +79,19 @@ def double(table: Floats, width: int, size: int) -> Floats:
 class DeficitTable:
     """The least loss of each deficit 0..size of one pool, and the devices' samples that attain it.
 
-    `levels` has (devices, table) for growing numbers of devices, from one device to all. The table
-    of an even number follows from that of half of the devices (`double`), the table of an odd
-    number from that of one device less (`min_plus`).
+    The table of an even number of devices follows from that of half of the devices (`double`), the
+    table of an odd number from that of one device less (`min_plus`).
     """
 
     def __init__(self, pool: Pool, size: int) -> None:
-        self.loss = pool.loss[: size + 1]
+        self.loss = pool.loss[: size + 1]  # of one device
         # (devices, greatest deficit) of each table, the table of all devices first.
         sizes = [(pool.copies, min(size, pool.copies * pool.most))]
         while sizes[-1][0] > 1:
             copies, deficit = sizes[-1]
             sizes.append(next_smaller(copies, deficit, pool.most))
         _, deficit = sizes.pop()
+        # (devices, table) for growing numbers of devices, from one device to all
         self.levels: list[tuple[int, Floats]] = [(1, self.loss[: deficit + 1])]
         for copies, deficit in reversed(sizes):
             _, smaller = self.levels[-1]
@@ -183,8 +186,8 @@ def fill(pools: Sequence[Pool], total: int) -> list[Counter[int]] | None:
     tables = tables_of_first_pools(pool_tables, deficit)
     if not np.isfinite(tables[-1][deficit]):
         return None
-    reductions: list[Counter[int]] = []  # of the last pool first
-    rest = deficit  # of the pools that are left
+    reductions: list[Counter[int]] = []  # the last pool comes first
+    rest = deficit  # samples that the pools 0 to k give up together
     for k in range(len(pools) - 1, 0, -1):
         part = best_split(tables[k - 1], pool_tables[k].table, rest)
         reductions.append(pool_tables[k].split(part))

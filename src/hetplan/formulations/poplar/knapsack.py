@@ -1,4 +1,4 @@
-"""An unbounded knapsack over steps, with ties broken by waste and then by the number of steps."""
+"""An unbounded knapsack over steps. Ties are broken by waste and then by the number of steps."""
 
 import numpy as np
 
@@ -16,7 +16,11 @@ def _knapsack(
     lost: Floats,
     count: Ints,
 ) -> None:
-    """Fill value, choice, lost, count [total + 1]; see `knapsack`."""
+    """Fill four arrays [total + 1] with the best plan of each sum.
+
+    value: its least cost. choice: its last step, -1 where there is none. lost: its waste. count:
+    its number of steps. steps: (cost, waste, size) [J] each; covering and slack: as in `knapsack`.
+    """
     cost, waste, size = steps
     for n in range(1, len(value)):
         for j in range(len(cost)):
@@ -39,13 +43,14 @@ def _knapsack(
 def knapsack(
     cost: Floats, waste: Floats, size: Ints, total: int, covering: bool, slack: tuple[float, float]
 ) -> tuple[Floats, list[int]]:
-    """An unbounded knapsack: the least cost of steps whose sizes add up to a sum, and the steps.
+    """([total + 1] the least cost of steps whose sizes add up to each sum, infinite where no steps
+    do, the steps of the best plan of sum `total` as indices into `cost`).
 
-    cost, waste, size [J]: of one step of each kind; a plan has any number of each. covering:
-    whether sizes may add up to more than the sum. Returns the least cost [total + 1] of each sum,
-    infinite where no steps have it, and the kinds of the steps of a plan with sum `total`. Of the
-    plans within slack[0] per step of the least cost it is the one of least waste; of those within
-    slack[1] per step of that, the one with the fewest steps.
+    The best plan is the one of least waste, of all plans whose cost is within slack[0] per step of
+    the least. Of those whose waste is within slack[1] per step of that, it has the fewest steps.
+
+    cost, waste, size: [J] of one step; a plan may have any number of each of these J steps.
+    covering: whether the sizes of a plan may also add up to more than the sum.
     """
     value, choice = np.full(total + 1, np.inf), np.full(total + 1, -1, np.int64)
     lost, count = np.full(total + 1, np.inf), np.zeros(total + 1, np.int64)

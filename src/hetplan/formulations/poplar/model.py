@@ -1,18 +1,22 @@
-"""Problem `poplar` for general solvers: how many devices take which load, by what time.
+"""Problem `poplar` for general solvers: the numbers of devices that take each load, and of steps of
+each time.
+
+A load is the samples of one device in one step: its whole share of an iteration (ZeRO 0 and 1,
+where an iteration is one step), or a micro-batch (ZeRO 2 and 3).
 
 Sets   k groups of n_k equal devices; l in 1..L_k loads; v_1 < ... < v_J the different times of all
        loads.
-Data   tau_k(l) seconds of load l: h_k(l) of a whole share (ZeRO 0, 1) or t_k(l) of a micro-batch
-       (ZeRO 2, 3); C seconds of a synchronisation.
-Vars   y[k, l] devices of group k that take load l, over all steps; s_j steps that take v_j or
-       longer (ZeRO 0, 1: one step, s_j is 0 or 1).
+Data   tau_k(l) seconds of load l: h_k(l) of a share (module `shares`) or t_k(l) of a micro-batch;
+       C seconds of a synchronisation; G samples of an iteration.
+Vars   y[k, l] devices of group k that take load l, summed over all steps;
+       s_j steps that take v_j or longer (ZeRO 0, 1: s_j is 0 or 1).
+Min    sum_j (v_j - v_(j-1)) s_j + C x (s_1, or 1 for ZeRO 0, 1)   with v_0 = 0,   s.t.
 (1) sum_k,l  l y[k, l] = G
 (2) s_j >= s_(j+1)
 (3) sum over l with tau_k(l) >= v_j of y[k, l]  <=  n_k s_j    for each group, each of its times v_j
-min  sum_j (v_j - v_(j-1)) s_j + C x (s_1, or 1 for ZeRO 0, 1)          v_0 = 0
-(3) is Hall's condition: the loads that a step admits are nested by its time, so all loads find a
-step that is long enough, and no variable says which. Only the steps' times are read from an answer:
-what the devices take in them follows by `ties`.
+(3) is Hall's condition: a longer step admits all loads of a shorter one, so that every load has a
+step that is long enough, and no variable assigns it. Only the times of the steps are read from an
+answer. The loads of the devices then follow by the tie rule (module `ties`).
 Source: hetplan, for Poplar eq. 1 and Algorithm 2.
 """
 
@@ -30,11 +34,11 @@ from hetplan.solvers.general import Formulation
 from hetplan.solvers.model import Model, ModelAnswer, Totals
 from hetplan.solvers.run import Outcome, Run, Stop
 
-# Beyond this many loads or times general solvers get nowhere; the message names the method that
-# does.
+# With more loads and times than this, no general solver makes progress.
 MAX_LOADS = 20_000
-# Steps may cost so many times the plan that is known: CP-SAT proves optima ten times sooner where
-# there is room for other plans beside the best (seen on the packaged instances of cluster C).
+# The plans of a model cost at most this multiple of the first plan. CP-SAT proves optima ten times
+# sooner where there is room for plans beside the best (seen on the packaged instances of cluster
+# C).
 SPARE = 2.0
 TOO_LARGE = (
     "too many different loads and times for a general model; the method exact does not need one"
@@ -43,26 +47,24 @@ TOO_LARGE = (
 
 @dataclass(frozen=True)
 class Levels:
-    """seconds[k][l - 1] = tau; times [J] ascending.
-
-    ceiling: no less than the time of some plan, without the one C of ZeRO 0, 1; floor: no plan
-    takes less. Both in seconds.
-    """
+    """The data of the model. `build_levels` makes it."""
 
     problem: PoplarProblem
-    seconds: tuple[Floats, ...]
-    times: Floats
-    floor: float
+    seconds: tuple[Floats, ...]  # [groups][loads] tau_k(l) at index l - 1
+    times: Floats  # [J] v_j, ascending
+    floor: float  # seconds that every plan takes at least
+    # seconds that some plan does not exceed; for ZeRO 0 and 1 without C
     ceiling: float
 
     @property
     def step_seconds(self) -> float:
-        """What every step costs beside its time: C for ZeRO 2 and 3."""
+        """Seconds of every step beside its time: C for ZeRO 2 and 3, where each step
+        synchronises."""
         return self.problem.comm if self.problem.stepwise else 0.0
 
     @property
     def most_steps(self) -> int:
-        """No plan within `ceiling` has more steps."""
+        """The most steps of a plan within `ceiling`."""
         if not self.problem.stepwise:
             return 1
         shortest = float(self.times[0]) + self.problem.comm
@@ -70,7 +72,7 @@ class Levels:
 
     @property
     def totals(self) -> Totals:
-        """What the writers choose their units by."""
+        """The totals by which the model's writers choose their units."""
         return Totals(
             least=self.floor,
             largest=max(self.ceiling, float(self.times[-1])) + self.step_seconds,
@@ -80,7 +82,7 @@ class Levels:
 
 
 def build_levels(problem: PoplarProblem, ceiling: float) -> Levels | None:
-    """The model's data; None where it has more than MAX_LOADS loads and times. ceiling: see
+    """The model's data; None where it has more than MAX_LOADS loads and times. ceiling: as in
     `Levels`."""
     floor = problem.total / problem.speed * (1 - 1e-12)
     if problem.stepwise:
@@ -102,20 +104,22 @@ def build_levels(problem: PoplarProblem, ceiling: float) -> Levels | None:
 
 
 def add_up_to_the_batch(model: Model, levels: Levels, y: list[Columns]) -> None:  # (1)
-    """All samples are taken."""
+    """The loads add up to the samples of an iteration."""
     samples = total(np.arange(1, len(of_group) + 1) @ of_group for of_group in y)
     model.row("batch", samples == levels.problem.total)
 
 
 def fit_into_steps(model: Model, levels: Levels, y: list[Columns], s: Columns) -> None:  # (3)
-    """Loads of v_j or longer need steps of v_j or longer."""
+    """A group takes loads of v_j or longer only in steps of v_j or longer, one load per device."""
     for group, seconds, of_group in zip(levels.problem.groups, levels.seconds, y, strict=True):
-        order = np.argsort(seconds, kind="stable")
-        for first in np.flatnonzero(np.diff(seconds[order], prepend=-1.0) > 0).tolist():
-            as_long = of_group[order[first:]].sum()
-            j = np.searchsorted(levels.times, seconds[order[first]])
-            steps = s[j : j + 1].sum()  # nothing where no step may take that long
-            model.row("fit", as_long <= group.count * steps)
+        by_time = np.argsort(seconds, kind="stable")  # the group's loads, the shortest first
+        sorted_seconds = seconds[by_time]
+        is_longer = np.diff(sorted_seconds, prepend=-1.0) > 0  # than the load before
+        for first in np.flatnonzero(is_longer).tolist():
+            loads = of_group[by_time[first:]].sum()
+            j = np.searchsorted(levels.times, sorted_seconds[first])
+            steps = s[j : j + 1].sum()  # 0 where no step may take that long
+            model.row("fit", loads <= group.count * steps)
 
 
 def build(levels: Levels, run: Run | None = None) -> Model:
@@ -134,19 +138,20 @@ def build(levels: Levels, run: Run | None = None) -> Model:
 
 
 def read(levels: Levels, answer: ModelAnswer) -> PoplarDecision:
-    """The decision behind the steps of an answer, by the tie rule (`ties`)."""
+    """The decision with the steps of an answer, by the tie rule (`ties`)."""
     problem, at_least = levels.problem, answer.counts("s")
     if not problem.stepwise:
         return shares_within(problem, float(levels.times[int(at_least.sum()) - 1]))
-    counts = (at_least - np.append(at_least[1:], 0)).tolist()
-    taken = {t: n for t, n in zip(levels.times.tolist(), counts, strict=True) if n}
-    decision = steps_within(problem, taken)
+    counts = (at_least - np.append(at_least[1:], 0)).tolist()  # [J] steps that take exactly v_j
+    steps = {v: count for v, count in zip(levels.times.tolist(), counts, strict=True) if count}
+    decision = steps_within(problem, steps)
     assert decision is not None, "the solver's loads add up to the batch"
     return decision
 
 
 def formulate(data: PoplarData, run: Run) -> Formulation[PoplarDecision] | Outcome[PoplarDecision]:
-    """The model with a fluid bound and a simple plan; no model where it would be too large."""
+    """The model of an instance, with a first plan and the bound of peak speeds; or the outcome of
+    an instance that needs no model or whose model is too large."""
     problem = compile_problem(data)
     if not problem.groups:
         return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)

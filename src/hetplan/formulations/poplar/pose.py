@@ -1,11 +1,10 @@
 """A workload as a Poplar problem: curves from the profile, memory and collectives of one ZeRO
 stage.
 
-The curve of a device is the profile's step time (forward + backward of all layers, no collectives)
-at the micro-batches that it has tables for, and an interpolation in between, up to the largest that
-fits in memory.
-A batch curve measured on a live device takes the place of both, the times and the largest that
-fits.
+The curve of a device has the profile's step times (forward + backward of all layers, no
+collectives) at the micro-batches for which the profile has tables, interpolated in between, up to
+the largest micro-batch that fits in memory. Where a batch curve was measured on a live device, its
+times and its largest micro-batch take the place of these.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from hetplan.profiling.workload import Workload
 from hetplan.replays.model_states import STAGES, States
 from hetplan.text import bytes_text
 
-# Longest curve of one device; larger micro-batches than this gain nothing.
+# The largest micro-batch of a curve; larger ones gain nothing.
 LONGEST_CURVE = 4096
 
 
@@ -37,48 +36,43 @@ class NoStageFits(InputError):
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Assumptions with which a workload is posed.
+    """Assumptions with which a workload is posed."""
 
-    shards: ZeRO's equal ones, or in proportion to each device's memory (stages 1 to 3; the paper's
-    future work). curves: measured batch curves by device type. collectives: measured ones in place
-    of the cluster's links.
-    """
-
+    # Under stages 1 to 3: ZeRO's equal shards, or shards in proportion to each device's memory (the
+    # paper's future work).
     shards: Shards = "equal"
+    # device type -> measured batch curve
     curves: Mapping[str, BatchCurve] = field(default_factory=dict)
-    collectives: Collectives | None = None
+    collectives: Collectives | None = None  # measured, in place of the cluster's links
 
 
 @dataclass(frozen=True)
 class Posed:
-    """The instance and what stands behind it.
-
-    parts [n]: of the shards on each device. once_seconds: collectives of stage 2 that are paid once
-    per iteration, whatever the plan (the instance has no place for them: who states an iteration's
-    time or a bound on it adds them to both). unfit: why no plan is possible at this stage (then no
-    device has a curve, and the instance is infeasible), else None. notes: what is taken for
-    granted, a line each: measured curves and where they end.
-    """
+    """The instance of a workload, and the figures from which it was made. `pose` makes it."""
 
     data: PoplarData
     states: States
-    parts: Floats
+    parts: Floats  # [n] the part of the model states that each device holds as its shard
     communication: Communication
+    # Why no plan is possible at this stage: no device then has a curve, and the instance is
+    # infeasible. None: plans are possible.
     unfit: str | None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # one line for each assumption about measured curves and their ends
 
     @property
     def once_seconds(self) -> float:
-        """Paid once per iteration beside the instance's objective."""
+        """Seconds of the collectives of stage 2 that run once per iteration.
+
+        They are the same for all plans and no part of the instance's objective. Whoever states the
+        time of an iteration, or a bound on it, adds them.
+        """
         return self.communication.per_iteration if self.data.stepwise else 0.0
 
     def device_bytes(self, device: int, micro_batch: int) -> float:
-        """Predicted bytes on a device whose largest micro-batch is `micro_batch` (without the
-        reserve)."""
-        return (
-            self.states.resident(self.data.zero_stage, float(self.parts[device]))
-            + micro_batch * self.states.per_sample
-        )
+        """Predicted bytes on a device whose largest micro-batch is `micro_batch`, without the
+        reserve."""
+        resident = self.states.resident(self.data.zero_stage, float(self.parts[device]))
+        return resident + micro_batch * self.states.per_sample
 
 
 def pose(workload: Workload, zero_stage: int, assumed: Assumptions | None = None) -> Posed:
@@ -92,43 +86,55 @@ def pose(workload: Workload, zero_stage: int, assumed: Assumptions | None = None
     cluster, states = workload.cluster, States.of(workload)
     usable = workload.device_bytes()
     memory = [usable[device.type] for device in cluster.devices]
-    held = parts(memory, assumed.shards)
+    shards = parts(memory, assumed.shards)
     check_curves(workload, assumed)
     longest = min(workload.global_batch, LONGEST_CURVE)
-    # the profile's points where a curve has none (nothing fitted there)
-    points = {
-        name: (assumed.curves[name].measured if name in assumed.curves else {})
-        or measured_points(workload.profile, name)
-        for name in cluster.types
-    }
+    points = {name: _points(workload, assumed, name) for name in cluster.types}
     curves = {name: linear_curve(points[name], longest) for name in cluster.types}
-    fits = [  # as measured, else by the memory model
-        assumed.curves[device.type].largest[zero_stage]
-        if device.type in assumed.curves
-        else states.largest_batch(zero_stage, part, free)
-        for device, part, free in zip(cluster.devices, held.tolist(), memory, strict=True)
-    ]
-    unfit = _unfit(workload, states, zero_stage, held, memory, fits, assumed.curves)
+    fitting: list[int] = []  # [n] the largest micro-batch that fits: as measured, or by the model
+    for device, shard, free in zip(cluster.devices, shards.tolist(), memory, strict=True):
+        if device.type in assumed.curves:
+            fitting.append(assumed.curves[device.type].largest[zero_stage])
+        else:
+            fitting.append(states.largest_batch(zero_stage, shard, free))
+    unfit = _unfit(workload, states, zero_stage, shards, memory, fitting, assumed.curves)
     if unfit:
-        fits = [0] * len(fits)
-    members = [i for i, batch in enumerate(fits) if batch]
-    whole = communication(states, zero_stage, cluster, held, members, measured=assumed.collectives)
+        fitting = [0] * len(fitting)
+    members = [i for i, batch in enumerate(fitting) if batch]
+    seconds = communication(
+        states, zero_stage, cluster, shards, members, measured=assumed.collectives
+    )
     data = PoplarData(
         zero_stage=zero_stage,
         global_batch=workload.global_batch,
-        comm_seconds=whole.per_step if zero_stage >= 2 else whole.per_iteration,
-        devices=_devices(workload, curves, [min(batch, longest) for batch in fits]),
+        comm_seconds=seconds.per_step if zero_stage >= 2 else seconds.per_iteration,
+        devices=_devices(workload, curves, [min(batch, longest) for batch in fitting]),
     )
     largest = dict.fromkeys(cluster.types, 0)
-    for device, batch in zip(cluster.devices, fits, strict=True):
+    for device, batch in zip(cluster.devices, fitting, strict=True):
         largest[device.type] = max(largest[device.type], batch)
     notes = tuple(notes_of(workload, assumed, points, largest, longest))
-    return Posed(data, states, held, whole, unfit, notes)
+    return Posed(
+        data=data,
+        states=states,
+        parts=shards,
+        communication=seconds,
+        unfit=unfit,
+        notes=notes,
+    )
+
+
+def _points(workload: Workload, assumed: Assumptions, name: str) -> Mapping[int, float]:
+    """{micro-batch: seconds} of a device type: of its measured curve, or of the profile where no
+    curve was measured or no micro-batch fitted."""
+    if name in assumed.curves and assumed.curves[name].measured:
+        return assumed.curves[name].measured
+    return measured_points(workload.profile, name)
 
 
 def check_curves(workload: Workload, assumed: Assumptions) -> None:
-    """Refuse curves of another workload, and curves beside shards that they were not measured
-    with."""
+    """Raise InputError for curves of another workload or cluster, and for unequal shards, with
+    which no curve was measured."""
     for name, curve in assumed.curves.items():
         require(
             name in workload.cluster.types,
@@ -137,13 +143,14 @@ def check_curves(workload: Workload, assumed: Assumptions) -> None:
             expected=" or ".join(workload.cluster.types),
         )
         check_curve(curve, workload.model, len(workload.cluster.devices))
-        where, held = f"batch curve of {name}", workload.cluster.specs[name].memory_bytes
+        where = f"batch curve of {name}"
+        capacity = workload.cluster.specs[name].memory_bytes
         require(
-            curve.memory_bytes <= held * (1 + 1e-09),
+            curve.memory_bytes <= capacity * (1 + 1e-09),
             "memory_bytes is more than the cluster's device has",
             where=where,
             got=bytes_text(curve.memory_bytes),
-            expected=f"at most {bytes_text(held)}",
+            expected=f"at most {bytes_text(capacity)}",
         )
         require(
             assumed.shards == "equal",
@@ -154,41 +161,51 @@ def check_curves(workload: Workload, assumed: Assumptions) -> None:
         )
 
 
-def _devices(workload: Workload, curves: Mapping[str, Floats], fits: Sequence[int]) -> list[Device]:
-    """[n] devices of the instance; equal ones share one object, which is checked once."""
+def _devices(
+    workload: Workload, curves: Mapping[str, Floats], fitting: Sequence[int]
+) -> list[Device]:
+    """[n] the devices of the instance; equal ones share one object, which is validated once.
+
+    curves: of each device type. fitting: [n] the largest micro-batch of each device.
+    """
 
     @cache
-    def made(name: str, largest: int) -> Device:
+    def device_of(name: str, largest: int) -> Device:
         spec = workload.cluster.specs[name]
-        # as the baseline `whale` counts; a cluster file's own device may state none
+        # the FLOP/s that the baseline `whale` counts; a device of a cluster file may state none
         flops = spec.peak_flops(WHALE_PRECISION) if WHALE_PRECISION in spec.peak_tflops else None
-        return Device(
-            name=name, step_seconds=curves[name][1 : largest + 1].tolist(), flops_per_second=flops
-        )
+        step_seconds = curves[name][1 : largest + 1].tolist()
+        return Device(name=name, step_seconds=step_seconds, flops_per_second=flops)
 
-    return [made(d.type, n) for d, n in zip(workload.cluster.devices, fits, strict=True)]
+    return [
+        device_of(device.type, largest)
+        for device, largest in zip(workload.cluster.devices, fitting, strict=True)
+    ]
 
 
 def _unfit(
     workload: Workload,
     states: States,
     zero_stage: int,
-    held: Floats,
+    shards: Floats,
     memory: Sequence[float],
-    fits: Sequence[int],
+    fitting: Sequence[int],
     curves: Mapping[str, BatchCurve],
 ) -> str | None:
-    """Why there is no plan: a device that cannot hold its shards stops all of them, or no device
-    takes a sample."""
+    """Why there is no plan; None where there may be one.
+
+    There is none where a device cannot hold its shard, which all devices need, and where no device
+    takes a sample. shards, memory, fitting: [n] as in `pose`.
+    """
     devices = workload.cluster.devices
-    for device, part, free, batch in zip(devices, held.tolist(), memory, fits, strict=True):
-        needed = states.resident(zero_stage, part)
+    for device, shard, free, batch in zip(devices, shards.tolist(), memory, fitting, strict=True):
+        needed = states.resident(zero_stage, shard)
         if zero_stage > 0 and needed > free and not batch:
             return (
                 f"{device.type} cannot hold its part of the model states at ZeRO {zero_stage}: "
                 f"{bytes_text(needed)}, {bytes_text(free)} free"
             )
-    if any(fits):
+    if any(fitting):
         return None
     measured = [
         f"measured so on {name} within {bytes_text(curves[name].memory_bytes)}"
@@ -198,18 +215,19 @@ def _unfit(
     predicted = [i for i, device in enumerate(devices) if device.type not in curves]
     reasons = []
     if predicted:
-        i = max(predicted, key=lambda i: memory[i])
-        needed = states.resident(zero_stage, float(held[i])) + states.per_sample
+        i = max(predicted, key=lambda i: memory[i])  # the device of the largest memory
+        needed = states.resident(zero_stage, float(shards[i])) + states.per_sample
         reasons.append(f"{bytes_text(needed)}, {bytes_text(memory[i])} free on {devices[i].type}")
-    return f"no device holds its model states and one sample at ZeRO {zero_stage}: " + "; ".join(
-        reasons + measured
-    )
+    why = "; ".join(reasons + measured)
+    return f"no device holds its model states and one sample at ZeRO {zero_stage}: {why}"
 
 
 def pose_lowest_stage(workload: Workload, assumed: Assumptions | None = None) -> Posed:
-    """The lowest ZeRO stage at which every device holds a sample, as Algorithm 1 chooses it.
+    """The instance at the lowest ZeRO stage at which a sample fits on every device, as Algorithm 1
+    chooses it.
 
-    Raises NoStageFits when some device holds nothing even at stage 3, InputError as `pose` does.
+    Raises NoStageFits where on some device no sample fits even at stage 3, InputError as `pose`
+    does.
     """
     for stage in STAGES:
         posed = pose(workload, stage, assumed)
@@ -240,8 +258,12 @@ def notes_of(
     largest: Mapping[str, int],
     longest: int,
 ) -> Iterator[str]:
-    """One line each: what is measured, extrapolated, cut. largest: by type, before the cut at
-    `longest`."""
+    """Lines of text that say which curves and collectives were measured, and where curves are
+    extrapolated or cut off.
+
+    points: device type -> {micro-batch: seconds}. largest: device type -> the largest micro-batch
+    that fits on one of its devices. longest: the largest micro-batch of a curve.
+    """
     curves, collectives = assumed.curves, assumed.collectives
     if curves:
         kind = workload.profile.provenance.kind

@@ -16,9 +16,10 @@ from hetplan.text import grouped
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Times that differ by less than this part are equal: sums of the same terms in another order.
+# Times whose relative difference is less are equal: they are sums of the same terms in another
+# order.
 SAME_TIME = 1e-9
-# Bounds are computed in another order than the evaluator's sums.
+# Bounds are lowered by this share, because their sums have another order than the evaluator's.
 ROUNDING = 1e-12
 
 
@@ -51,14 +52,16 @@ class Group:
     @cached_property
     def peak(self) -> float:
         """p_k = max_b b / t(b), samples per second; 0 where nothing fits."""
-        return self.peak_batch / float(self.seconds[self.peak_batch]) if self.peak_batch else 0.0
+        if not self.peak_batch:
+            return 0.0
+        return self.peak_batch / float(self.seconds[self.peak_batch])
 
 
 @dataclass(frozen=True)
 class PoplarProblem:
     """The instance as arrays."""
 
-    groups: tuple[Group, ...]  # those whose devices hold at least one sample
+    groups: tuple[Group, ...]  # of the devices on which at least one sample fits
     devices: int  # n of the instance
     total: int  # G samples of an iteration
     comm: float  # C seconds of one synchronisation
@@ -79,8 +82,8 @@ NOTHING_FITS = "no device holds even one sample: every step_seconds is empty"
 
 
 def compile_problem(data: PoplarData) -> PoplarProblem:
-    """`data` as groups, in the order of their first devices; devices that hold nothing are left
-    out."""
+    """The instance as groups, in the order of their first devices. Devices on which no sample fits
+    are left out."""
     curves = [tuple(device.step_seconds) for device in data.devices]
     members = grouped((curve, i) for i, curve in enumerate(curves) if curve)
     groups = tuple(
@@ -88,7 +91,11 @@ def compile_problem(data: PoplarData) -> PoplarProblem:
         for curve, numbers in members.items()
     )
     return PoplarProblem(
-        groups, len(data.devices), data.global_batch, data.comm_seconds, data.zero_stage
+        groups=groups,
+        devices=len(data.devices),
+        total=data.global_batch,
+        comm=data.comm_seconds,
+        zero_stage=data.zero_stage,
     )
 
 

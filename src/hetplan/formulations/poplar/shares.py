@@ -1,7 +1,8 @@
-"""Shares: what one device does in an iteration under ZeRO 0 and 1, and how long it takes.
+"""Shares: the samples of one device in an iteration under ZeRO 0 and 1, and their seconds.
 
-A share of g samples in micro-batches of b takes w(g, b) = floor(g / b) t(b) + t(g mod b) seconds,
-added as the evaluator adds it, so that both agree to the bit; h(g) = min_b w(g, b).
+A share of g samples in micro-batches of b takes w(g, b) = floor(g / b) t(b) + t(g mod b) seconds.
+The terms are added in the evaluator's order, so that both results are equal to the bit. Its least
+seconds are h(g) = min_b w(g, b).
 """
 
 from collections.abc import Iterator
@@ -12,14 +13,15 @@ from hetplan.formulations.poplar.problem import SAME_TIME, Floats, Ints, PoplarP
 
 
 def _by_micro_batch(seconds: Floats, most: int) -> Iterator[tuple[int, Floats]]:
-    """(b, w(b..most, b)) for every micro-batch, the largest first; seconds [mbs + 1]: t."""
+    """(b, [most + 1 - b] the seconds w(g, b) of the shares g = b, ..., most) for every micro-batch
+    b, the largest first. seconds: [mbs + 1] t."""
     for b in range(min(len(seconds) - 1, most), 0, -1):
         shares = np.arange(b, most + 1)
         yield b, shares // b * seconds[b] + seconds[shares % b]
 
 
 def share_seconds(seconds: Floats, most: int) -> Floats:
-    """[most + 1] h(g), the least seconds of a share of g samples."""
+    """[most + 1] h(g), the least seconds of a share of g samples. seconds: [mbs + 1] t."""
     best = np.full(most + 1, np.inf)
     best[0] = 0.0
     for b, work in _by_micro_batch(seconds, most):
@@ -28,13 +30,15 @@ def share_seconds(seconds: Floats, most: int) -> Floats:
 
 
 def busiest(seconds: Floats, most: int, limit: float) -> tuple[Floats, Ints]:
-    """[most + 1] H(g), the most seconds within `limit` that a share of g samples takes in
-    micro-batches of some b, and the largest such b.
+    """([most + 1] the most seconds within `limit` of a share of g samples over all micro-batches b,
+    [most + 1] the largest such b).
 
-    -inf and 0 where no b keeps within the limit. Both comparisons allow SAME_TIME of the limit.
+    They are -inf and 0 where no b keeps within the limit. Both comparisons allow SAME_TIME of the
+    limit. seconds: [mbs + 1] t.
     """
     best, batch = np.full(most + 1, -np.inf), np.zeros(most + 1, np.int64)
-    best[0], slack = 0.0, SAME_TIME * limit
+    best[0] = 0.0
+    slack = SAME_TIME * limit
     for b, work in _by_micro_batch(seconds, most):
         longer = (work <= limit + slack) & (work > best[b:] + slack)
         best[b:][longer] = work[longer]
@@ -43,7 +47,12 @@ def busiest(seconds: Floats, most: int, limit: float) -> tuple[Floats, Ints]:
 
 
 def largest_shares(problem: PoplarProblem, limit: float) -> list[int]:
-    """[groups] a share that no device exceeds within `limit` seconds: h(g) >= g / p."""
-    return [
-        min(problem.total, int(limit * group.peak * (1 + 1e-12)) + 1) for group in problem.groups
-    ]
+    """[groups] samples that no device of the group exceeds within `limit` seconds.
+
+    A share of g samples takes at least g / p seconds at the group's peak speed p.
+    """
+    shares = []
+    for group in problem.groups:
+        at_peak = int(limit * group.peak * (1 + 1e-12)) + 1
+        shares.append(min(problem.total, at_peak))
+    return shares

@@ -1,8 +1,9 @@
 """Ties: of all plans of one time the one of least under-utilisation (Poplar, eq. 4).
 
-Every exact method ends here, with the time of a plan (ZeRO 2, 3: with the times of its steps).
-Under-utilisation is busy time at peak speed that a device lacks: the worth of a load is its busy
-time, so that `fill` loses the least of it.
+Every exact method ends here, with the time of a plan (ZeRO 2, 3: with the times of its steps). The
+under-utilisation of a device is its idle time at peak speed, in samples. The worth of a load is its
+busy time at peak speed, so that `fill`, which loses the least worth, leaves the least
+under-utilisation.
 Source: hetplan, for Poplar eq. 1 to 4 (AAAI 2025).
 """
 
@@ -18,8 +19,8 @@ from hetplan.formulations.poplar.shares import busiest, largest_shares
 
 
 def shares_within(problem: PoplarProblem, limit: float) -> PoplarDecision:
-    """ZeRO 0, 1: the plan of least under-utilisation within `limit` seconds. Some plan must keep to
-    the limit."""
+    """ZeRO 0, 1: the plan of least under-utilisation within `limit` seconds, which some plan must
+    keep to."""
     pools: list[Pool] = []
     micro_batches: list[Ints] = []  # [groups][samples of a share]
     for group, most in zip(problem.groups, largest_shares(problem, limit), strict=True):
@@ -34,23 +35,29 @@ def shares_within(problem: PoplarProblem, limit: float) -> PoplarDecision:
 
 
 def steps_within(problem: PoplarProblem, counts: Mapping[float, int]) -> PoplarDecision | None:
-    """ZeRO 2, 3: the plan of least under-utilisation with so many steps of each time; None where
-    they cannot take exactly G samples."""
-    pools = [pool for limit, count in counts.items() for pool in pools_of(problem, limit, count)]
+    """ZeRO 2, 3: the plan of least under-utilisation with these steps; None where they cannot take
+    exactly G samples.
+
+    counts: seconds of a step -> number of steps.
+    """
+    pools: list[Pool] = []  # of every group for the first time, then for the second, …
+    for limit, count in counts.items():
+        pools += pools_of(problem, limit, count)
     losses = fill(pools, problem.total)
     if losses is None:
         return None
     loads = [loads_of(pool.most, row) for pool, row in zip(pools, losses, strict=True)]
     groups = len(problem.groups)
-    rows = [
-        (count, loads[i * groups : (i + 1) * groups]) for i, count in enumerate(counts.values())
-    ]
+    rows = []
+    for i, count in enumerate(counts.values()):
+        of_groups = loads[i * groups : (i + 1) * groups]
+        rows.append((count, of_groups))
     return steps_decision(problem, rows)
 
 
 def pools_of(problem: PoplarProblem, limit: float, count: int = 1) -> list[Pool]:
-    """The admissible micro-batches of each group in `count` steps of time `limit`, worth busy time
-    at peak speed."""
+    """[groups] the pools of `count` steps of `limit` seconds: a device in each step is one of the
+    pool's devices. A micro-batch is worth its busy time at peak speed."""
     pools = []
     for group in problem.groups:
         seconds = group.seconds[: problem.total + 1]

@@ -1,2 +1,2 @@
-"""Pictures of a plan: what each device does when, what it holds, where everything is, and what else
-there was."""
+"""Pictures of a plan: the timeline of an iteration, the memory and the placement of devices, and
+the other candidates. They are drawn on the terminal, as an HTML page, and as a PNG or SVG file."""

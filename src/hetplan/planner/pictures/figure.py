@@ -1,4 +1,5 @@
-"""The same picture as a PNG or SVG file, by matplotlib (extra `plots`)."""
+"""The picture of a plan as a PNG or SVG file: the timeline and the memory, drawn by matplotlib
+(extra `plots`)."""
 
 import io
 from typing import Any
@@ -15,11 +16,11 @@ COLOURS = {
     "transfer": "#d98a29",
     "synchronisation": "#b3459a",
 }
-OVER = "#c23b32"
+OVER = "#c23b32"  # memory above the limit
 
 
 def figure(scene: Scene, kind: str) -> bytes:
-    """The bytes of a file of `kind` (png, svg). Raises InputError where matplotlib is not
+    """The bytes of an image file of `kind` (png, svg). Raises InputError where matplotlib is not
     installed."""
     figures = optional(
         "matplotlib.figure", "needs matplotlib, as --html does not", "plots", where=f"--{kind}"
@@ -34,19 +35,23 @@ def figure(scene: Scene, kind: str) -> bytes:
     timeline(above, scene)
     memory(below, scene)
     stream = io.BytesIO()
-    drawing.savefig(stream, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {})
+    # without a date, equal plans give equal files
+    metadata = {"Date": None} if kind == "svg" else {}
+    drawing.savefig(stream, format=kind, dpi=150, metadata=metadata)
     return stream.getvalue()
 
 
 def timeline(axes: Any, scene: Scene) -> None:
-    """A row per stage: what it computes above, what it sends below."""
+    """Draw a row for each stage: its computation in the upper lane, its communication in the lower
+    one."""
     for kind, colour in COLOURS.items():
         axes.broken_barh([], (0, 1), facecolors=colour, label=kind)  # in the legend, drawn or not
         for i, row in enumerate(scene.rows):
-            for lane, low, thick in ((row.computes, -0.4, 0.45), (row.communicates, 0.07, 0.33)):
+            lanes = ((row.computes, -0.4, 0.45), (row.communicates, 0.07, 0.33))
+            for spans, top, height in lanes:  # relative to the row
                 axes.broken_barh(
-                    [(s.start, s.end - s.start) for s in lane if s.kind == kind],
-                    (i + low, thick),
+                    [(s.start, s.end - s.start) for s in spans if s.kind == kind],
+                    (i + top, height),
                     facecolors=colour,
                     linewidth=0,
                 )
@@ -57,15 +62,15 @@ def timeline(axes: Any, scene: Scene) -> None:
 
 
 def memory(axes: Any, scene: Scene) -> None:
-    """A bar per device in use, its limit above it."""
-    at = range(len(scene.used))
-    axes.bar(at, [d.limit / GIB for d in scene.used], color="#e4e7eb", width=0.85)
+    """Draw a bar for each device in use: its bytes in front of its limit."""
+    positions = range(len(scene.used))
+    axes.bar(positions, [d.limit / GIB for d in scene.used], color="#e4e7eb", width=0.85)
     axes.bar(
-        at,
+        positions,
         [d.held / GIB for d in scene.used],
         color=[OVER if d.held > d.limit else COLOURS["forward"] for d in scene.used],
         width=0.85,
     )
     if len(scene.used) <= 48:
-        axes.set_xticks(at, [str(d.device) for d in scene.used], fontsize=8)
+        axes.set_xticks(positions, [str(d.device) for d in scene.used], fontsize=8)
     axes.set(xlabel="device", ylabel="GiB held, of what there is")

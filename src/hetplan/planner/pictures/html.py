@@ -1,9 +1,9 @@
-"""One self-contained page: nothing is fetched; figures are HTML tables, and one script of the page
-draws the timeline, zooms in it and says what an event is.
+"""The picture of a plan as one self-contained HTML page, which fetches nothing. Figures are HTML
+tables; the script of the page draws the timeline, zooms in it, and describes its events.
 
-Colours follow the reader's light or dark setting, and paper. Everything that a drawing shows also
-stands in a table, for those who do not see colours and for screen readers; the timeline obeys the
-keyboard.
+Colours follow the reader's light or dark setting, and are printable. Everything that a drawing
+shows is also in a table, for readers who do not see colours and for screen readers. The timeline
+can be used with the keyboard.
 """
 
 import json
@@ -25,8 +25,9 @@ from hetplan.text import (
     share_text,
 )
 
-KINDS = ("forward", "backward", "optimizer", "transfer", "synchronisation")
-WIDTH, HEIGHT, EDGE = 640, 260, 46  # of the drawing of money against time
+KINDS = ("forward", "backward", "optimizer", "transfer", "synchronisation")  # of spans
+WIDTH, HEIGHT, EDGE = 640, 260, 46  # pixels of the drawing of money against time, and its margin
+# Action of the script -> text of its button.
 BUTTONS = {
     "in": "Zoom in",
     "out": "Zoom out",
@@ -42,11 +43,11 @@ KEYS = (
 
 
 class Markup(str):
-    """HTML, as against text that is to be escaped."""
+    """A text that is HTML. Other texts are escaped before they are put into the page."""
 
 
 def page(scene: Scene) -> str:
-    """The page."""
+    """The HTML of the page."""
     sections = {title: body for title, body in sections_of(scene).items() if body}
     anchors = {title: title.lower().replace(" ", "-") for title in sections}
     links = (f'<li><a href="#{anchors[title]}">{title}</a></li>' for title in sections)
@@ -70,12 +71,12 @@ def page(scene: Scene) -> str:
 
 
 def packaged(name: str) -> str:
-    """A file beside this module."""
+    """The text of a file beside this module."""
     return (files("hetplan.planner.pictures") / name).read_text(encoding="utf-8")
 
 
 def sections_of(scene: Scene) -> Mapping[str, str]:
-    """Heading -> HTML; empty where there is nothing to say."""
+    """Heading of a section -> its HTML; empty for a section without content."""
     return {
         "One iteration": timeline(scene),
         "Why it takes that long": table(("what", ""), scene.why.items(), text=(1,)),
@@ -89,31 +90,30 @@ def sections_of(scene: Scene) -> Mapping[str, str]:
 
 
 def figures(scene: Scene) -> str:
-    """The figures that matter."""
+    """The list of the most important figures, at the top of the page."""
     fullest = max(scene.used, key=lambda d: d.held / max(d.limit, 1.0))
+    entries = {"per iteration, predicted by replaying the plan": seconds_text(scene.seconds)}
     gap = relative_gap(scene.seconds, scene.bound)
-    entries = {
-        "per iteration, predicted by replaying the plan": seconds_text(scene.seconds),
-        f"no plan of stages is faster than {seconds_text(scene.bound)} (proven)": (
-            None if gap is None else f"gap {percent_text(gap)}"
-        ),
-        "of the devices' time not computing": percent_text(scene.bubble),
-        "devices in use": f"{len(scene.used)} of {len(scene.devices)}",
-        f"on the fullest device, {fullest.device} ({fullest.kind})": share_text(
-            fullest.held, fullest.limit
-        ),
-    }
+    if gap is not None:
+        least = seconds_text(scene.bound)
+        entries[f"no plan of stages is faster than {least} (proven)"] = f"gap {percent_text(gap)}"
+    entries["of the devices' time not computing"] = percent_text(scene.bubble)
+    entries["devices in use"] = f"{len(scene.used)} of {len(scene.devices)}"
+    on_fullest = f"on the fullest device, {fullest.device} ({fullest.kind})"
+    entries[on_fullest] = share_text(fullest.held, fullest.limit)
     items = (
-        f"<li><b>{v}</b><span>{html_text(what)}</span></li>" for what, v in entries.items() if v
+        f"<li><b>{figure}</b><span>{html_text(what)}</span></li>"
+        for what, figure in entries.items()
     )
     return f'<ul class="figures">{"".join(items)}</ul>'
 
 
 def timeline(scene: Scene) -> str:
-    """Where the script draws, what steers it, and what the colours mean."""
+    """The legend, the buttons, and the element in which the script draws the timeline."""
     marks = (f'<span><i style="background: var(--{kind})"></i>{kind}</span>' for kind in KINDS)
     buttons = (
-        f'<button type="button" data-act="{a}">{text}</button>' for a, text in BUTTONS.items()
+        f'<button type="button" data-act="{action}">{text}</button>'
+        for action, text in BUTTONS.items()
     )
     more = f"<p>{scene.more} more stages are not drawn.</p>" if scene.more else ""
     return (
@@ -127,11 +127,12 @@ def timeline(scene: Scene) -> str:
 
 
 def timeline_data(scene: Scene) -> str:
-    """The spans that the script draws, as JSON: two lanes of each row with [kind, begin, end,
-    micro-batch], begin and end in millionths of the iteration."""
+    """The spans that the script draws, as JSON. Each row has two lanes of spans [index of the kind,
+    begin, end, micro-batch]; begin and end are in millionths of the iteration."""
     scale = 1e6 / (scene.seconds or 1.0)
 
     def lane(spans: Sequence[Span]) -> list[tuple[int, int, int, int]]:
+        """The spans of one lane for the script."""
         return [
             (KINDS.index(s.kind), round(s.start * scale), round(s.end * scale), s.batch)
             for s in spans
@@ -146,29 +147,29 @@ def timeline_data(scene: Scene) -> str:
         }
         for row in scene.rows
     ]
-    return json.dumps(
-        {"seconds": scene.seconds, "kinds": KINDS, "rows": rows}, separators=(",", ":")
-    ).replace("<", "\\u003c")
+    document = {"seconds": scene.seconds, "kinds": KINDS, "rows": rows}
+    text = json.dumps(document, separators=(",", ":"))
+    return text.replace("<", "\\u003c")  # no name in it can close the element of the script
 
 
 def bar(share: float, mark: float | None = None, colour: str = "forward") -> Markup:
-    """A bar of that share of its width, with a mark across it."""
+    """A bar that fills `share` of its width, with a mark across it at the share `mark`."""
     tick = "" if mark is None else f'<b style="left: {100 * min(mark, 1):.1f}%"></b>'
     look = f"--part: {100 * min(share, 1):.1f}%; --fill: var(--{colour})"
     return Markup(f'<span class="bar" style="{look}">{tick}</span>')
 
 
 def with_bar(text: str, made: Markup) -> Markup:
-    """A figure and its bar."""
+    """A figure as text, and a bar behind it."""
     return Markup(html_text(text) + made)
 
 
 def stages(scene: Scene) -> str:
-    """One line per row of the timeline, with the fullest of its devices."""
+    """The table of stages: a line for each row of the timeline, with the fullest of its devices."""
     lines = []
     for number, row in enumerate(scene.rows):
-        own = [device for device in scene.used if device.row == number]
-        fullest = max(own, key=lambda d: d.held / max(d.limit, 1.0))
+        of_row = [device for device in scene.used if device.row == number]
+        fullest = max(of_row, key=lambda d: d.held / max(d.limit, 1.0))
         share = fullest.held / max(fullest.limit, 1.0)
         held = f"{share_text(fullest.held, fullest.limit)} (device {fullest.device})"
         lines.append(
@@ -189,14 +190,15 @@ def stages(scene: Scene) -> str:
 
 
 def nodes(scene: Scene) -> Iterator[str]:
-    """Nodes as boxes, devices as cells in the colour of their stage; nodes that look the same are
-    one box."""
+    """The nodes as boxes with a cell for each device, in the colour of its stage. Nodes whose boxes
+    are equal share one box."""
     cells = {
         n: tuple(cell(d, len(scene.rows)) for d in scene.devices if d.node == n)
         for n in range(len(scene.nodes))
     }
-    looks = grouped(((links, cells[n]), n) for n, links in enumerate(scene.nodes))
-    for (links, inside), numbers in looks.items():
+    # (text about links, cells) of a box -> the nodes
+    boxes = grouped(((links, cells[n]), n) for n, links in enumerate(scene.nodes))
+    for (links, inside), numbers in boxes.items():
         count = f" ({len(numbers)} nodes)" if len(numbers) > 1 else ""
         yield (
             f'<div class="node"><p><b>node {ranges_text(numbers)}</b>{count}<br>'
@@ -206,12 +208,13 @@ def nodes(scene: Scene) -> Iterator[str]:
 
 
 def cell(device: Held, rows: int) -> str:
-    """A device; hues lie around the circle, neighbours apart from each other."""
-    hue, light = (
-        (210 + 360 * (device.row or 0) / max(rows, 1)) % 360,
-        80 + 8 * ((device.row or 0) % 2),
-    )
-    look = "" if device.row is None else f' style="background: hsl({hue:.0f} 62% {light}%)"'
+    """The cell of a device. rows: the number of rows of the timeline; each has a hue of its own,
+    and neighbouring rows differ in lightness, too."""
+    look = ""
+    if device.row is not None:
+        hue = (210 + 360 * device.row / max(rows, 1)) % 360
+        light = 80 + 8 * (device.row % 2)
+        look = f' style="background: hsl({hue:.0f} 62% {light}%)"'
     held = f"{bytes_text(device.held)} of {bytes_text(device.limit)}"
     return (
         f'<li{look} title="{html_text(held)}"><b>{html_text(device.place or "idle")}</b>'
@@ -220,21 +223,18 @@ def cell(device: Held, rows: int) -> str:
 
 
 def prices(offers: Sequence[Offer]) -> str:
-    """The best plan of each strategy, and how much longer it takes than the best of all."""
+    """The table of the best plan of each strategy, with how much longer it takes than the best of
+    all."""
     fits = [o for o in offers if o.fits_memory and o.predicted_seconds]
     fits.sort(key=lambda o: (o.strategy, o.predicted_seconds))
-    best = [next(own) for _, own in groupby(fits, key=lambda o: o.strategy)]
+    best = [next(of_strategy) for _, of_strategy in groupby(fits, key=lambda o: o.strategy)]
     best.sort(key=lambda o: o.predicted_seconds or 0.0)
     seconds = [o.predicted_seconds or 0.0 for o in best]
-    lines = [
-        (
-            o.strategy,
-            o.name,
-            with_bar(seconds_text(s), bar(s / seconds[-1])),
-            more_text(s / seconds[0] - 1) if s > seconds[0] else "the best",
-        )
-        for o, s in zip(best, seconds, strict=True)
-    ]
+    lines = []
+    for offer, spent in zip(best, seconds, strict=True):
+        figure = with_bar(seconds_text(spent), bar(spent / seconds[-1]))
+        more = more_text(spent / seconds[0] - 1) if spent > seconds[0] else "the best"
+        lines.append((offer.strategy, offer.name, figure, more))
     return table(
         ("paradigm", "best plan", "iteration", "longer by"),
         lines,
@@ -245,21 +245,18 @@ def prices(offers: Sequence[Offer]) -> str:
 
 
 def candidates(scene: Scene) -> str:
-    """All plans with their bounds."""
+    """The table of all candidates with their bounds."""
     most = max((o.predicted_seconds or 0.0 for o in scene.offers), default=0.0) or 1.0
     caption = (
         "Iterations are replayed. Objective, status and bound are of each strategy's own "
         "problem; its bound is the mark across the bar."
     )
-    lines = [
-        (
-            *(name, status),
-            with_bar(seconds, bar((o.predicted_seconds or 0.0) / most, o.bound and o.bound / most)),
-            *rest,
-        )
-        for o in scene.offers
-        for name, status, seconds, *rest in (cells(o),)
-    ]
+    lines = []
+    for offer in scene.offers:
+        name, status, seconds, *others = cells(offer)
+        mark = offer.bound and offer.bound / most
+        drawn = bar((offer.predicted_seconds or 0.0) / most, mark)
+        lines.append((name, status, with_bar(seconds, drawn), *others))
     return table(
         ("plan", "status", "iteration", "objective", "bound", "$/1M tokens"),
         lines,
@@ -270,11 +267,16 @@ def candidates(scene: Scene) -> str:
 
 
 def cells(offer: Offer) -> tuple[str, ...]:
-    """A candidate in figures."""
-    own = " for its formula" if offer.status == "optimal" and offer.strategy != "joint" else ""
+    """The texts of a candidate's cells: name, status, seconds of the replay, seconds of the
+    objective, bound, money."""
+    status = offer.status[:40]
+    if offer.status == "optimal" and offer.strategy != "joint":
+        status += " for its formula"
+    if offer.fits_memory is False:
+        status = "does not fit"
     return (
         offer.name,
-        "does not fit" if offer.fits_memory is False else offer.status[:40] + own,
+        status,
         seconds_text(offer.predicted_seconds),
         seconds_text(offer.closed_form_seconds),
         seconds_text(offer.bound),
@@ -283,30 +285,37 @@ def cells(offer: Offer) -> tuple[str, ...]:
 
 
 def money(scene: Scene) -> str:
-    """Every plan that fits as a dot; a line joins those than which none is faster and cheaper."""
-    dots = {
-        (o.predicted_seconds, o.money_per_million_tokens): o.name
-        for o in reversed(scene.offers)
-        if o.fits_memory and o.predicted_seconds and o.money_per_million_tokens
-    }
+    """The drawing of money against time: a dot for each plan that fits, and a line along the Pareto
+    front. Empty for fewer than two dots."""
+    # (seconds, dollars per million tokens) -> name; of equal ones that of the better candidate
+    dots: dict[tuple[float, float], str] = {}
+    for offer in reversed(scene.offers):
+        seconds, dollars = offer.predicted_seconds, offer.money_per_million_tokens
+        if offer.fits_memory and seconds and dollars:
+            dots[seconds, dollars] = offer.name
     if len(dots) < 2:
         return ""
-    slowest, dearest = (max(values) for values in zip(*dots, strict=True))
+    slowest = max(seconds for seconds, _ in dots)
+    dearest = max(dollars for _, dollars in dots)
     best = min(dots)
 
     def place(dot: tuple[float, float]) -> tuple[float, float]:
-        return EDGE + dot[0] / slowest * (WIDTH - 2 * EDGE), HEIGHT - EDGE - dot[1] / dearest * (
-            HEIGHT - EDGE - 20
-        )
+        """The coordinates of a dot in the drawing."""
+        seconds, dollars = dot
+        x = EDGE + seconds / slowest * (WIDTH - 2 * EDGE)
+        y = HEIGHT - EDGE - dollars / dearest * (HEIGHT - EDGE - 20)
+        return x, y
 
     front = [d for d in sorted(dots) if all(d[1] < other[1] for other in dots if other < d)]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, front))
-    marks = [
-        f'<circle class="point{" best" if dot == best else ""}" cx="{x:.1f}" cy="{y:.1f}" r="5">'
-        f"<title>{html_text(dot_text(name, *dot))}</title></circle>"
-        for dot, name in dots.items()
-        for x, y in (place(dot),)
-    ]
+    marks = []
+    for dot, name in dots.items():
+        x, y = place(dot)
+        look = "point best" if dot == best else "point"
+        marks.append(
+            f'<circle class="{look}" cx="{x:.1f}" cy="{y:.1f}" r="5">'
+            f"<title>{html_text(dot_text(name, *dot))}</title></circle>"
+        )
     axes = (
         f'<path class="axis" fill="none" d="M{EDGE} 10V{HEIGHT - EDGE}H{WIDTH - EDGE}"/>'
         f'<text x="{WIDTH - EDGE}" y="{HEIGHT - 28}" text-anchor="end">iteration, to '
@@ -324,12 +333,12 @@ def money(scene: Scene) -> str:
 
 
 def dot_text(name: str, seconds: float, dollars: float) -> str:
-    """`amp/auto: 347 ms, $0.06 per million tokens`."""
+    """The text of a dot: `amp/auto: 347 ms, $0.06 per million tokens`."""
     return f"{name}: {seconds_text(seconds)}, ${number_text(dollars, 4)} per million tokens"
 
 
 def changes(scene: Scene) -> str:
-    """The table of the changes that `hetplan plan what-if` tried."""
+    """The table of the changes of the cluster that `hetplan plan what-if` tried."""
     lines = []
     for change in scene.changes:
         saved = seconds_text(change.seconds_saved)
@@ -350,21 +359,25 @@ def table(
     caption: str = "",
     winner: int | None = None,
 ) -> str:
-    """A table, empty without rows; the winner's row stands out. text: columns of words."""
+    """A table; empty if it has no rows. text: numbers of the columns that contain words instead of
+    figures. winner: number of the row that is highlighted."""
     body = []
     for number, row in enumerate(rows):
         cells = [cell if isinstance(cell, Markup) else html_text(cell) for cell in row]
         head = f'<th scope="row">{cells[0]}</th>'
-        rest = (f"<td{looks(at in text)}>{cell}</td>" for at, cell in enumerate(cells[1:], start=1))
-        body.append(f"<tr{' class=winner' if number == winner else ''}>{head}{''.join(rest)}</tr>")
-    names = (
-        f'<th scope="col"{looks(at in (0, *text))}>{name}</th>' for at, name in enumerate(header)
-    )
+        others = [f"<td{looks(j in text)}>{cell}</td>" for j, cell in enumerate(cells) if j > 0]
+        look = " class=winner" if number == winner else ""
+        body.append(f"<tr{look}>{head}{''.join(others)}</tr>")
+    if not body:
+        return ""
+    names = [
+        f'<th scope="col"{looks(j in (0, *text))}>{name}</th>' for j, name in enumerate(header)
+    ]
     inner = f"<thead><tr>{''.join(names)}</tr></thead><tbody>{''.join(body)}</tbody>"
     above = f"<caption>{caption}</caption>" if caption else ""
-    return f'<div class="scroll"><table>{above}{inner}</table></div>' if body else ""
+    return f'<div class="scroll"><table>{above}{inner}</table></div>'
 
 
 def looks(words: bool) -> str:
-    """The attribute of cells that hold words."""
+    """The attribute of a cell: that of words, or none for a figure."""
     return ' class="text wide"' if words else ""

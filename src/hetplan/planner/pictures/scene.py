@@ -1,5 +1,5 @@
-"""The content of a plan's picture, without its looks: rows of a timeline, memory, placement,
-candidates."""
+"""The content of a plan's picture, without its appearance: the rows of the timeline, the memory and
+the placement of devices, and the candidates. `terminal`, `html` and `figure` draw it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,56 +20,58 @@ from hetplan.schema import NonNegative, parse
 from hetplan.text import devices_text, names_text
 
 COMMUNICATES = (LABELS[Kind.TRANSFER], LABELS[Kind.COLLECTIVE])
-ROWS = 96  # of a timeline; more cannot be read
-EXACT = 6000  # events that are drawn one by one; beyond that many the timeline is sampled
-BINS = 1200
+ROWS = 96  # most rows of a timeline; more cannot be read
+EXACT = 6000  # most events that are drawn one by one; a timeline of more events is sampled
+BINS = 1200  # spans of a sampled row, at most
 
 
 @dataclass(frozen=True)
 class Span:
-    """One thing that a unit does."""
+    """A time in which a unit does one thing. A unit is a stage of a replica, or a device of an SPMD
+    program."""
 
-    kind: str
-    start: float
-    end: float
-    batch: int = -1  # the micro-batch's number, -1 where there is none or several are one
+    kind: str  # of the task, one of `LABELS`
+    start: float  # seconds
+    end: float  # seconds
+    batch: int = -1  # number of the micro-batch; -1 for tasks without one, and for sampled spans
 
 
 @dataclass(frozen=True)
 class Row:
-    """A stage of the timeline, or a device of a program: what it computes, and what it sends. Like
-    pipelines share one; the first of them is drawn."""
+    """A row of the timeline: a stage, or a device of an SPMD program. Pipelines that do the same
+    share their rows, in which the first of them is drawn."""
 
     title: str
-    devices: str
-    layers: str
+    devices: str  # of all pipelines that share the row, as text
+    layers: str  # as text
     computes: tuple[Span, ...]
     communicates: tuple[Span, ...]
-    busy: float  # share of the iteration that it computes; of the slowest of its pipelines
-    alike: int  # pipelines that share it
+    busy: float  # share of the iteration in which it computes, of the slowest of its pipelines
+    alike: int  # number of units that share the row
 
 
 @dataclass(frozen=True)
 class Held:
-    """A device's memory, in bytes."""
+    """The memory of a device."""
 
     device: int
     node: int
-    kind: str
-    held: float
-    limit: float
-    place: str  # `stage 3`, empty where the device is idle
-    row: int | None  # number of its row
+    kind: str  # device type
+    held: float  # bytes
+    limit: float  # bytes
+    place: str  # name of its row, such as `stage 3`; empty for an idle device
+    row: int | None  # number of its row; None for an idle device
 
 
 class Printed(BaseModel):
-    """The part that is drawn of what a command printed as JSON."""
+    """The base class of documents that commands print as JSON. A subclass lists the keys that are
+    drawn; all other keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
 
 class Offer(Printed):
-    """The part of a candidate of a planning document that is drawn; what is not known is None."""
+    """A candidate of a planning document. A figure that is not known is None."""
 
     strategy: str = ""
     method: str = ""
@@ -83,7 +85,7 @@ class Offer(Printed):
 
     @property
     def name(self) -> str:
-        """`amp/auto`."""
+        """The strategy and the method: `amp/auto`."""
         return f"{self.strategy}/{self.method}"[:200]
 
 
@@ -114,28 +116,29 @@ class WhatIfDocument(Printed):
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything."""
+    """The whole content of a picture. `scene` makes it."""
 
     title: str
     subtitle: str
-    seconds: float
-    bubble: float
-    rows: tuple[Row, ...]  # at most ROWS of all
-    more: int  # rows beyond these
-    devices: tuple[Held, ...]
-    nodes: tuple[str, ...]
-    why: Mapping[str, str]  # what the iteration's time goes to, what has least to spare
-    offers: tuple[Offer, ...] = ()  # empty where the file has only its own plan
-    winner: int | None = None  # number of the offer that is drawn
-    bound: float | None = None  # seconds that no plan of stages replays below
-    changes: tuple[ChangeDocument, ...] = ()  # the cluster as it is, then changed
+    seconds: float  # of an iteration, replayed
+    bubble: float  # share of the devices' time in which they do not compute
+    rows: tuple[Row, ...]  # at most ROWS
+    more: int  # number of rows that are left out
+    devices: tuple[Held, ...]  # of the whole cluster
+    nodes: tuple[str, ...]  # [node] its links, as text
+    why: Mapping[str, str]  # `explain.why`: heading -> text
+    offers: tuple[Offer, ...] = ()  # all candidates; empty for a plan file
+    winner: int | None = None  # index of the offer that is drawn
+    bound: float | None = None  # lower bound on the replayed seconds of every plan of stages
+    # What `hetplan plan what-if` found, for the unchanged cluster and for each change.
+    changes: tuple[ChangeDocument, ...] = ()
     margin: float = 0.0  # share of each device's memory that the limits leave free
 
     def document(self) -> dict[str, Any]:
-        """As JSON types."""
-        models = {"offers": self.offers, "changes": self.changes}
-        plain = {name: [one.model_dump() for one in every] for name, every in models.items()}
-        return {**asdict(self), **plain}
+        """The content as JSON types."""
+        offers = [offer.model_dump() for offer in self.offers]
+        changes = [change.model_dump() for change in self.changes]
+        return {**asdict(self), "offers": offers, "changes": changes}
 
     @property
     def used(self) -> list[Held]:
@@ -146,21 +149,23 @@ class Scene:
 def scene(
     plan: Plan, run: Replay, workload: Workload, planning: PlanningDocument | None = None
 ) -> Scene:
-    """The picture's content; run: the plan replayed on the workload. planning: what it won."""
-    units = folded(plan, run)
-    rows = [row(plan, run, workload, own) for own in units[:ROWS]]
-    if sum(len(one.computes) + len(one.communicates) for one in rows) > EXACT:
+    """The content of the picture of a plan. run: its replay on the workload. planning: the document
+    of the planning whose winner it is."""
+    units_of_rows = folded(plan, run)
+    rows = [row(plan, run, workload, units) for units in units_of_rows[:ROWS]]
+    events = sum(len(drawn.computes) + len(drawn.communicates) for drawn in rows)
+    if events > EXACT:
         rows = [
             replace(
-                one,
-                computes=sampled(one.computes, run.seconds),
-                communicates=sampled(one.communicates, run.seconds),
+                drawn,
+                computes=sampled(drawn.computes, run.seconds),
+                communicates=sampled(drawn.communicates, run.seconds),
             )
-            for one in rows
+            for drawn in rows
         ]
     bound = None if planning is None else planning.bound
     if planning is None and plan.prediction and plan.prediction.strategy == "joint":
-        bound = plan.prediction.bound  # of joint's own problem, which is this one
+        bound = plan.prediction.bound  # the problem `joint` is about replayed seconds
     nodes = [
         f"{node.intra_bandwidth * 8e-9:.4g} Gbit/s inside, "
         f"{node.network_bandwidth * 8e-9:.4g} Gbit/s to others"
@@ -172,8 +177,8 @@ def scene(
         seconds=run.seconds,
         bubble=run.timeline.bubble,
         rows=tuple(rows),
-        more=len(units) - len(rows),
-        devices=memory(plan, run, workload, units),
+        more=len(units_of_rows) - len(rows),
+        devices=memory(plan, run, workload, units_of_rows),
         nodes=tuple(nodes),
         why=why(plan, run, workload, bound),
         offers=() if planning is None else tuple(planning.candidates),
@@ -184,7 +189,7 @@ def scene(
 
 
 def row(plan: Plan, run: Replay, workload: Workload, units: Sequence[int]) -> Row:
-    """The row of these units."""
+    """The row of units that do the same; the first of them is drawn."""
     replica, stage = run.owners[units[0]]
     names = [layer.name for layer in workload.profile.layers]
     places = [(device.node, device.type) for device in workload.cluster.devices]
@@ -204,40 +209,43 @@ def row(plan: Plan, run: Replay, workload: Workload, units: Sequence[int]) -> Ro
 
 
 def spans(run: Replay, unit: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
-    """Spans of the unit's computation, and of the messages and collectives that it takes part
-    in."""
+    """(spans of a unit's computation, spans of the messages and collectives in which it takes
+    part), each in the order of their starts."""
     tasks, timeline = run.timeline.tasks, run.timeline
-    own = tasks.unit == unit
+    takes_part = tasks.unit == unit
     if run.by_device:
-        own |= tasks.kind == int(Kind.COLLECTIVE)  # of all devices
-    events = np.flatnonzero(own & (timeline.end > timeline.start))
-    lanes: tuple[list[Span], list[Span]] = ([], [])
+        takes_part |= tasks.kind == int(Kind.COLLECTIVE)  # all devices take part
+    events = np.flatnonzero(takes_part & (timeline.end > timeline.start))
+    computes: list[Span] = []
+    communicates: list[Span] = []
     for i in events[np.argsort(timeline.start[events], kind="stable")]:
         kind = LABELS[Kind(int(tasks.kind[i]))]
-        ends = float(timeline.start[i]), float(timeline.end[i])
-        lanes[kind in COMMUNICATES].append(Span(kind, *ends, int(tasks.micro_batch[i])))
-    return tuple(lanes[0]), tuple(lanes[1])
+        start, end = float(timeline.start[i]), float(timeline.end[i])
+        lane = communicates if kind in COMMUNICATES else computes
+        lane.append(Span(kind, start, end, int(tasks.micro_batch[i])))
+    return tuple(computes), tuple(communicates)
 
 
 def sampled(lane: Sequence[Span], seconds: float, bins: int = BINS) -> tuple[Span, ...]:
-    """At most `bins` spans: of each part of the iteration what takes most of it, neighbours of one
-    kind as one."""
+    """At most `bins` spans in the place of those of a lane. The iteration of `seconds` is cut into
+    bins of equal length; each bin shows the kind that takes most of it, or idle time, and
+    neighbouring bins of the same kind form one span."""
     if not lane or seconds <= 0:
         return ()
     kinds = list(dict.fromkeys(span.kind for span in lane))
-    share = np.zeros((len(kinds) + 1, bins))
+    taken = np.zeros((len(kinds) + 1, bins))  # [kind][bin] seconds; the last row is idle time
     width = seconds / bins
     for span in lane:
         first, last = int(span.start / width), min(int(span.end / width), bins - 1)
         for b in range(first, last + 1):
             inside = min(span.end, (b + 1) * width) - max(span.start, b * width)
-            share[kinds.index(span.kind), b] += inside
-    share[-1] = width - share[:-1].sum(axis=0)  # idle
-    most = share.argmax(axis=0)
-    ends = [0, *(np.flatnonzero(np.diff(most)) + 1).tolist(), bins]
+            taken[kinds.index(span.kind), b] += inside
+    taken[-1] = width - taken[:-1].sum(axis=0)
+    most = taken.argmax(axis=0)
+    changes = (np.flatnonzero(np.diff(most)) + 1).tolist()  # bins of another kind than before
     return tuple(
         Span(kinds[most[begin]], begin * width, end * width)
-        for begin, end in pairwise(ends)
+        for begin, end in pairwise([0, *changes, bins])
         if most[begin] < len(kinds)
     )
 
@@ -245,7 +253,7 @@ def sampled(lane: Sequence[Span], seconds: float, bins: int = BINS) -> tuple[Spa
 def memory(
     plan: Plan, run: Replay, workload: Workload, rows: Sequence[Sequence[int]]
 ) -> tuple[Held, ...]:
-    """Memory and place of every device of the cluster. rows: the units of each."""
+    """The memory and the place of every device of the cluster. rows: the units of each row."""
     place: dict[int, tuple[str, int | None]] = {}
     for number, units in enumerate(rows):
         name = name_of(plan, run, units)
@@ -259,8 +267,9 @@ def memory(
 
 
 def read(value: Any, where: str) -> tuple[Plan, PlanningDocument | None]:
-    """The plan of a plan file; or of what `hetplan plan --json` prints the winner's, and the whole.
-    Raises InputError."""
+    """(plan, planning document) of a parsed JSON file. The file is a plan file, which gives no
+    planning document; or the document that `hetplan plan --json` prints, which gives the winner's
+    plan. Raises InputError."""
     if not isinstance(value, dict) or "candidates" not in value:
         return parse_plan(value, where=where), None
     document = parse(PlanningDocument, value, where=where)

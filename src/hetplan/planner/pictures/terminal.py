@@ -1,4 +1,5 @@
-"""A plan on the terminal: stages, a timeline of letters, memory, and the candidates."""
+"""The picture of a plan on the terminal: a timeline of letters, the reasons for its seconds, the
+memory, and the candidates, as tables of text."""
 
 from textwrap import fill
 
@@ -14,7 +15,9 @@ from hetplan.text import (
     share_text,
 )
 
-COLUMNS, LISTED, WORDS = 72, 32, 82  # WORDS: columns of a reason
+COLUMNS = 72  # characters of a row of the timeline
+LISTED = 32  # most rows of a table
+WORDS = 82  # characters of a line of a reason
 LETTERS = {
     "forward": "F",
     "backward": "B",
@@ -25,23 +28,21 @@ LETTERS = {
 
 
 def tables(scene: Scene) -> list[Table]:
-    """The texts that `hetplan show` prints."""
-    return [
-        timeline(scene),
-        reasons(scene),
-        memory(scene),
-        *([candidates(scene)] if scene.offers else []),
-    ]
+    """The tables that `hetplan show` prints."""
+    shown = [timeline(scene), reasons(scene), memory(scene)]
+    if scene.offers:
+        shown.append(candidates(scene))
+    return shown
 
 
 def reasons(scene: Scene) -> Table:
-    """Why the iteration takes that long, in words."""
+    """The table of the reasons why the iteration takes as long as it does."""
     rows = tuple((what, fill(text, WORDS)) for what, text in scene.why.items())
     return Table(f"why it takes {seconds_text(scene.seconds)}", ("", ""), rows)
 
 
 def timeline(scene: Scene) -> Table:
-    """One line per stage; what takes most of a column's time stands there."""
+    """The table of the timeline, one line for each row of the scene."""
     notes = [
         f"{seconds_text(scene.seconds)} per iteration, predicted; "
         f"{percent_text(scene.bubble)} of the time idle",
@@ -66,20 +67,23 @@ def timeline(scene: Scene) -> Table:
 
 
 def drawn(row: Row, seconds: float) -> str:
-    """`FFFBBB..ss`: what takes most of a column's time; computing hides communicating."""
+    """A row of the timeline as letters: `FFFBBB..ss`. Each letter is what takes most of its
+    column's time. Computation hides communication at the same time."""
     letters = ["."] * COLUMNS
     for lane in (row.communicates, row.computes):
         for span in sampled(lane, seconds, COLUMNS):
-            begin, end = (round(COLUMNS * at / seconds) for at in (span.start, span.end))
+            begin = round(COLUMNS * span.start / seconds)
+            end = round(COLUMNS * span.end / seconds)
             letters[begin:end] = LETTERS[span.kind] * (end - begin)
     return "".join(letters)
 
 
 def memory(scene: Scene) -> Table:
-    """One line per kind of devices in use that hold the same, the fullest where they are many."""
+    """The table of the memory of devices in use. Devices of the same type and place with equal
+    bytes share a line. Of many lines the fullest devices are listed."""
 
     def share(devices: list[Held]) -> float:
-        """The share of its memory that each of these devices holds."""
+        """The share of its memory that is in use on each of these devices."""
         return devices[0].held / max(devices[0].limit, 1.0)
 
     alike = grouped(((d.kind, d.place, d.held, d.limit), d) for d in scene.used).values()
@@ -110,7 +114,7 @@ def memory(scene: Scene) -> Table:
 
 
 def candidates(scene: Scene) -> Table:
-    """Seconds of the plans, with the bound of each strategy's own problem."""
+    """The table of the candidates: their seconds, with the bound of each strategy's problem."""
     best = None if scene.winner is None else scene.offers[scene.winner]
     return Table.of(
         "candidates",

@@ -1,11 +1,13 @@
-"""The cluster: its file (YAML), its devices in order and what they can do, and the bandwidth and
-latency between any two.
+"""The cluster: its file (YAML), its devices and their specifications, and the bandwidth and latency
+between any two devices.
 
-Devices are numbered node by node in the file's order. Two devices of one node talk at its
-`intra_node_gbit_per_s`, two nodes at the lower of their `network_gbit_per_s`; of latencies the
-higher counts. What a device type can do stands in the catalogue, `devices.yaml` beside this module:
-figures of datasheets in the units that those print, each entry with its source. The properties of
-`DeviceSpec` give SI. A cluster file may add types or override figures (`overridden`).
+Devices are numbered node by node in the file's order. Two devices of one node communicate at its
+`intra_node_gbit_per_s`, two nodes at the lower of their `network_gbit_per_s` and with the higher of
+their latencies.
+
+The catalogue `devices.yaml` beside this module has the specification of every known device type, in
+the units of the datasheets and with its source. The properties of `DeviceSpec` are in SI units. A
+cluster file may add device types, or override parts of a specification (`overridden`).
 """
 
 import math
@@ -28,6 +30,7 @@ from hetplan.profiling.source_files import SourceFile
 from hetplan.schema import Name, PositiveCount, Rate, StrictModel, check_header, parse
 
 GIB = 2**30
+# An entry for `devices` of a cluster file, for messages.
 EXAMPLE = (
     "`devices: {NAME: {memory_gib: 80, peak_tflops: {fp16: 990, bf16: 990, fp32: 67}, "
     "memory_gb_per_s: 3350}}`"
@@ -38,26 +41,24 @@ Price = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class DeviceOverride(StrictModel):
-    """A cluster file's `devices` entry: any part of a catalogue entry, or a whole new type."""
+    """A cluster file's `devices` entry: any part of a catalogue entry, or a whole new type. The
+    units are those of datasheets."""
 
     memory_gib: Rate | None = None
+    # dense peak by precision of the operands, 8 and 4 bit among them
     peak_tflops: Peaks | None = None
-    memory_gb_per_s: Rate | None = None
-    tdp_w: Rate | None = None
-    multiprocessors: PositiveCount | None = None
-    price_per_hour: Price | None = None
+    memory_gb_per_s: Rate | None = None  # memory bandwidth
+    tdp_w: Rate | None = None  # watts that the board may draw
+    multiprocessors: PositiveCount | None = None  # tiles of a product computed at the same time
+    price_per_hour: Price | None = None  # US dollars per device
     source: Name | None = None
     price_source: Name | None = None
     vendor: Name | None = None
 
 
 class DeviceSpec(DeviceOverride):
-    """One device type. Keys carry the datasheet's units; the properties are SI.
-
-    peak_tflops: dense peak by precision of the operands, 8 and 4 bit among them. price_per_hour: US
-    dollars per device. tdp_w: watts that the board may draw. multiprocessors: tiles of a product
-    that are computed at once. None: not known.
-    """
+    """The specification of one device type: an override with the required parts. Other parts are
+    None where they are not known. The properties are in SI units."""
 
     memory_gib: Rate
     peak_tflops: Peaks
@@ -88,7 +89,7 @@ class DeviceSpec(DeviceOverride):
 
 
 class CatalogueFile(StrictModel):
-    """`devices.yaml`."""
+    """The schema of `devices.yaml`."""
 
     format: Literal["hetplan-devices"]
     version: Literal[1]
@@ -103,8 +104,8 @@ def catalogue() -> dict[str, DeviceSpec]:
 
 
 def device(name: str, *, where: str | None = None) -> DeviceSpec:
-    """The catalogue's entry `name`; raises InputError that suggests the nearest names, and shows
-    what describes a device."""
+    """The catalogue's entry `name`. Raises InputError that suggests the nearest names, and shows an
+    example of a device's description."""
     near = suggestion(name, catalogue())
     names = "" if near else f"one of {', '.join(catalogue())}, or "
     require(
@@ -117,9 +118,10 @@ def device(name: str, *, where: str | None = None) -> DeviceSpec:
 
 
 def overridden(name: str, override: DeviceOverride, *, where: str) -> DeviceSpec:
-    """The catalogue's entry `name` with parts replaced (peaks by precision), or a new type.
+    """The catalogue's entry `name` with the parts of `override`, or a new type of these parts.
 
-    Raises InputError where a new type lacks memory_gib, peak_tflops or memory_gb_per_s.
+    Peaks replace those of the same precisions. Raises InputError where a new type lacks memory_gib,
+    peak_tflops or memory_gb_per_s.
     """
     base = catalogue().get(name)
     parts = override.model_dump(exclude_none=True)
@@ -148,11 +150,11 @@ Floats = NDArray[np.float64]
 FORMAT, VERSION = "hetplan-cluster", 1
 MAX_DEVICES = 4096
 GBIT = 1e9 / 8  # bytes/s per Gbit/s
-ONE_SWITCH = (-1, 0)  # of nodes that are all under one
+ONE_SWITCH = (-1, 0)  # the switch of all nodes for whose entries the file gives no uplink
 
-# Per message, where the file gives none: a small message takes several microseconds over NVLink or
-# PCIe and tens over Ethernet (NCCL's own tuning tables assume 0.6-6 us for a hop within a node, 14
-# us for one between).
+# Latencies per message where the file gives none. A small message takes several microseconds over
+# NVLink or PCIe and tens over Ethernet. NCCL's tuning tables assume 0.6 to 6 us for a hop within a
+# node, and 14 us for a hop between nodes.
 INTRA_NODE_LATENCY_US = 6.0
 NETWORK_LATENCY_US = 20.0
 
@@ -161,22 +163,22 @@ NodeCount = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 
 
 class NodeEntry(StrictModel):
-    """One entry of `nodes`: equal nodes of equal devices. A rack whose devices talk as those of a
-    node do (NVL72) is one node."""
+    """One entry of `nodes`: equal nodes of equal devices. A rack whose devices communicate as those
+    of a node do (NVL72) is one node."""
 
-    count: NodeCount = 1  # nodes of the entry
-    devices: NodeCount  # devices of a node
-    device: Name  # their type
-    intra_node_gbit_per_s: Rate
-    network_gbit_per_s: Rate
-    intra_node_latency_us: Microseconds = INTRA_NODE_LATENCY_US
-    network_latency_us: Microseconds = NETWORK_LATENCY_US
+    count: NodeCount = 1  # number of nodes
+    devices: NodeCount  # devices of each node
+    device: Name  # type of the devices
+    intra_node_gbit_per_s: Rate  # between two devices of a node, per direction
+    network_gbit_per_s: Rate  # in and out of a node, per direction
+    intra_node_latency_us: Microseconds = INTRA_NODE_LATENCY_US  # per message
+    network_latency_us: Microseconds = NETWORK_LATENCY_US  # per message
     # nodes under one switch; the entry's nodes fill one switch after the other
     nodes_per_switch: NodeCount = MAX_DEVICES
-    # a node's part of its switch's links to all other switches where every node sends; None: as
-    # much as its own network
+    # a node's part of the links from its switch to all other switches, when every node sends; None:
+    # these links are no limit
     uplink_gbit_per_s: Rate | None = None
-    # whether every device has a network card of its own, an even part of network_gbit_per_s
+    # whether every device has a network card of its own, with an even part of network_gbit_per_s
     rails: bool = False
 
 
@@ -192,10 +194,10 @@ class ClusterFile(StrictModel):
 
 @dataclass(frozen=True)
 class ClusterDevice:
-    """One device: its type and its node's number."""
+    """One device of a cluster."""
 
     type: str
-    node: int
+    node: int  # number of its node
 
 
 @dataclass(frozen=True)
@@ -203,32 +205,34 @@ class Node:
     """One node, in bytes per second and seconds per message."""
 
     device: str  # the type of its devices
-    devices: int
-    intra_bandwidth: float
-    network_bandwidth: float
+    devices: int  # number of its devices
+    intra_bandwidth: float  # between two of its devices, per direction
+    network_bandwidth: float  # in and out of the node, per direction
     intra_latency: float
     network_latency: float
-    switch: tuple[int, int] = ONE_SWITCH  # the switch that it is under: (entry, number)
+    switch: tuple[int, int] = ONE_SWITCH  # the switch above it: (entry of the file, number)
     switch_nodes: int = MAX_DEVICES  # the most nodes under that switch
     uplink: float = math.inf  # its part of the switch's links to other switches
-    rails: bool = False  # whether every device has an even part of the network for itself
+    rails: bool = False  # whether every device has a network card of its own, an even part
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes in order and the specification of every device type that they use. file: the user's
-    file that describes it, None for an example and for a cluster that was changed."""
+    """The nodes of a cluster, and the specification of every device type that they use."""
 
     name: str
-    nodes: tuple[Node, ...]
-    specs: Mapping[str, DeviceSpec]
+    nodes: tuple[Node, ...]  # in the order that numbers the devices
+    specs: Mapping[str, DeviceSpec]  # by device type
+    # the user's file that describes it; None for an example and for a cluster that was changed
     file: SourceFile | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def devices(self) -> tuple[ClusterDevice, ...]:
-        """All devices, node by node; a device's number is its place here."""
+        """All devices, node by node; a device's number is its index here."""
         return tuple(
-            ClusterDevice(n.device, i) for i, n in enumerate(self.nodes) for _ in range(n.devices)
+            ClusterDevice(node.device, n)
+            for n, node in enumerate(self.nodes)
+            for _ in range(node.devices)
         )
 
     @cached_property
@@ -237,74 +241,80 @@ class Cluster:
         return tuple(dict.fromkeys(node.device for node in self.nodes))
 
     def counts(self) -> dict[str, int]:
-        """Number of devices by type."""
-        return {t: sum(n.devices for n in self.nodes if n.device == t) for t in self.types}
+        """Device type -> number of its devices."""
+        counts = dict.fromkeys(self.types, 0)
+        for node in self.nodes:
+            counts[node.device] += node.devices
+        return counts
 
     def bandwidth(self) -> Floats:
-        """[D, D] bytes/s, symmetric; the diagonal carries the node's own figure (nobody sends to
-        himself)."""
-        network = np.array([n.network_bandwidth for n in self.nodes])
-        beyond = np.minimum(network, [n.uplink for n in self.nodes])
-        switches = {n.switch: number for number, n in enumerate(self.nodes)}
-        under = np.array([switches[n.switch] for n in self.nodes])
+        """[D, D] bytes/s between two devices, symmetric. The diagonal has the bandwidth within the
+        node, although no device sends to itself."""
+        network = np.array([node.network_bandwidth for node in self.nodes])
+        beyond_switch = np.minimum(network, [node.uplink for node in self.nodes])
+        switches = {node.switch: n for n, node in enumerate(self.nodes)}  # any number of its own
+        switch_of_node = np.array([switches[node.switch] for node in self.nodes])
         between = np.where(
-            np.equal.outer(under, under),
+            np.equal.outer(switch_of_node, switch_of_node),
             np.minimum.outer(network, network),
-            np.minimum.outer(beyond, beyond),
+            np.minimum.outer(beyond_switch, beyond_switch),
         )
-        return self._by_device([n.intra_bandwidth for n in self.nodes], between)
+        return self._by_device([node.intra_bandwidth for node in self.nodes], between)
 
     def latency(self) -> Floats:
-        """[D, D] seconds per message, symmetric, 0 on the diagonal."""
-        network = np.array([n.network_latency for n in self.nodes])
-        matrix = self._by_device(
-            [n.intra_latency for n in self.nodes], np.maximum.outer(network, network)
-        )
+        """[D, D] seconds per message between two devices, symmetric; 0 on the diagonal."""
+        network = np.array([node.network_latency for node in self.nodes])
+        between = np.maximum.outer(network, network)
+        matrix = self._by_device([node.intra_latency for node in self.nodes], between)
         np.fill_diagonal(matrix, 0.0)
         return matrix
 
     def part(self, nodes: Sequence[int], name: str | None = None) -> "Cluster":
         """The cluster of some of the nodes, in the given order; specifications of types without
         nodes are left out."""
-        kept = tuple(self.nodes[n] for n in nodes)
-        types = {node.device for node in kept}
-        return Cluster(
-            name or self.name,
-            kept,
-            {kind: spec for kind, spec in self.specs.items() if kind in types},
-        )
+        chosen = tuple(self.nodes[n] for n in nodes)
+        types = {node.device for node in chosen}
+        specs = {name: spec for name, spec in self.specs.items() if name in types}
+        return Cluster(name or self.name, chosen, specs)
 
     def devices_of(self, nodes: Sequence[int]) -> list[int]:
-        """Numbers of the devices of some nodes, node by node: what `part(nodes)` numbers 0, 1, …"""
-        ends = [0, *accumulate(node.devices for node in self.nodes)]
-        return [number for node in nodes for number in range(ends[node], ends[node + 1])]
+        """The numbers of the devices of some nodes, node by node; in the cluster `part(nodes)` the
+        same devices have the numbers 0, 1, …"""
+        begins = [0, *accumulate(node.devices for node in self.nodes)]
+        return [device for n in nodes for device in range(begins[n], begins[n + 1])]
 
     def price_per_hour(self) -> float | None:
-        """Dollars per hour of all devices; None where one has no known price."""
-        prices = [(self.specs[n.device].price_per_hour, n.devices) for n in self.nodes]
-        known = [price * count for price, count in prices if price is not None]
-        return sum(known) if len(known) == len(prices) else None
+        """Dollars per hour of all devices; None where the price of one is not known."""
+        prices = []
+        for node in self.nodes:
+            price = self.specs[node.device].price_per_hour
+            if price is None:
+                return None
+            prices.append(price * node.devices)
+        return sum(prices)
 
     def _by_device(self, inside: list[float], between: Floats) -> Floats:
-        """[D, D] from figures within nodes [N] and between nodes [N, N]."""
-        table = between.copy()
-        np.fill_diagonal(table, inside)
-        node = np.array([d.node for d in self.devices])
-        return np.asarray(table[np.ix_(node, node)], dtype=np.float64)
+        """[D, D] the value of each pair of devices, from values within nodes [N] and between nodes
+        [N, N]."""
+        by_node = between.copy()
+        np.fill_diagonal(by_node, inside)
+        node_of_device = np.array([device.node for device in self.devices])
+        by_device = by_node[np.ix_(node_of_device, node_of_device)]
+        return np.asarray(by_device, dtype=np.float64)
 
 
 def load_cluster(path: str | os.PathLike[str]) -> Cluster:
-    """The cluster of a YAML file; raises InputError with file, path within it, got and expected."""
+    """The cluster of a YAML file. Raises InputError with file, path within it, got and expected."""
     where = os.fspath(path)
     value = read_yaml(path)
     check_header(value, FORMAT, VERSION, where=where)
-    described = build_cluster(parse(ClusterFile, value, where=where), where=where)
-    return replace(described, file=SourceFile.of(path))
+    cluster = build_cluster(parse(ClusterFile, value, where=where), where=where)
+    return replace(cluster, file=SourceFile.of(path))
 
 
 def build_cluster(file: ClusterFile, *, where: str = "cluster") -> Cluster:
-    """The cluster that a parsed file describes; raises InputError for unknown devices or too many
-    of them."""
+    """The cluster that a parsed file describes. where: the file, for messages. Raises InputError
+    for unknown device types and for too many devices."""
     total = sum(entry.count * entry.devices for entry in file.nodes)
     require(
         total <= MAX_DEVICES,
@@ -313,21 +323,26 @@ def build_cluster(file: ClusterFile, *, where: str = "cluster") -> Cluster:
         got=total,
         expected=f"at most {MAX_DEVICES}",
     )
-    own = {
+    specs_of_file = {
         name: overridden(name, override, where=f"{where}: devices.{name}")
         for name, override in file.devices.items()
     }
-    specs = {
-        entry.device: own.get(entry.device)
-        or device(entry.device, where=f"{where}: nodes[{i}].device")
-        for i, entry in enumerate(file.nodes)
-    }
-    nodes = [_node(entry, i, n) for i, entry in enumerate(file.nodes) for n in range(entry.count)]
+    specs = {}
+    nodes = []
+    for i, entry in enumerate(file.nodes):
+        spec = specs_of_file.get(entry.device)
+        if spec is None:
+            spec = device(entry.device, where=f"{where}: nodes[{i}].device")
+        specs[entry.device] = spec
+        nodes += [_node(entry, i, number) for number in range(entry.count)]
     return Cluster(file.name, tuple(nodes), specs)
 
 
-def _node(entry: NodeEntry, place: int, number: int) -> Node:
-    """Node `number` of the file's entry at `place`, in SI units."""
+def _node(entry: NodeEntry, index: int, number: int) -> Node:
+    """Node `number` of the entry at `index` of the file's nodes, in SI units."""
+    switch = ONE_SWITCH  # without uplinks, it does not matter which nodes share a switch
+    if entry.uplink_gbit_per_s:
+        switch = (index, number // entry.nodes_per_switch)
     return Node(
         device=entry.device,
         devices=entry.devices,
@@ -335,8 +350,7 @@ def _node(entry: NodeEntry, place: int, number: int) -> Node:
         network_bandwidth=entry.network_gbit_per_s * GBIT,
         intra_latency=entry.intra_node_latency_us * 1e-6,
         network_latency=entry.network_latency_us * 1e-6,
-        # without uplinks of their own all nodes are alike
-        switch=(place, number // entry.nodes_per_switch) if entry.uplink_gbit_per_s else ONE_SWITCH,
+        switch=switch,
         switch_nodes=entry.nodes_per_switch,
         uplink=(entry.uplink_gbit_per_s or math.inf) * GBIT,
         rails=entry.rails,
@@ -344,7 +358,8 @@ def _node(entry: NodeEntry, place: int, number: int) -> Node:
 
 
 def example_cluster(name: str, unknown: str = "unknown example cluster") -> Cluster:
-    """A cluster that comes with hetplan, by name; raises InputError that suggests the nearest."""
+    """A cluster that comes with hetplan, by name. unknown: how the message for an unknown name
+    begins. Raises InputError that suggests the nearest name."""
     check_name(unknown, name, example_clusters())
     return replace(load_cluster(FOLDER / f"{name}.yaml"), file=None)
 
@@ -352,8 +367,11 @@ def example_cluster(name: str, unknown: str = "unknown example cluster") -> Clus
 def open_cluster(
     source: str | os.PathLike[str], unknown: str = "unknown example cluster"
 ) -> Cluster:
-    """A cluster file, or an example by name: a text without suffix and folder, where no such file
-    is. unknown: how the complaint about another name begins. Raises InputError."""
+    """The cluster of a file, or an example cluster.
+
+    `source` is the name of an example if it is a text without suffix and folder, and no file has
+    that path. unknown: how the message for an unknown name begins. Raises InputError.
+    """
     text = os.fspath(source)
     is_name = isinstance(source, str) and Path(text).name == text and not Path(text).suffix
     if is_name and not os.path.exists(text):
@@ -361,7 +379,7 @@ def open_cluster(
     return load_cluster(source)
 
 
-FOLDER = Path(__file__).with_name("clusters")
+FOLDER = Path(__file__).with_name("clusters")  # with the example clusters
 
 
 def example_clusters() -> tuple[str, ...]:

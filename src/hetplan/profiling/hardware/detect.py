@@ -1,12 +1,12 @@
-"""Nodes of a cluster from what launchers are given: hostfiles with `slots=`, Slurm node lists, and
-local devices.
+"""Cluster files from the inputs of launchers: hostfiles with `slots=`, Slurm node lists, and local
+devices.
 
-Whoever lists hosts does not say what is in them: all are taken to be like the local node, or as
-options say.
+Hostfiles and node lists do not describe the devices of hosts. All hosts are taken to be like the
+local node, or as options of the command say.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,32 +17,35 @@ from hetplan.files import read_bytes
 from hetplan.profiling.hardware.cluster import catalogue
 
 MOST_HOSTS = 4096
-# Gbit/s, where nothing is measured or told: PCIe 4.0 x16, and a data centre's Ethernet.
+# Gbit/s of links that are neither measured nor given: PCIe 4.0 x16, and a data centre's Ethernet.
 PCIE_GBIT, ETHERNET_GBIT = 256.0, 100.0
 SLOTS = re.compile(
     r"^(?P<host>\S+)(?:\s+slots\s*=\s*(?P<slots>\d{1,6}))?(?:\s+max[_-]slots\s*=\s*\d+)?$"
 )
+# `gpu[01-04,07]` of a Slurm node list, its ranges, and the commas outside of brackets
 BRACKETS = re.compile(r"^(?P<before>[^\[\],]*)(?:\[(?P<inside>[^\[\]]+)\](?P<after>[^\[\],]*))?$")
 RANGE = re.compile(r"^\s*(\d{1,11})(?:-(\d{1,11}))?\s*$")
-OUTER_COMMA = re.compile(r",(?![^\[]*\])")  # outside of brackets
+OUTER_COMMA = re.compile(r",(?![^\[]*\])")
+# a word of a device's name, such as rtx or h100
 WORD = re.compile(r"[a-z]+\d+[a-z]*|\d+\w*|[a-z]+")
+MEMORY_WORD = re.compile(r"\d+gb")
 
 
 @dataclass(frozen=True)
 class Host:
-    """One node: its name, devices (None: not told) and links in Gbit/s (None: not known)."""
+    """One node. Fields are None where nothing is known of them."""
 
     name: str
-    devices: int | None = None
-    device: str | None = None
-    intra_gbit: float | None = None
-    network_gbit: float | None = None
+    devices: int | None = None  # number of devices
+    device: str | None = None  # type of the devices
+    intra_gbit: float | None = None  # Gbit/s between two devices of the node
+    network_gbit: float | None = None  # Gbit/s of the node's network
 
 
 def read_hostfile(path: str) -> list[Host]:
-    """Hosts of an MPI or DeepSpeed hostfile: `name slots=N`, `#` begins a comment; raises
-    InputError with the line."""
-    hosts: dict[str, int] = {}
+    """The hosts of an MPI or DeepSpeed hostfile with lines `name slots=N`; `#` begins a comment.
+    Raises InputError with the number of the line."""
+    hosts: dict[str, int] = {}  # name -> slots
     for number, line in enumerate(read_bytes(path).decode("utf-8", "replace").splitlines(), 1):
         text = line.partition("#")[0].strip()
         if not text:
@@ -66,7 +69,7 @@ def read_hostfile(path: str) -> list[Host]:
 
 
 def slurm_hosts(text: str) -> list[Host]:
-    """Hosts of a Slurm node list, such as `gpu[01-04,07],login1`; raises InputError."""
+    """The hosts of a Slurm node list, such as `gpu[01-04,07],login1`. Raises InputError."""
     names: list[str] = []
     for part in filter(None, map(str.strip, OUTER_COMMA.split(text))):
         match = BRACKETS.match(part)
@@ -75,7 +78,9 @@ def slurm_hosts(text: str) -> list[Host]:
                 "not usable", where="node list", got=text, expected="such as gpu[01-04,07]"
             )
         before, inside, after = match.groups(default="")
-        numbers = [n for piece in inside.split(",") for n in _range(piece)] if inside else [""]
+        numbers = [""]
+        if inside:
+            numbers = [number for piece in inside.split(",") for number in _range(piece)]
         names += [f"{before}{number}{after}" for number in numbers]
         require(
             len(names) <= MOST_HOSTS,
@@ -89,9 +94,12 @@ def slurm_hosts(text: str) -> list[Host]:
 
 
 def _range(piece: str) -> list[str]:
-    """`01-04` as its numbers, as wide as the first."""
+    """The numbers of a range such as `01-04`, with as many digits as its first number."""
     match = RANGE.match(piece)
-    numbers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+    numbers = range(0)
+    if match is not None:
+        first, last = match[1], match[2] or match[1]
+        numbers = range(int(first), int(last) + 1)
     if match is None or not 1 <= len(numbers) <= MOST_HOSTS:
         raise InputError(
             "not a range",
@@ -99,73 +107,75 @@ def _range(piece: str) -> list[str]:
             got=piece,
             expected=f"such as 01-04, rising, at most {MOST_HOSTS} nodes",
         )
-    return [f"{n:0{len(match[1])}d}" for n in numbers]
+    return [f"{number:0{len(match[1])}d}" for number in numbers]
 
 
 def catalogued(name: str, memory_bytes: float) -> str | None:
-    """The catalogue's name of a device that its driver calls `name`; None where it is not clear
-    which.
+    """The catalogue's name of the device that its driver calls `name`; None where none matches.
 
-    All parts of the catalogue's name but its memory must stand in the driver's, and of those with
-    the most parts that do, the memory must be the nearest, within a tenth.
+    An entry matches if all words of its name but the memory are words of the driver's name, and if
+    its memory differs by less than a tenth. Of several entries, the one with the most words counts,
+    then the one with the nearest memory.
     """
     words = _words(name)
-    best: list[tuple[int, float, str]] = []
-    for known, spec in catalogue().items():
-        parts = [w for w in WORD.findall(known.lower()) if not re.fullmatch(r"\d+gb", w)]
+    matches: list[tuple[int, float, str]] = []  # (-number of words, difference of memory, name)
+    for entry, spec in catalogue().items():
+        parts = [word for word in WORD.findall(entry.lower()) if not MEMORY_WORD.fullmatch(word)]
         if parts and set(parts) <= words:
-            off = abs(spec.memory_bytes / memory_bytes - 1)
-            if off < 0.1:
-                best.append((-len(parts), off, known))
-    return min(best)[2] if best else None
+            difference = abs(spec.memory_bytes / memory_bytes - 1)
+            if difference < 0.1:
+                matches.append((-len(parts), difference, entry))
+    if not matches:
+        return None
+    _, _, best = min(matches)
+    return best
 
 
 def _words(name: str) -> set[str]:
-    """`NVIDIA GeForce RTX 2080 Ti` as {nvidia, geforce, rtx, 2080, ti, 2080ti, …}: words and
-    neighbours written as one.
+    """The words of a driver's name for a device, and each two neighbours written as one word:
+    `NVIDIA GeForce RTX 2080 Ti` gives nvidia, geforce, rtx, 2080, ti, 2080ti, …
 
-    Drivers do not say SXM of an H100 with HBM3 or of an H200, which come in that form.
+    Drivers leave out SXM for an H100 with HBM3 and for an H200, which have that form.
     """
-    words = WORD.findall(name.lower())
-    known = {*words, *map("".join, pairwise(words))}
-    if "h200" in known or {"h100", "hbm3"} <= known:
-        known |= {"sxm", "sxm5"}
-    return known
+    in_order = WORD.findall(name.lower())
+    words = {*in_order, *map("".join, pairwise(in_order))}
+    if "h200" in words or {"h100", "hbm3"} <= words:
+        words |= {"sxm", "sxm5"}
+    return words
 
 
-def cluster_document(
-    hosts: Sequence[Host], name: str, local: Host, comment: Iterable[str] = ()
-) -> dict[str, Any]:
-    """A cluster file's content; what a host does not tell is the local node's. Equal neighbours are
-    one entry.
+def cluster_document(hosts: Sequence[Host], name: str, local: Host) -> dict[str, Any]:
+    """The contents of a cluster file. Consecutive equal hosts are one entry of it.
 
-    Raises InputError where no device type or number of devices is known.
+    Raises InputError where the type or the number of a host's devices is not known.
+
+    name: of the cluster. local: the local node, whose fields replace unknown fields of a host.
     """
     entries: list[dict[str, Any]] = []
     for host in hosts:
-        full = replace(
+        complete = replace(
             host,
             devices=host.devices or local.devices,
             device=host.device or local.device,
             intra_gbit=host.intra_gbit or local.intra_gbit or PCIE_GBIT,
             network_gbit=host.network_gbit or local.network_gbit or ETHERNET_GBIT,
         )
-        for known, what, option in (
-            (full.device, "device type", "--device NAME"),
-            (full.devices, "number of devices", "--devices N"),
+        for value, description, option in (
+            (complete.device, "device type", "--device NAME"),
+            (complete.devices, "number of devices", "--devices N"),
         ):
             require(
-                known is not None,
-                f"{what} is not known",
+                value is not None,
+                f"{description} is not known",
                 where=host.name,
                 expected=f"{option}, or GPUs here",
             )
         entry = {
             "count": 1,
-            "devices": full.devices,
-            "device": full.device,
-            "intra_node_gbit_per_s": full.intra_gbit,
-            "network_gbit_per_s": full.network_gbit,
+            "devices": complete.devices,
+            "device": complete.device,
+            "intra_node_gbit_per_s": complete.intra_gbit,
+            "network_gbit_per_s": complete.network_gbit,
         }
         if entries and {**entries[-1], "count": 1} == entry:
             entries[-1]["count"] += 1
@@ -175,15 +185,15 @@ def cluster_document(
 
 
 def local_network_gbit(root: Path = Path("/sys/class")) -> float | None:
-    """The fastest link of this host that is up, in Gbit/s: InfiniBand ports, else Ethernet; None
-    where none tells."""
-    rates = [_leading(path) for path in root.glob("infiniband/*/ports/*/rate")]
-    speeds = [_leading(path) / 1000 for path in root.glob("net/*/speed")]
-    return max(rates, default=0.0) or max([*speeds, 0.0]) or None
+    """Gbit/s of the fastest link of this host that is up: of its InfiniBand ports, or else of its
+    Ethernet interfaces; None where no file states a rate."""
+    infiniband = [_leading_number(path) for path in root.glob("infiniband/*/ports/*/rate")]
+    ethernet = [_leading_number(path) / 1000 for path in root.glob("net/*/speed")]  # from Mbit/s
+    return max(infiniband, default=0.0) or max([*ethernet, 0.0]) or None
 
 
-def _leading(path: Path) -> float:
-    """The number that a file begins with; 0 for an interface that is down, which has none."""
+def _leading_number(path: Path) -> float:
+    """The number at the beginning of a file; 0 without one, as for an interface that is down."""
     try:
         match = re.match(r"\d+(\.\d+)?", path.read_text().strip())
     except OSError:

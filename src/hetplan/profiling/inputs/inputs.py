@@ -1,8 +1,8 @@
-"""The inputs of a plan: the workload that it was made for, as the plan file carries it.
+"""The inputs of a plan: the workload for which it was made, as the plan file carries it.
 
-What a workload consists of is carried in full, so that it can be made again, equal in every number,
-without the files that it was made from. These files are named with their digests; a command says
-where they have changed since.
+A plan file carries its cluster, model and profile in full. So its workload can be made again, equal
+in every number, without the files that the user gave. The plan file names these files with their
+digests, and commands say which of them have changed since.
 """
 
 import os
@@ -34,48 +34,45 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """What a plan file says of its workload beside its inputs. where: the plan file."""
+    """The parts of a plan file's workload that are not in its inputs."""
 
-    where: str
-    model: str
-    cluster: str
-    global_batch: int
-    sequence: int | None
+    where: str  # the plan file
+    model: str  # name of the model
+    cluster: str  # name of the cluster
+    global_batch: int  # samples per optimizer step
+    sequence: int | None  # tokens per sample; None for images
     precision: Precision
-    layers: Sequence[str]
+    layers: Sequence[str]  # [L] names of the layers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replaced:
-    """What a user gives in place of a plan's inputs. model: its file or name is loaded already."""
+    """The inputs that a user gives in place of a plan's inputs; None: the plan's input is used."""
 
     cluster: Cluster | None = None
     model: Model | None = None
-    profile: str | os.PathLike[str] | None = None
+    profile: str | os.PathLike[str] | None = None  # its file
 
     @property
     def roles(self) -> set[str]:
-        """The inputs that are not the plan's."""
+        """The names of the replaced inputs."""
         return {role for role, value in vars(self).items() if value is not None}
 
 
 class Inputs(Record):
-    """A workload as a plan file carries it.
+    """A workload as a plan file carries it."""
 
-    memory_margin: share of each device's memory that stays free. reserved_bytes: memory of each
-    device that training cannot use. links: learned efficiency of messages and collectives, None:
-    links reach the cluster's bandwidths. files: what the user gave, as it was read.
-    """
-
+    # share of each device's memory that stays free
     memory_margin: Annotated[float, Field(ge=0, lt=1)]
-    reserved_bytes: NonNegative
+    reserved_bytes: NonNegative  # bytes of each device that training cannot use
     framework: Framework
     stack: StackRecord
     cluster: ClusterRecord
     model: ModelRecord
     profile: ProfileRecord
+    # learned efficiency of messages and collectives; None: links reach the cluster's bandwidths
     links: LinkEfficiencyFile | None = None
-    files: dict[Role, SourceFile] = Field(default_factory=dict)
+    files: dict[Role, SourceFile] = Field(default_factory=dict)  # the user's files, as read
 
     @field_serializer("framework")
     def _framework(self, framework: Framework) -> dict[str, Any]:
@@ -87,8 +84,8 @@ class Inputs(Record):
 
     @classmethod
     def of(cls, workload: Workload) -> Self | None:
-        """The inputs of a workload; None where a file cannot carry one of its values, as a name of
-        several lines or a size out of range in a model of the user's own."""
+        """The inputs of a workload; None where a file cannot carry one of its values, such as a
+        name of several lines or a size out of range in a user's model."""
         files: dict[Role, SourceFile | None] = {
             "cluster": workload.cluster.file,
             "model": workload.model.spec.file,
@@ -111,7 +108,7 @@ class Inputs(Record):
             return None
 
     def workload(self, named: Named, replaced: Replaced) -> Workload:
-        """The workload of the plan with what replaces some of it.
+        """The workload of the plan, with the replaced inputs.
 
         Where the cluster or the model is replaced, a predicted profile is predicted again; a
         measured one stays. Raises InputError where the parts do not fit together.
@@ -122,13 +119,13 @@ class Inputs(Record):
         model = replaced.model or self.model_of(named)
         check_units(stack, model, cluster)
         profile = self.profile_for(named, replaced, model, cluster, stack)
-        beside: dict[str, SourceFile] = {}
+        files_of_workload: dict[str, SourceFile] = {}
         for role in ("profile", "links"):
             file = files.get(role)
             if role == "profile" and replaced.profile is not None:
                 file = SourceFile.of(replaced.profile)
             if file is not None:
-                beside[role] = file
+                files_of_workload[role] = file
         with derived(named.where):
             return Workload(
                 model,
@@ -140,11 +137,11 @@ class Inputs(Record):
                 framework=self.framework,
                 stack=stack,
                 memory_margin=self.memory_margin,
-                files=beside,
+                files=files_of_workload,
             )
 
     def model_of(self, named: Named) -> Model:
-        """The plan's own model."""
+        """The plan's model."""
         return self.model.model(
             named.model,
             named.layers,
@@ -156,26 +153,27 @@ class Inputs(Record):
     def profile_for(
         self, named: Named, replaced: Replaced, model: Model, cluster: Cluster, stack: Stack
     ) -> Profile:
-        """The profile given instead, the plan's own, or one that is predicted for a replaced
-        cluster or model."""
+        """The profile of the workload: the one that the user gives instead, or the plan's, or one
+        that is predicted for a replaced cluster or model."""
         if replaced.profile is not None:
             where, given = os.fspath(replaced.profile), Profile.load(replaced.profile)
             check_profile(given, model, cluster, where=where)
             return given
-        own = self.profile.profile(named.layers)
-        source = own.provenance
-        plain = source.kind == "predicted" and not source.learned and not source.calibrated
-        if plain and replaced.roles & {"cluster", "model"}:
-            sizes = sorted({table.micro_batch for table in own.tables})
+        profile = self.profile.profile(named.layers)
+        origin = profile.provenance
+        corrected = origin.learned or origin.calibrated  # by measurements
+        can_be_predicted = origin.kind == "predicted" and not corrected
+        if can_be_predicted and replaced.roles & {"cluster", "model"}:
+            sizes = sorted({table.micro_batch for table in profile.tables})
             return predict(model, cluster, micro_batches=sizes, stack=stack)
-        check_profile(own, model, cluster, where=f"{named.where}: inputs.profile")
-        return own
+        check_profile(profile, model, cluster, where=f"{named.where}: inputs.profile")
+        return profile
 
     def changes(self, where: str, replaced: Replaced) -> Iterator[str]:
-        """What has changed since the plan was made: files that it names, and the predictor.
+        """A sentence for each change since the plan was made: of a file that it names, and of the
+        predictor. Replaced inputs do not count.
 
-        where: the plan file, from whose folder relative paths begin. Files whose contents are
-        replaced do not count.
+        where: the plan file; relative paths begin at its folder.
         """
         folder = os.path.dirname(where)
         for role, file in self.files.items():
@@ -189,15 +187,15 @@ class Inputs(Record):
             yield f"the predictor of costs is version {PREDICTOR}, the plan's was {predictor}"
 
     def with_paths(self, change: Mapping[Role, SourceFile]) -> Self:
-        """The inputs with other paths of the files."""
+        """The inputs with other files by role."""
         return self.model_copy(update={"files": dict(change)})
 
 
 def relative_to(inputs: Inputs, folder: str) -> Inputs:
-    """The inputs of a plan file in `folder`, whose files have paths relative to it."""
+    """The inputs with paths of files relative to `folder`, the folder of a plan file."""
     return inputs.with_paths({role: file.beside(folder) for role, file in inputs.files.items()})
 
 
 def absolute_from(inputs: Inputs, folder: str) -> Inputs:
-    """The inputs that were read from a plan file in `folder`, with absolute paths."""
+    """The inputs that were read from a plan file in `folder`, with absolute paths of files."""
     return inputs.with_paths({role: file.found_from(folder) for role, file in inputs.files.items()})

@@ -1,11 +1,13 @@
-"""The cluster, the model and the profile of a plan as parts of its file.
+"""The cluster, the model and the profile of a plan as records of its file.
 
-Equal nodes of a row stand once with their count. Equal layers stand once, as a kind: a list says of
-each layer which kind it is, and a profile's tables have one entry for each kind.
+Consecutive equal nodes are one record with their count. Layers that are equal but for their names
+are of one kind: a record has every kind once, and a list with the number of each layer's kind. The
+tables of a profile have one entry for each kind.
 """
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
@@ -48,10 +50,12 @@ from hetplan.schema import (
 
 T = TypeVar("T")
 MOST_LAYERS = 4096
-MOST_ENTRIES = 4_000_000  # of a profile's tables: 1000 tables of the longest chain
+MOST_ENTRIES = 4_000_000  # of all tables of a profile: 1000 tables of the longest chain
 LARGEST_TENSOR_DEGREE = 4096
 Bandwidth = Annotated[float, Field(ge=LEAST_BYTES, le=MOST_BYTES)]
+# [L] the number of each layer's kind
 KindOfLayer = Annotated[list[Count], Field(min_length=1, max_length=MOST_LAYERS)]
+# A type checker cannot read the classes that `record_of` makes.
 if TYPE_CHECKING:
     MatmulRecord = Record
     ElementwiseRecord = Record
@@ -67,24 +71,23 @@ else:
 
 
 class NodeRecord(Record):
-    """`count` equal nodes, one after the other, with the fields of `Node`. switch: None for nodes
-    that are all under one. uplink: None for a node whose links beyond its switch have no limit."""
+    """Consecutive equal nodes, with the fields of `Node`."""
 
-    count: NodeCount = 1
+    count: NodeCount = 1  # number of the nodes
     device: Name
     devices: NodeCount
     intra_bandwidth: Bandwidth
     network_bandwidth: Bandwidth
     intra_latency: Seconds
     network_latency: Seconds
-    switch: Range | None = None
+    switch: Range | None = None  # None: `ONE_SWITCH`, above all nodes without a switch
     switch_nodes: NodeCount = MAX_DEVICES
-    uplink: Bandwidth | None = None
+    uplink: Bandwidth | None = None  # None: no limit, as infinity in `Node`
     rails: bool = False
 
     @classmethod
     def of(cls, node: Node, count: int) -> Self:
-        """The record of `count` such nodes."""
+        """The record of `count` nodes that are equal to `node`."""
         values = vars(node) | {
             "switch": None if node.switch == ONE_SWITCH else node.switch,
             "uplink": None if math.isinf(node.uplink) else node.uplink,
@@ -136,7 +139,7 @@ class ClusterRecord(Record):
         return Cluster(name, nodes, self.devices, file)
 
     def places(self) -> list[tuple[str, int]]:
-        """Type and node of every device, in order."""
+        """(type, number of the node) of every device, in order."""
         nodes = [entry for entry in self.nodes for _ in range(entry.count)]
         return [(node.device, n) for n, node in enumerate(nodes) for _ in range(node.devices)]
 
@@ -146,7 +149,8 @@ class CountedRecord(Record, Counted):
 
 
 def operator_tag(value: Any) -> str:
-    """Which kind of operator a record or its JSON is, by the keys that only this kind has."""
+    """The tag of an operator's record, or of its JSON: product, elementwise or traced. The keys
+    that only one class of operators has decide."""
     keys = type(value).model_fields if isinstance(value, BaseModel) else value
     if not isinstance(keys, dict):
         return "elementwise"
@@ -164,9 +168,9 @@ OperatorRecord = Annotated[
 
 
 class LayerRecord(Record):
-    """A kind of layer with the fields of `Layer`. name: of the first layer of the kind."""
+    """A kind of layer, with the fields of `Layer`."""
 
-    name: Name
+    name: Name  # of the first layer of the kind
     kind: Name
     params: Whole
     operators: list[OperatorRecord] = Field(max_length=100_000)
@@ -178,7 +182,7 @@ class LayerRecord(Record):
 
     @classmethod
     def of(cls, layer: Layer) -> Self:
-        """The record of a layer."""
+        """The record of a kind. layer: its first layer."""
         lists = {
             "operators": [operator_record(operator) for operator in layer.operators],
             "saved": [as_record(tensor) for tensor in layer.saved],
@@ -214,21 +218,18 @@ def operator_of(record: Record) -> Operator:
 
 
 class ModelRecord(Record):
-    """A model: what its layers compute and keep, and its shape where it is a transformer.
-
-    layers: of each layer the number of its kind. tensor_degrees: all that divide the model evenly.
-    encoder: the shape of a vision transformer. notes: what was assumed when its file was read.
-    """
+    """A model: the operators and tensors of its layers, and its shape where it is a transformer."""
 
     source: Line = ""
-    notes: list[Line] = Field(default_factory=list, max_length=1000)
+    notes: list[Line] = Field(default_factory=list, max_length=1000)  # as in `ModelSpec`
     layers: KindOfLayer
     kinds: list[LayerRecord] = Field(min_length=1, max_length=MOST_LAYERS)
+    # all tensor degrees that divide the model evenly
     tensor_degrees: list[Annotated[int, Field(ge=1, le=LARGEST_TENSOR_DEGREE)]] = Field(
         max_length=LARGEST_TENSOR_DEGREE
     )
-    shape: TransformerRecord | None = None
-    encoder: TransformerRecord | None = None
+    shape: TransformerRecord | None = None  # of a text model
+    encoder: TransformerRecord | None = None  # of a vision transformer
 
     @model_validator(mode="after")
     def _kinds_are_there(self) -> Self:
@@ -239,13 +240,13 @@ class ModelRecord(Record):
     def of(cls, model: Model) -> Self:
         """The record of a model."""
         spec, shape, encoder = model.spec, model.spec.shape, model.spec.encoder
-        kinds, first = by_kind((*fields_but_name(layer),) for layer in model.layers)
+        kind_of_layer, first_layers = by_kind(fields_but_name(layer) for layer in model.layers)
         degrees = range(1, LARGEST_TENSOR_DEGREE + 1)
         return cls(
             source=printable(spec.source),
             notes=[printable(note) for note in spec.notes],
-            layers=kinds,
-            kinds=[LayerRecord.of(model.layers[layer]) for layer in first],
+            layers=kind_of_layer,
+            kinds=[LayerRecord.of(model.layers[l]) for l in first_layers],
             tensor_degrees=[degree for degree in degrees if spec.fits(degree)],
             shape=None if shape is None else as_record(shape),
             encoder=None if encoder is None else as_record(encoder),
@@ -259,20 +260,20 @@ class ModelRecord(Record):
         precision: Precision,
         file: SourceFile | None,
     ) -> Model:
-        """The model of that name with layers of these names. file: that it was read from."""
-        kinds = [vars(record.layer()) for record in self.kinds]
+        """The model. names: those of its layers. file: the file from which it was read."""
+        kinds = [record.layer() for record in self.kinds]
         layers = tuple(
-            Layer(**kinds[kind] | {"name": own})
-            for own, kind in zip(names, self.layers, strict=True)
+            replace(kinds[kind], name=layer_name)
+            for layer_name, kind in zip(names, self.layers, strict=True)
         )
         degrees = frozenset(self.tensor_degrees)
 
-        def build(asked: int) -> tuple[Layer, ...]:
+        def build(wanted: int) -> tuple[Layer, ...]:
             require(
-                asked == (sequence or 0),
+                wanted == (sequence or 0),
                 "the plan file has this model for another sequence length",
                 where=name,
-                got=asked,
+                got=wanted,
                 expected=f"{sequence}",
             )
             return layers
@@ -299,11 +300,10 @@ class ModelRecord(Record):
 
 
 class ProfileRecord(Record):
-    """A profile. layers: of each layer the number of its kind. kinds: a profile with one layer of
-    each kind, which has the name of the kind's first layer."""
+    """A profile. Layers of one kind have equal bytes, and equal seconds in every table."""
 
     layers: KindOfLayer
-    kinds: Profile
+    kinds: Profile  # with one layer of each kind, named as the kind's first layer
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -324,15 +324,15 @@ class ProfileRecord(Record):
     def of(cls, profile: Profile) -> Self:
         """The record of a profile."""
         rows = [row for table in profile.tables for row in rows_of(table)]
-        columns = zip(*rows, strict=True)
-        pairs = zip(profile.layers, columns, strict=True)
-        kinds, first = by_kind(
-            (layer.model_copy(update={"name": ""}), column) for layer, column in pairs
+        columns = zip(*rows, strict=True)  # the entries of each layer in all rows
+        kind_of_layer, first_layers = by_kind(
+            (layer.model_copy(update={"name": ""}), column)
+            for layer, column in zip(profile.layers, columns, strict=True)
         )
-        return cls(layers=kinds, kinds=with_layers(profile, first))
+        return cls(layers=kind_of_layer, kinds=with_layers(profile, first_layers))
 
     def profile(self, names: Sequence[str]) -> Profile:
-        """The profile with layers of these names."""
+        """The whole profile. names: those of its layers."""
         whole = with_layers(self.kinds, self.layers)
         layers = [
             layer.model_copy(update={"name": name})
@@ -342,7 +342,7 @@ class ProfileRecord(Record):
 
 
 def check_kinds(layers: Sequence[int], kinds: int) -> None:
-    """Raise InputError, a ValueError, for a layer of a kind that there is not."""
+    """Raise InputError, which is a ValueError, for a layer whose kind is none of `kinds` kinds."""
     for i, kind in enumerate(layers):
         require(
             kind < kinds,
@@ -351,44 +351,44 @@ def check_kinds(layers: Sequence[int], kinds: int) -> None:
 
 
 def by_kind(layers: Iterable[Hashable]) -> tuple[list[int], list[int]]:
-    """Of each layer the number of its kind, and of each kind its first layer. Equal entries are of
-    one kind."""
-    numbers: dict[Hashable, int] = {}
-    kinds, first = [], []
-    for i, layer in enumerate(layers):
-        if layer not in numbers:
-            numbers[layer] = len(numbers)
-            first.append(i)
-        kinds.append(numbers[layer])
-    return kinds, first
+    """(the kind of each layer, the first layer of each kind). Equal entries are of one kind; kinds
+    are numbered in the order of their first layers."""
+    number_of: dict[Hashable, int] = {}
+    kind_of_layer, first_layers = [], []
+    for l, layer in enumerate(layers):
+        if layer not in number_of:
+            number_of[layer] = len(number_of)
+            first_layers.append(l)
+        kind_of_layer.append(number_of[layer])
+    return kind_of_layer, first_layers
 
 
-def fields_but_name(layer: Layer) -> list[Hashable]:
-    """All that distinguishes a layer from others but its name."""
-    return [value for key, value in vars(layer).items() if key != "name"]
+def fields_but_name(layer: Layer) -> tuple[Hashable, ...]:
+    """The values of all fields of a layer but its name."""
+    return tuple(value for key, value in vars(layer).items() if key != "name")
 
 
 ROWS = ("forward_seconds", "backward_seconds", *HOST)
 
 
 def rows_of(table: ProfileTable) -> list[list[float]]:
-    """The lists of a table that have an entry for each layer."""
+    """The rows of a table that have an entry for each layer."""
     rows = [getattr(table, key) for key in ROWS]
     readings = [] if table.readings is None else [row for _, row in table.readings]
     return [row for row in [*rows, *readings] if row]
 
 
 def with_layers(profile: Profile, layers: Sequence[int]) -> Profile:
-    """The profile with these of its layers, in this order; a layer may stand several times."""
+    """The profile with some of its layers, in the given order; a layer may occur several times."""
 
     def picked(row: Sequence[T] | None) -> Sequence[T] | None:
         return [row[layer] for layer in layers] if row else row
 
     tables = []
     for table in profile.tables:
-        changed: dict[str, Any] = {key: picked(getattr(table, key)) for key in ROWS}
+        changes: dict[str, Any] = {key: picked(getattr(table, key)) for key in ROWS}
         if table.readings is not None:
             readings = {key: picked(row) for key, row in table.readings}
-            changed["readings"] = table.readings.model_copy(update=readings)
-        tables.append(table.model_copy(update=changed))
+            changes["readings"] = table.readings.model_copy(update=readings)
+        tables.append(table.model_copy(update=changes))
     return profile.model_copy(update={"layers": picked(profile.layers), "tables": tables})

@@ -24,7 +24,7 @@ from hetplan.schema import Line, NonNegative, StrictModel
 LARGEST_SIZE = 10**18
 Whole = Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
 AtLeastOne = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
-# Whole numbers that may be 0 although their default, where they have one, is another.
+# Names of fields with whole numbers that may be 0 although 0 is not their default.
 MAY_BE_ZERO = {
     *("vocabulary", "rope", "nope"),  # of a transformer's shape
     *("left", "out", "forward", "backward", "elements"),  # of operators and tensors
@@ -52,26 +52,25 @@ def default_of(field: Any) -> Any:
 
 @cache
 def record_of(kind: type[Any]) -> type[Record]:
-    """The record of a dataclass.
+    """The record class of a dataclass, called `kind`.
 
-    A whole number is at least 1 unless its default is 0 or it is one of `MAY_BE_ZERO`. A field with
-    the type of another dataclass holds that one's record.
+    A whole number is at least 1, unless its default is 0 or its field is one of `MAY_BE_ZERO`. A
+    field whose type is another dataclass holds the record of that one.
     """
     hints = get_type_hints(kind, include_extras=True)
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    schema: dict[str, Any] = {}
-    for name, field in fields.items():
-        zero = field.default == 0 or name in MAY_BE_ZERO
+    schema: dict[str, Any] = {}  # name of the field -> (type, default); `...`: required
+    for field in dataclasses.fields(kind):
+        may_be_zero = field.default == 0 or field.name in MAY_BE_ZERO
         default = ... if field.default is dataclasses.MISSING else as_record(field.default)
-        schema[name] = (strict_type(hints[name], zero=zero), default)
+        schema[field.name] = (strict_type(hints[field.name], may_be_zero=may_be_zero), default)
     return create_model(kind.__name__, __base__=Record, __doc__=kind.__doc__, **schema)
 
 
-def strict_type(hint: Any, *, zero: bool) -> Any:
-    """The type of a record's field for the type of a dataclass's. zero: whether a whole number may
-    be 0."""
+def strict_type(hint: Any, *, may_be_zero: bool) -> Any:
+    """The type of a record's field. hint: the type of the dataclass's field. may_be_zero: whether a
+    whole number may be 0."""
     simple: Mapping[Any, Any] = {
-        int: Whole if zero else AtLeastOne,
+        int: Whole if may_be_zero else AtLeastOne,
         float: NonNegative,
         str: Line,
         bool: bool,
@@ -83,13 +82,14 @@ def strict_type(hint: Any, *, zero: bool) -> Any:
         assert isinstance(hint, type)
         return record_of(hint)
     if get_origin(hint) in (Union, UnionType):
-        return Union[tuple(strict_type(part, zero=zero) for part in get_args(hint))]  # noqa: UP007
+        parts = tuple(strict_type(part, may_be_zero=may_be_zero) for part in get_args(hint))
+        return Union[parts]  # noqa: UP007
     assert get_origin(hint) is Literal, hint
     return hint
 
 
 def as_record(value: Any) -> Any:
-    """A dataclass as its record; any other value as it is."""
+    """The record of a dataclass's object; any other value itself."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     names = [field.name for field in dataclasses.fields(value)]
@@ -97,7 +97,7 @@ def as_record(value: Any) -> Any:
 
 
 def from_record(kind: type[Any], record: BaseModel) -> Any:
-    """The dataclass of a record."""
+    """The object of a record. kind: its dataclass."""
     hints = get_type_hints(kind)
     values = {}
     for field in dataclasses.fields(kind):
@@ -109,7 +109,7 @@ def from_record(kind: type[Any], record: BaseModel) -> Any:
 
 
 def dataclass_in(hint: Any) -> type[Any]:
-    """The dataclass that a type is, or that it is a union with."""
+    """The dataclass in a type, which is this dataclass or a union with it."""
     for part in (hint, *get_args(hint)):
         if isinstance(part, type) and dataclasses.is_dataclass(part):
             return part

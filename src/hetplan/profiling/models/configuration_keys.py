@@ -1,7 +1,7 @@
-"""The keys of Hugging Face configurations: by model type, the dimension that each key gives.
+"""The keys of Hugging Face configurations: by model type, the sizes that each key gives.
 
-Keys that the `transformers` classes would fill with the dimensions of one certain model are
-required; the others have the defaults of those classes (their documentation, "Configuration").
+Some keys have a default in `transformers` that is the size of one certain model; these keys are
+required here. All other keys have the defaults of the configuration classes in `transformers`.
 """
 
 from typing import Annotated, Any, NamedTuple
@@ -19,15 +19,16 @@ Layers = Annotated[int, Field(ge=1, le=4000)]  # a chain has at most 4096 layers
 class Key(NamedTuple):
     """A key of a configuration."""
 
-    # the fields of `Transformer` that it gives; `experts.count` is a field of its experts,
-    # `context` the longest sequence
+    # The fields of `Transformer` that it gives. `experts.count` is a field of the shape's experts.
+    # Names that are no field, such as `context` (the longest sequence), are used by
+    # `configurations`.
     fields: tuple[str, ...]
-    type: Any
-    default: Any = ...  # of its class in transformers; without one the key is required
+    type: Any  # type of the value, with its limits
+    default: Any = ...  # the default in transformers; without one the key is required
 
 
 def required(words: str, *fields: str, kind: Any = Size) -> Key:
-    """A key that every configuration of its type gives. words: what it is, for messages."""
+    """A key without a default. words: its description, for messages."""
     return Key(fields, Annotated[kind, Field(description=words)])
 
 
@@ -36,7 +37,8 @@ WIDTH = required("width of the hidden states", "hidden")
 INNER = required("inner width of the feed-forward networks", "feed_forward")
 DEPTH = required("number of blocks", "layers", kind=Layers)
 HEADS = required("number of attention heads", "heads")
-# The keys that Llama, Mistral and Mixtral share; a size of None follows from others.
+# The keys that Llama, Mistral and Mixtral share. A size of None follows from others
+# (`configurations.fill_sizes`).
 ROTARY = {
     "vocab_size": VOCABULARY,
     "hidden_size": WIDTH,
@@ -46,7 +48,7 @@ ROTARY = {
     "head_dim": Key(("head_dim",), Size | None, None),
     "tie_word_embeddings": Key(("tied",), bool, False),
 }
-# The number of learned positions is the longest sequence, too.
+# The number of learned positions is also the longest sequence.
 POSITIONS = ("positions", "context")
 # The keys that Qwen, Gemma, Phi, OLMo and later models share with Llama.
 LATER = {
@@ -96,7 +98,7 @@ VISION = {
     "image_size": Key(("image",), Size, 224),
     "patch_size": Key(("patch",), Size, 16),
 }
-# CLIP's two towers: the key of its configuration that holds each, and the keys in there.
+# CLIP's two encoders: the key that holds the configuration of each -> the keys of that one.
 TOWERS: dict[str, dict[str, Key]] = {
     "vision_config": VISION | {"patch_size": Key(("patch",), Size, 32)},
     "text_config": {
@@ -131,7 +133,7 @@ KEYS: dict[str, dict[str, Key]] = {
         **ROTARY,
         "num_key_value_heads": Key(("kv_heads",), Size | None, 8),
         "max_position_embeddings": Key(("context",), Size, 131072),
-        # None attends to everything, as from version 0.2 on
+        # None: attention reaches all keys, as from version 0.2 on
         "sliding_window": Key(("window",), Size | None, 4096),
     },
     "mixtral": {
@@ -251,8 +253,8 @@ KEYS: dict[str, dict[str, Key]] = {
         "projection_dim": Key(("width",), Size, 512),
         **{tower: Key((tower,), dict[str, Any], {}) for tower in TOWERS},
     },
-    # calculon's model description (Isaev et al. 2023), with a vocabulary, which it leaves out:
-    # GPT blocks whose heads may be wider than hidden / heads
+    # calculon's description of a model (Isaev et al. 2023) with a vocabulary, which calculon leaves
+    # out. Its blocks are GPT's, but heads may be wider than hidden / heads.
     "calculon": {
         "vocab_size": VOCABULARY,
         "hidden": WIDTH,
@@ -273,7 +275,7 @@ for keys in KEYS.values():
 CALCULON_KEYS = tuple(key for key in KEYS["calculon"] if key != "vocab_size")
 
 IMAGES: dict[str, Any] = {"vocabulary": 0, "dropout": False}
-# model type -> fields of the shape that all its models have and that differ from GPT-2's.
+# model type -> the fields of the shape that all its models share and that differ from GPT-2's.
 ALWAYS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "mistral": LLAMA,
@@ -307,5 +309,5 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "vision_config": IMAGES,
     "text_config": {"dropout": False},
 }
-# model type of a text model with an encoder of images, which is left out -> that text model's type
+# type of a text model with an encoder of images -> type of the text model alone, which is planned
 WRAPPERS = {"gemma3": "gemma3_text", "llama4": "llama4_text"}

@@ -1,7 +1,7 @@
 """Hugging Face `config.json` files as models.
 
-Nothing is downloaded and no remote code is loaded. A configuration is of a type in `KEYS`; the
-model's notes tell which keys were assumed. All keys that do not change a chain's cost are ignored.
+Nothing is downloaded and no remote code is loaded. A configuration is of a model type in `KEYS`.
+The model's notes tell which keys were assumed. Keys that change no seconds or bytes are ignored.
 """
 
 import json
@@ -25,8 +25,10 @@ from hetplan.profiling.models.transformer import Experts, Latent, Mamba, Transfo
 from hetplan.profiling.models.zoo import ModelSpec, text_model
 from hetplan.schema import Foreign, as_name, parse
 
-# Contexts of 32k and more are for inference; pre-training runs at a few thousand tokens.
+# The default sequence is at most this long: contexts of 32k and more are for inference, and
+# pre-training runs at a few thousand tokens.
 LONGEST_DEFAULT_SEQUENCE = 4096
+T5_DEFAULT_SEQUENCE = 512
 
 
 def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
@@ -39,10 +41,11 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
         expected="a Hugging Face configuration",
     )
     name = as_name(name) or "model"
-    kind, notes, inner = value.get("model_type"), [], value.get("text_config")
-    if isinstance(kind, str) and kind in WRAPPERS and isinstance(inner, dict):
+    notes: list[str] = []
+    kind, text_config = value.get("model_type"), value.get("text_config")
+    if isinstance(kind, str) and kind in WRAPPERS and isinstance(text_config, dict):
         notes.append(f"{where}: the text model alone; encoders of images are left out")
-        kind, value = WRAPPERS[kind], inner
+        kind, value = WRAPPERS[kind], text_config
     require(
         isinstance(kind, str) and kind in KEYS,
         "model type is not supported",
@@ -54,40 +57,54 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
     if kind == "clip":
         return clip_from_config(value, name, where)
     sizes = read_sizes(value, kind, KEYS[kind], where, notes)
-    source, own = f"Hugging Face {kind} configuration", tuple(notes)
+    source = f"Hugging Face {kind} configuration"
     if kind == "vit":
         image, patch, labels = (sizes.pop(key) for key in ("image", "patch", "labels"))
         shape = shape_of(kind, sizes)
         chain = vit_layers(shape, image, patch, len(labels))
-        fits = shape.tensor_degree_fits
-        return ModelSpec(name, source, None, lambda _: chain, fits, None, own, encoder=shape)
+        return ModelSpec(
+            name,
+            source,
+            sequence=None,
+            build=lambda _: chain,
+            fits=shape.tensor_degree_fits,
+            notes=tuple(notes),
+            encoder=shape,
+        )
     if kind == "t5":
         decoders, buckets = sizes.pop("decoders"), sizes.pop("buckets")
         sizes["gated"] = sizes.pop("activation").startswith("gated-")
         shape = shape_of(kind, sizes)
-        build = partial(t5_layers, shape, decoders, buckets)
-        return ModelSpec(name, source, 512, build, shape.tensor_degree_fits, None, own)
+        return ModelSpec(
+            name,
+            source,
+            sequence=T5_DEFAULT_SEQUENCE,
+            build=partial(t5_layers, shape, decoders, buckets),
+            fits=shape.tensor_degree_fits,
+            notes=tuple(notes),
+        )
     sequence = min(sizes.pop("context"), LONGEST_DEFAULT_SEQUENCE)
-    return text_model(name, source, sequence, shape_of(kind, sizes), notes=own)
+    return text_model(name, source, sequence, shape_of(kind, sizes), notes=tuple(notes))
 
 
 def clip_from_config(value: dict[str, Any], name: str, where: str) -> ModelSpec:
-    """CLIP's two towers; a sample is an image and its caption."""
+    """CLIP: an encoder of images and one of texts. A sample is an image and its caption."""
     notes: list[str] = []
-    own = read_sizes(value, "clip", KEYS["clip"], where, notes)
-    towers = {
-        key: read_sizes(own[key], key, keys, f"{where}: {key}", notes)
-        for key, keys in TOWERS.items()
+    clip = read_sizes(value, "clip", KEYS["clip"], where, notes)
+    sizes_of = {
+        tower: read_sizes(clip[tower], tower, keys, f"{where}: {tower}", notes)
+        for tower, keys in TOWERS.items()
     }
-    image, patch = (towers["vision_config"].pop(size) for size in ("image", "patch"))
-    vision, text = (shape_of(key, sizes) for key, sizes in towers.items())
-    chain = clip_layers(vision, text, image, patch, own["width"])
+    image, patch = (sizes_of["vision_config"].pop(size) for size in ("image", "patch"))
+    vision = shape_of("vision_config", sizes_of["vision_config"])
+    text = shape_of("text_config", sizes_of["text_config"])
+    chain = clip_layers(vision, text, image, patch, clip["width"])
     return ModelSpec(
         name,
         "Hugging Face clip configuration",
-        None,
-        lambda _: chain,
-        lambda t: vision.tensor_degree_fits(t) and text.tensor_degree_fits(t),
+        sequence=None,
+        build=lambda _: chain,
+        fits=lambda tensor: vision.tensor_degree_fits(tensor) and text.tensor_degree_fits(tensor),
         notes=tuple(notes),
     )
 
@@ -95,7 +112,8 @@ def clip_from_config(value: dict[str, Any], name: str, where: str) -> ModelSpec:
 def read_sizes(
     value: dict[str, Any], kind: str, keys: Mapping[str, Key], where: str, notes: list[str]
 ) -> dict[str, Any]:
-    """The fields of the shape that the keys give, checked; assumed values are added to `notes`."""
+    """The checked sizes that a configuration gives, by field of `Transformer` (see `Key.fields`). A
+    sentence about assumed values is added to `notes`."""
     config = parse_config(value, kind, keys, where)
     sizes = {field: config[key] for key, entry in keys.items() for field in entry.fields}
     if sizes.get("decoders", 0) is None:
@@ -107,22 +125,25 @@ def read_sizes(
     for key, entry in keys.items():
         if key in value or entry is CAPACITY:
             continue
-        default = config[key]
-        if default is None:  # it follows from other sizes
-            default = sizes[entry.fields[0]]
-        assumed.append(f"{key} = {json.dumps(default)}")
+        assumed_value = config[key]
+        if assumed_value is None:  # it follows from other sizes
+            assumed_value = sizes[entry.fields[0]]
+        assumed.append(f"{key} = {json.dumps(assumed_value)}")
     if assumed:
         notes.append(f"{where}: assumed, as transformers does: {', '.join(assumed)}")
     return sizes
 
 
 def shape_of(kind: str, sizes: dict[str, Any]) -> Transformer:
-    """The shape of these sizes, with the fields that all models of the kind share."""
-    for part, kind_of_part in (("experts", Experts), ("latent", Latent), ("mamba", Mamba)):
+    """The shape of these sizes, with the fields that all models of type `kind` share.
+
+    Fields of a part, such as `experts.count`, are put together to that part.
+    """
+    for part, class_of_part in (("experts", Experts), ("latent", Latent), ("mamba", Mamba)):
         prefix = f"{part}."
         fields = [field for field in sizes if field.startswith(prefix)]
         values = {field.removeprefix(prefix): sizes.pop(field) for field in fields}
-        sizes[part] = kind_of_part(**values) if values else None
+        sizes[part] = class_of_part(**values) if values else None
     if sizes["embedding_width"] == sizes["hidden"]:
         sizes["embedding_width"] = None
     return Transformer(**{**ALWAYS.get(kind, {}), **sizes})
@@ -131,8 +152,8 @@ def shape_of(kind: str, sizes: dict[str, Any]) -> Transformer:
 def parse_config(
     value: dict[str, Any], kind: str, keys: Mapping[str, Key], where: str
 ) -> dict[str, Any]:
-    """The values of the keys, checked and with defaults. Raises InputError where an essential
-    dimension is missing: a default would plan another model."""
+    """Key -> its checked value, or its default. Raises InputError where a required key is missing:
+    with a default, another model would be planned."""
     fields: dict[str, Any] = {key: (entry.type, entry.default) for key, entry in keys.items()}
     schema = create_model(kind, __base__=Foreign, **fields)
     missing = [key for key, entry in keys.items() if entry.default is ... and key not in value]
@@ -149,16 +170,17 @@ def parse_config(
 
 
 def fill_sizes(sizes: dict[str, Any]) -> None:
-    """Put in the sizes that follow from others."""
+    """Put in the sizes that follow from other sizes."""
     hidden, heads = sizes["hidden"], sizes["heads"]
-    if "grouped" in sizes:  # Falcon
+    if "grouped" in sizes:  # Falcon: its new architecture has grouped heads and two norms
         grouped, single, parallel = (sizes.pop(key) for key in ("grouped", "single", "parallel"))
         if not grouped:
             sizes["kv_heads"] = 1 if single else heads
         sizes["block_norms"] = 1 if parallel and not grouped else 2
-    if "latent.keys" in sizes:  # DeepSeek counts shared experts, and all heads have keys
+    if "latent.keys" in sizes:  # DeepSeek: its key is a number of shared experts, not a width
         sizes["experts.shared"] = (sizes["experts.shared"] or 0) * sizes["experts.width"]
-        sizes |= {"kv_heads": heads, "head_dim": sizes["latent.rope"] + sizes["latent.nope"]}
+        sizes["kv_heads"] = heads
+        sizes["head_dim"] = sizes["latent.rope"] + sizes["latent.nope"]
     usual = {
         "feed_forward": 4 * hidden,
         "kv_heads": heads,

@@ -1,4 +1,5 @@
-"""A model as a chain of layers at one sequence length and precision: built in, or from a file."""
+"""Loading a model, built in or from a file, as a chain of layers at one sequence length and
+precision."""
 
 import os
 from dataclasses import dataclass, replace
@@ -16,10 +17,10 @@ from hetplan.profiling.source_files import SourceFile
 
 @dataclass(frozen=True)
 class Model:
-    """Layers of one model for samples of `sequence` tokens (None: images) in `precision`."""
+    """A model as a chain of layers, at one sequence length and precision."""
 
-    spec: ModelSpec
-    sequence: int | None
+    spec: ModelSpec  # the model at any sequence length
+    sequence: int | None  # tokens per sample; None for images
     precision: Precision
     layers: tuple[Layer, ...]
 
@@ -30,8 +31,8 @@ class Model:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of the model before trusting a plan: keys that its file leaves
-        out."""
+        """Sentences for the user about the model, such as the keys of its file that were
+        assumed."""
         return self.spec.notes
 
     @cached_property
@@ -53,14 +54,17 @@ class Model:
         return sum(layer.backward_flops() for layer in self.layers)
 
     def tensor_degree_fits(self, tensor: int) -> bool:
-        """Whether a tensor-parallel group of that size divides heads and feed-forward evenly."""
+        """Whether `tensor` tensor-parallel ranks divide heads and feed-forward size evenly."""
         return self.spec.fits(tensor)
 
 
 def check_made_for(
     model: Model, name: str, sequence: int | None, precision: str, *, where: str
 ) -> None:
-    """Raise InputError unless what names a model, sequence and precision names this one's."""
+    """Raise InputError unless a file was made for this model at its sequence length and precision.
+
+    name, sequence, precision: those that the file states. where: the file, for messages.
+    """
     for key, got, expected in (
         ("model", name, model.name),
         ("sequence", sequence, model.sequence),
@@ -85,10 +89,9 @@ def load_model(
     """A model by built-in name, by path to a Hugging Face config.json (or its folder), or from a
     ModelSpec.
 
-    sequence: tokens per sample, None for the model's default. precision: fp16, bf16 or fp32.
-    attention: standard or fused, None for the shape's own (fused).
-    Raises InputError for an unknown name (with suggestions), an unusable file, sequence or
-    precision.
+    sequence: tokens per sample; None: the model's default. precision: fp16, bf16 or fp32.
+    attention: standard or fused; None: as the model's shape says, usually fused. Raises InputError
+    for an unknown name (with suggestions), an unusable file, sequence or precision.
     """
     if precision not in PRECISIONS:
         raise unknown_name("unknown precision", precision, PRECISIONS)
@@ -100,22 +103,27 @@ def load_model(
 
 
 def find_model(name: str | os.PathLike[str]) -> ModelSpec:
-    """The model that `name` stands for: a path if it looks like one, else a built-in."""
+    """The model of a file or folder where `name` looks like a path, else the built-in model."""
     text = os.fspath(name)
-    # Path.is_dir raises where a name is too long or a folder is closed
+    # not Path.is_dir, which raises where a name is too long or a folder is closed
     is_folder = os.path.isdir(text)
-    if isinstance(name, os.PathLike) or text.endswith(".json") or os.sep in text or is_folder:
-        return load_file(Path(text) / "config.json" if is_folder else Path(text))
+    if is_folder:
+        return load_file(Path(text) / "config.json")
+    if isinstance(name, os.PathLike) or text.endswith(".json") or os.sep in text:
+        return load_file(Path(text))
     return built_in(text)
 
 
 def load_file(path: Path) -> ModelSpec:
-    """A traced model, or a Hugging Face configuration, whichever the file is. A configuration is
-    called after its file, or after its folder where that is config.json."""
+    """The model of a file: a traced model, or a Hugging Face configuration.
+
+    The name of a configuration's model is the file's name without its suffix; for config.json it is
+    the name of the file's folder.
+    """
     value, where = read_json(path), str(path)
     if isinstance(value, dict) and value.get("format") == FORMAT:
-        described = ModelFile.parsed(value, where=where).spec()
+        spec = ModelFile.parsed(value, where=where).spec()
     else:
         name = path.resolve().parent.name if path.stem == "config" else path.stem
-        described = from_config(value, name=name, where=where)
-    return replace(described, file=SourceFile.of(path))
+        spec = from_config(value, name=name, where=where)
+    return replace(spec, file=SourceFile.of(path))

@@ -1,21 +1,21 @@
-"""The operators of a layer: a short list with their shapes.
+"""Layers and their operators, and the software stacks that run them.
 
-Units: elements, FLOPs, bytes. Described operators (`Matmul`, `Elementwise`) are per sample, and
-take `micro_batch` samples at once on a tensor-parallel group of `tensor` devices. Their backward
-pass is counted operator by operator: a matrix product C = A B has two, dA = dC B^T and dB = A^T dC,
-each with the forward's FLOPs and traffic, so twice the forward in all (once where A needs no
-gradient).
+Described operators (`Matmul`, `Elementwise`) are those of models that hetplan knows. Their sizes
+are elements per sample; they take `micro_batch` samples at once on a tensor-parallel group of
+`tensor` devices. A described operator stands for its forward and its backward pass. The backward
+pass of a matrix product C = A B has two products, dA = dC B^T and dB = A^T dC, each with the FLOPs
+and the traffic of the forward pass; one of them where A needs no gradient.
 
-Traced operators (`Counted`) belong to one pass each. Their sizes grow in straight lines with the
-samples of a micro-batch, in elements of the training precision (an int64 counts as so many of
-them), and tensor parallelism leaves them whole.
+Traced operators (`Counted`) are those of torch modules and belong to one pass each. Their sizes
+grow linearly with the samples of a micro-batch, in elements of the training precision (an int64
+counts as several elements). Tensor parallelism does not divide them.
 
-A software stack is what a training framework adds to this arithmetic. A device works as fast as its
-host hands it kernels. An eager framework spends tens of microseconds
-of a CPU core per operator (Python, autograd, dispatch), so that small layers wait for the host
-whatever the device; compiled steps spend less, and CUDA graphs nearly nothing. Stacks also differ
-in which kernels they have (fused attention, fused norms), in the type of the gradients that travel,
-and in whether weights are cast before every pass.
+A software stack (`Stack`) describes how a training framework runs the operators. A device works no
+faster than its host launches kernels. An eager framework spends tens of microseconds of a CPU core
+per operator (Python, autograd, dispatch), so that small layers wait for the host on any device.
+Compiled steps spend less, and CUDA graphs nearly nothing. Stacks also differ in their kernels
+(fused attention, fused norms), in the type of the gradients that replicas exchange, and in whether
+weights are cast before every pass.
 """
 
 from dataclasses import dataclass
@@ -29,19 +29,18 @@ from hetplan.schema import Name, NonNegative, StrictModel
 Precision = Literal["fp16", "bf16", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp32")
 
-
 ELEMENT_BYTES: dict[Precision, int] = {"fp16": 2, "bf16": 2, "fp32": 4}
 
-Split = Literal["none", "k", "n", "count"]
+Split = Literal["none", "k", "n", "count"]  # the dimension that tensor parallelism divides
 Kind = Literal["add", "activation", "norm", "softmax", "copy", "lookup", "loss"]
-# (a, b): a + b * samples
+# (a, b) of a size a + b * samples
 Line = Annotated[tuple[NonNegative, NonNegative], Strict(False)]
-# count, m, k, n
+# the sizes count, m, k and n of matrix products
 Product = Annotated[tuple[Line, Line, Line, Line], Strict(False)]
 
 
 def at(line: Line, samples: int) -> float:
-    """A size for a micro-batch."""
+    """The size of a line for a micro-batch of `samples` samples."""
     return line[0] + line[1] * samples
 
 
@@ -56,22 +55,19 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """2 m k n per product."""
+        """FLOPs of all products: 2 m k n each."""
         return 2.0 * self.count * self.m * self.k * self.n
 
 
 class Counted(StrictModel):
-    """An operator of one pass. read, written: elements. product: None for what only moves memory.
-
-    ruled: False where no rule says what the operator does; it then counts as the memory that it
-    reads and writes.
-    """
+    """A traced operator of one pass."""
 
     name: Name
-    backward: bool
-    read: Line
-    written: Line
-    product: Product | None = None
+    backward: bool  # whether it is of the backward pass
+    read: Line  # elements
+    written: Line  # elements
+    product: Product | None = None  # its matrix products; None: it only moves memory
+    # False: no rule describes the operator, and it counts as the memory that it reads and writes
     ruled: bool = True
 
     def shape(self, micro_batch: int = 1, tensor: int = 1) -> Shape | None:
@@ -81,7 +77,7 @@ class Counted(StrictModel):
         return Shape(*(at(line, micro_batch) for line in self.product))
 
     def moved(self, micro_batch: int = 1, tensor: int = 1) -> float:
-        """Elements read and written, in whichever pass it is."""
+        """Elements that it reads and writes in its pass."""
         return at(self.read, micro_batch) + at(self.written, micro_batch)
 
 
@@ -109,7 +105,8 @@ class Matmul:
     frozen: bool = False  # whether the weight is not trained, and has no dB
 
     def shape(self, micro_batch: int = 1, tensor: int = 1) -> Shape:
-        """The products of one device of the group; dimensions that do not divide are padded up."""
+        """The products of one device of a tensor-parallel group. A divided dimension that is no
+        multiple of `tensor` is padded."""
         k = _share(self.k, tensor) if self.split == "k" else self.k
         n = _share(self.n, tensor) if self.split == "n" else self.n
         count = _share(self.count, tensor) if self.split == "count" else self.count
@@ -136,7 +133,7 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """A memory-bound operator."""
+    """A memory-bound operator, which has no matrix products."""
 
     name: str
     forward: int  # elements per sample that the forward pass moves
@@ -150,11 +147,11 @@ class Elementwise:
         """None: the operator has no products."""
 
     def moved(self, micro_batch: int = 1, tensor: int = 1) -> float:
-        """Elements moved in the forward pass by one device."""
+        """Elements that one device reads and writes in the forward pass."""
         return float(micro_batch * _share(self.forward, tensor if self.split else 1))
 
     def moved_back(self, micro_batch: int = 1, tensor: int = 1) -> float:
-        """Elements moved in the backward pass by one device."""
+        """Elements that one device reads and writes in the backward pass."""
         return float(micro_batch * _share(self.backward, tensor if self.split else 1))
 
 
@@ -162,14 +159,16 @@ Operator = Matmul | Elementwise | Counted
 
 
 def launches(op: Operator) -> tuple[int, int]:
-    """Kernels of the forward and of the backward pass."""
+    """(forward, backward) number of kernels that the host launches."""
     if isinstance(op, Counted):
         return (0, 1) if op.backward else (1, 0)
-    return 1, op.backward_products if isinstance(op, Matmul) else 1
+    if isinstance(op, Matmul):
+        return 1, op.backward_products
+    return 1, 1
 
 
 def flops_of(op: Operator) -> tuple[float, float]:
-    """FLOPs of matrix products for one sample: forward, backward."""
+    """(forward, backward) FLOPs of the operator's matrix products for one sample."""
     shape = op.shape()
     if shape is None:
         return 0.0, 0.0
@@ -179,27 +178,26 @@ def flops_of(op: Operator) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor kept from the forward to the backward pass, per sample."""
+    """A tensor kept from the forward to the backward pass."""
 
     name: str
-    elements: int
+    elements: int  # per sample
     split: bool  # whether tensor parallelism divides it
-    element_bytes: int | None = (
-        None  # 1 for dropout masks, 4 for fp32 logits; None: the precision's
-    )
+    # 1 for dropout masks, 4 for fp32 logits; None: those of the training precision
+    element_bytes: int | None = None
 
     def size(self, precision: Precision) -> float:
-        """Bytes per sample, unsplit."""
+        """Bytes per sample of the whole tensor."""
         return float(self.elements * (self.element_bytes or ELEMENT_BYTES[precision]))
 
 
 @dataclass(frozen=True)
 class Reduce:
-    """A tensor-parallel all-reduce in the forward or the backward pass: elements per sample."""
+    """An all-reduce of tensor-parallel ranks in the forward or in the backward pass."""
 
-    elements: int
-    backward: bool
-    element_bytes: int | None = None
+    elements: int  # per sample
+    backward: bool  # whether it is of the backward pass
+    element_bytes: int | None = None  # None: those of the training precision
 
     def size(self, precision: Precision) -> float:
         """Bytes per sample."""
@@ -215,10 +213,10 @@ REPEATED = (*BLOCKS, TRACED)
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of the chain. All figures are per sample and for the whole (unsplit) layer."""
+    """One layer of a model's chain. All sizes are per sample and of the whole (unsplit) layer."""
 
     name: str
-    kind: str
+    kind: str  # such as "embedding", "head", "convolution", one of `BLOCKS` or `TRACED`
     params: int  # parameters that this layer owns
     operators: tuple[Operator, ...]
     output: int  # elements sent to the next layer
@@ -231,20 +229,20 @@ class Layer:
     frozen: int = 0
 
     def forward_flops(self) -> float:
-        """FLOPs of the matrix products, forward."""
+        """FLOPs of the matrix products of the forward pass."""
         return sum(flops_of(op)[0] for op in self.operators)
 
     def backward_flops(self) -> float:
-        """FLOPs of the matrix products, backward."""
+        """FLOPs of the matrix products of the backward pass."""
         return sum(flops_of(op)[1] for op in self.operators)
 
     def saved_bytes(self, precision: Precision) -> float:
-        """Bytes kept for the backward pass, no recomputation."""
+        """Bytes kept for the backward pass without recomputation."""
         return sum(tensor.size(precision) for tensor in self.saved)
 
     def replicated_saved_bytes(self, precision: Precision) -> float:
-        """The part of `saved_bytes` that every tensor rank keeps whole (no sequence
-        parallelism)."""
+        """The part of `saved_bytes` that every tensor rank keeps whole without sequence
+        parallelism."""
         return sum(tensor.size(precision) for tensor in self.saved if not tensor.split)
 
     def tensor_bytes(self, precision: Precision) -> float:
@@ -253,7 +251,7 @@ class Layer:
 
 
 def _share(size: int, parts: int) -> int:
-    """The largest part of `size` divided into `parts`."""
+    """The size of the largest of `parts` parts, which are as equal as whole numbers allow."""
     return -(-size // parts)
 
 
@@ -265,11 +263,9 @@ class Stack:
     """One software stack: how a training framework computes and communicates."""
 
     name: str
-    attention: (
-        Attention  # "standard" writes and keeps the scores; "fused" (FlashAttention) does not
-    )
-    # the host's seconds per described operator and pass; the backward pass of a matrix product
-    # counts twice
+    # "standard" writes and keeps the scores; "fused" (FlashAttention) does not
+    attention: Attention
+    # the host's seconds per launch of an operator (`launches`)
     host_seconds: float
     # device kernels per described memory-bound operator; each further one moves its bytes again
     kernels: float
@@ -294,58 +290,116 @@ STACKS = {
     stack.name: stack
     for stack in (
         Stack(
-            "eager-2021", "standard", 90e-6, 1.0, None, False,
-            "Megatron-LM of 2021 with its fused kernels", 1,
-        ),
-        Stack("eager", "fused", 40e-6, 2.0, 4, True, "PyTorch eager with autocast"),
-        Stack("fused", "fused", 40e-6, 1.0, 4, False, "fused kernels under eager PyTorch"),
-        Stack("compiled", "fused", 15e-6, 0.7, 4, False, "torch.compile by block", 3),
-        Stack("graphs", "fused", 2e-6, 0.7, 4, False, "CUDA graphs", 3),
-        Stack(
-            "fp8", "fused", 40e-6, 1.0, 4, False,
-            "fused kernels, products with weights in 8 bits (Transformer Engine)", 3, fp8=True,
+            name="eager-2021",
+            attention="standard",
+            host_seconds=90e-6,
+            kernels=1.0,
+            gradient_bytes=None,
+            casts=False,
+            origin="Megatron-LM of 2021 with its fused kernels",
+            flash=1,
         ),
         Stack(
-            "fp4", "fused", 40e-6, 1.0, 4, False,
-            "fused kernels, products with weights in 4 bits (Transformer Engine)", 3, fp4=True,
+            name="eager",
+            attention="fused",
+            host_seconds=40e-6,
+            kernels=2.0,
+            gradient_bytes=4,
+            casts=True,
+            origin="PyTorch eager with autocast",
+        ),
+        Stack(
+            name="fused",
+            attention="fused",
+            host_seconds=40e-6,
+            kernels=1.0,
+            gradient_bytes=4,
+            casts=False,
+            origin="fused kernels under eager PyTorch",
+        ),
+        Stack(
+            name="compiled",
+            attention="fused",
+            host_seconds=15e-6,
+            kernels=0.7,
+            gradient_bytes=4,
+            casts=False,
+            origin="torch.compile by block",
+            flash=3,
+        ),
+        Stack(
+            name="graphs",
+            attention="fused",
+            host_seconds=2e-6,
+            kernels=0.7,
+            gradient_bytes=4,
+            casts=False,
+            origin="CUDA graphs",
+            flash=3,
+        ),
+        Stack(
+            name="fp8",
+            attention="fused",
+            host_seconds=40e-6,
+            kernels=1.0,
+            gradient_bytes=4,
+            casts=False,
+            origin="fused kernels, products with weights in 8 bits (Transformer Engine)",
+            flash=3,
+            fp8=True,
+        ),
+        Stack(
+            name="fp4",
+            attention="fused",
+            host_seconds=40e-6,
+            kernels=1.0,
+            gradient_bytes=4,
+            casts=False,
+            origin="fused kernels, products with weights in 4 bits (Transformer Engine)",
+            flash=3,
+            fp4=True,
         ),
     )
-}  # fmt: skip
-# Shares of the 16-bit peak that fused attention reaches forward and backward on long sequences, by
-# version: on devices before bf16, on Ampere and Ada, and on those whose tensor cores outrun
-# everything else. Dao 2023, Section 1 (version 1: 30 to 50 % forward, 25 to 35 % backward on A100)
-# and Section 4.1 (version 2: up to 73 and 63 %); Shah et al. 2024, abstract (version 2: 35 % on
-# H100; version 3: 1.5 to 2.0 times that forward, 1.5 to 1.75 times backward). Version 1 on H100 by
-# what version 2 loses there.
+}
+# Version of FlashAttention -> (forward, backward) shares of the 16-bit peak that it reaches on long
+# sequences: on devices without bf16, on Ampere and Ada, and on devices with a peak above `OUTRUN`.
+# Dao 2023, Section 1 (version 1: 30 to 50 % forward, 25 to 35 % backward on A100) and Section 4.1
+# (version 2: up to 73 and 63 %); Shah et al. 2024, abstract (version 2: 35 % on H100; version 3:
+# 1.5 to 2.0 times that forward, 1.5 to 1.75 times backward). Version 1 is assumed to lose the same
+# share on H100 as version 2.
 FLASH: dict[int, tuple[tuple[float, float], ...]] = {
     1: ((0.3, 0.25), (0.4, 0.3), (0.23, 0.17)),
     2: ((0.3, 0.25), (0.6, 0.5), (0.35, 0.28)),
     3: ((0.3, 0.25), (0.6, 0.5), (0.6, 0.45)),
 }
-# The ranges that the papers state, around their middle.
+# Factors on the seconds of fused attention, from the ranges that the papers state: the ends of
+# their interval, and the middle. The keys are those of `Rates.edge`.
 FLASH_SPREAD = {"low": 0.8, "seconds": 1.0, "high": 1.25}
-OUTRUN = 500e12  # FLOP/s: A100 312, H100 989
-HALF_SEQUENCE = 256.0  # keys at which fused attention reaches half of these
+# FLOP/s above which tensor cores outrun the other units of a device: an A100 has 312e12, an H100
+# 989e12.
+OUTRUN = 500e12
+HALF_SEQUENCE = 256.0  # keys at which fused attention reaches half of the shares
 
 
 def flash_shares(version: int, peak: float, bf16: bool) -> tuple[float, float]:
-    """The shares of `peak` FLOP/s that fused attention reaches on long sequences, (forward,
-    backward)."""
+    """(forward, backward) shares of `peak` FLOP/s that fused attention reaches on long sequences.
+    bf16: whether the device has units for bf16."""
     before_bf16, ampere, hopper = FLASH[version]
     if not bf16:
         return before_bf16
     return hopper if peak > OUTRUN else ampere
 
 
-# A collective that hides behind computation takes multiprocessors and memory bandwidth from it: so
-# much of what is hidden is lost. Agrawal et al. 2024 ("Optimizing ML Concurrent Computation and
-# Communication with GPU DMA Engines") measured 21 to 72 % of the ideal speed-up of hiding; the
-# middle.
+# The share of a collective's hidden seconds that is lost, because the collective takes
+# multiprocessors and memory bandwidth from the computation behind which it hides. The middle of the
+# 21 to 72 % of the ideal speed-up that Agrawal et al. 2024 ("Optimizing ML Concurrent Computation
+# and Communication with GPU DMA Engines") measured.
 CONTENTION = 0.5
 
 DEFAULT_STACK = STACKS["fused"]
 
 
 def load_stack(name: str, *, where: str | None = None) -> Stack:
-    """The stack of that name, which stands `where`; raises InputError that suggests the nearest."""
+    """The stack of that name. where: the place of the name, for messages. Raises InputError that
+    suggests the nearest name."""
     return look_up("unknown software stack", name, STACKS, where=where)

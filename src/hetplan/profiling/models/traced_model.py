@@ -1,8 +1,9 @@
-"""Traced models: JSON files of format `hetplan-model`.
+"""Traced models: JSON files of format `hetplan-model`, which `hetplan profile predict --factory`
+writes.
 
-`hetplan profile predict --factory` writes them: a chain of layers as they were counted. Sizes are
-in elements of `precision` and grow in straight lines with the samples of a micro-batch; equal
-layers share one list of operators.
+A traced model is a chain of layers, whose operators were counted while a torch module ran. Sizes
+are in elements of `precision` and grow linearly with the samples of a micro-batch. Equal layers
+share one list of operators.
 """
 
 from collections import Counter
@@ -23,22 +24,22 @@ class LayerEntry(StrictModel):
     """A layer of a traced model."""
 
     name: Name
-    params: Count
-    tied_params: Count = 0
-    output: NonNegative  # elements per sample
-    saved: NonNegative  # elements per sample
-    operators: Count  # its place among `operator_lists`
+    params: Count  # parameters that the layer owns
+    tied_params: Count = 0  # parameters that belong to an earlier layer
+    output: NonNegative  # elements per sample sent to the next layer
+    saved: NonNegative  # elements per sample kept for the backward pass
+    operators: Count  # index of its list in `operator_lists`
 
 
 class ModelFile(Document):
-    """A traced model."""
+    """The contents of a file with a traced model."""
 
     format: Literal["hetplan-model"] = "hetplan-model"
     version: Literal[1] = 1
     name: Name
     source: Name
-    date: Date
-    sequence: PositiveCount | None = None
+    date: Date  # of the trace
+    sequence: PositiveCount | None = None  # tokens per sample; None for images
     precision: Precision
     layers: list[LayerEntry] = Field(min_length=1, max_length=4096)
     operator_lists: list[list[Counted]] = Field(min_length=1)
@@ -70,7 +71,7 @@ class ModelFile(Document):
         )
 
     def without_rule(self) -> Mapping[str, int]:
-        """Operators that no rule describes, with how often they are called in both passes."""
+        """Name of each operator that no rule describes -> number of its calls in both passes."""
         calls: Counter[str] = Counter()
         for layer in self.layers:
             operators = self.operator_lists[layer.operators]
@@ -78,8 +79,7 @@ class ModelFile(Document):
         return dict(calls.most_common())
 
     def spec(self) -> ModelSpec:
-        """The model as it can be loaded, at the traced sequence length and without tensor
-        parallelism."""
+        """The model at the traced sequence length and without tensor parallelism."""
         layers = self.chain()
 
         def build(sequence: int) -> tuple[Layer, ...]:

@@ -1,16 +1,16 @@
 """Transformers: their shape, and their layers as a chain of embedding, blocks and head.
 
-The shape holds what distinguishes GPT-2, BERT, Llama, OPT, Mixtral and GLM. Symbols (Korthikanti et
-al. 2022): s tokens, h hidden size, a heads, f feed-forward size, V vocabulary.
+The shape holds the sizes and variants in which GPT-2, BERT, Llama, OPT, Mixtral and GLM differ.
+Symbols (Korthikanti et al. 2022): s tokens, h hidden size, a heads.
 
-One block: norm - attention - residual - norm - feed-forward - residual; pre- and post-norm cost the
-same. Attention scores are counted in full also where a mask hides half of them. Saved activations
-follow Korthikanti et al. 2022, Section 4: s h (34 + 5 a s / h) bytes per sample for a GPT block in
-16 bit with dropout; other variants are summed from the same tensors.
+A block is norm - attention - residual - norm - feed-forward network - residual; pre-norm and
+post-norm blocks cost the same. Attention scores are counted in full, also where a mask hides half
+of them. Saved activations follow Korthikanti et al. 2022, Section 4: a GPT block in 16 bit with
+dropout keeps s h (34 + 5 a s / h) bytes per sample. Other variants are sums over the same tensors.
 
-Tensor parallelism is Megatron's (Shoeybi et al. 2019, Section 3): attention by heads, feed-forward
-by columns, then rows, so two all-reduces of s h forward and two backward per block; vocabulary
-split in embedding and head.
+Tensor parallelism is Megatron's (Shoeybi et al. 2019, Section 3): attention is divided by heads,
+the feed-forward network by columns, then by rows. So a block has two all-reduces of s h numbers in
+the forward and two in the backward pass. Embedding and head are divided by the vocabulary.
 """
 
 import math
@@ -38,22 +38,24 @@ class Experts:
 
     count: int  # experts of a block
     active: int  # experts that a token visits
-    every: int = 1  # every how many blocks there is a mixture, counted from 1
-    dense: int = 0  # the first blocks, which have none
+    every: int = 1  # a mixture is in every `every`-th block, counted from 1
+    dense: int = 0  # number of blocks at the beginning without a mixture
     width: int | None = None  # inner width of one expert; None: the feed-forward size
     shared: int = 0  # inner width of the shared expert that every token visits as well
     # The width to which tokens are projected before they travel to experts (Nemotron 3's
     # LatentMoE); None: the hidden size.
     latent: int | None = None
-    # Whether gates act between an expert's products, whose outputs are then not kept (Megatron
-    # Core, transformer/moe/experts.py).
+    # Whether the gates' weights are applied between an expert's two products; its outputs are then
+    # not kept (Megatron Core, transformer/moe/experts.py).
     early: bool = False
-    # The tokens that every expert gets, over those of an even load, padded (Lepikhin et al. 2021,
-    # GShard, Section 2.2); None: the tokens that come, none dropped and none padded.
+    # The capacity factor: every expert computes the tokens of an even load times this factor, after
+    # dropping or padding (Lepikhin et al. 2021, GShard, Section 2.2). None: every expert computes
+    # the tokens that visit it.
     capacity: float | None = None
 
     def rows(self, tokens: int) -> int:
-        """The rows that all experts together compute for a number of tokens."""
+        """The rows that all experts together compute for `tokens` tokens; a token has one row at
+        each expert that it visits."""
         return math.ceil(tokens * self.active * (self.capacity or 1))
 
 
@@ -70,7 +72,7 @@ class Mamba:
 
     @property
     def inner(self) -> int:
-        """Width of all heads."""
+        """Width of all heads together."""
         return self.heads * self.head_dim
 
     @property
@@ -101,14 +103,14 @@ class Cut:
     context: int = 1
     # ranks over which a block's experts are spread, visited by the tokens of all these ranks
     expert: int = 1
-    # tensor ranks that hold the same columns of experts and divide the experts' tokens; the tensor
-    # degree over this number is Megatron Core's expert-tensor degree
+    # tensor ranks that hold the same columns of experts and divide the experts' tokens: the tensor
+    # degree over Megatron Core's expert-tensor degree
     whole: int = 1
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """A transformer's shape."""
+    """The shape of a transformer: the sizes and variants from which its layers follow."""
 
     vocabulary: int  # 0: no language model
     hidden: int
@@ -130,30 +132,32 @@ class Transformer:
     # "standard" writes the s x s scores to memory and keeps them; "fused" (FlashAttention, Dao et
     # al. 2022) does neither
     attention: Attention = "fused"
-    window: int | None = None  # keys that attention reaches back to; None: all
-    full_every: int = 0  # every how many blocks attention reaches all keys in spite of the window
+    window: int | None = None  # number of last keys that a token attends to; None: all
+    # in every `full_every`-th block, attention reaches all keys in spite of the window; 0: in none
+    full_every: int = 0
     latent: Latent | None = None
-    qk_norm: Literal["none", "head", "all"] = "none"  # norms of queries and keys: per head, or one
-    block_norms: int = 2  # norms of a block
+    # norms of queries and keys: one for each head's width, or one for the width of all heads
+    qk_norm: Literal["none", "head", "all"] = "none"
+    block_norms: int = 2  # number of norms in a block
     rotary: bool = False  # rotary positions
-    embedding_norm: bool = False  # LayerNorm behind the embedding (BERT)
+    embedding_norm: bool = False  # LayerNorm after the embedding (BERT)
     embedding_width: int | None = None  # a narrower embedding with projections (OPT-350m)
     final_norm: bool = True  # norm before the head
     head: Literal["lm", "bert"] = "lm"  # a language model's, or BERT's pre-training heads
     experts: Experts | None = None
-    cut: Cut = Cut()
-    # Of a hybrid model the kind of each block, as Megatron writes it: M Mamba-2, * attention, -
-    # feed-forward network, E experts. Empty: attention and network in every block.
+    cut: Cut = Cut()  # of one rank
+    # The kind of each block of a hybrid model, one letter each, as Megatron writes it: M Mamba-2,
+    # * attention, - feed-forward network, E experts. Empty: attention and network in every block.
     pattern: str = ""
-    mamba: Mamba | None = None
+    mamba: Mamba | None = None  # sizes of the Mamba-2 blocks
     adapter: int = 0  # rank of adapters beside frozen weights (Hu et al. 2021, LoRA)
-    # Bytes of an element of a product's input that is kept for the weight's gradient: 1 where
+    # Bytes of each number in a product's input that is kept for the weight's gradient: 1 where
     # Transformer Engine multiplies 8-bit numbers (pytorch/module/layernorm_linear.py); None: those
     # of the training precision.
     input_bytes: int | None = None
 
     def keys(self, s: int) -> int:
-        """Keys that each of a rank's `s` tokens attends to."""
+        """The number of keys that each of a rank's `s` tokens attends to."""
         tokens = s * self.cut.context
         return min(tokens, self.window or tokens)
 
@@ -183,8 +187,8 @@ class Transformer:
         return {"layer": 2, "rms": 1, "pixel": 0}[self.norm] * self.hidden
 
     def tensor_degree_fits(self, tensor: int) -> bool:
-        """Whether Megatron's split works: heads, key-value heads and feed-forward size divide
-        evenly."""
+        """Whether `tensor` ranks evenly divide the heads, the key and value heads and the inner
+        widths of the networks."""
         sizes = [self.heads, self.kv_heads, self.feed_forward]
         if self.experts:
             sizes += (self.experts.width or 0, self.experts.shared)
@@ -204,7 +208,7 @@ class LayerParts:
     def add(
         self, params: int = 0, operators: Sequence[Operator] = (), saved: Sequence[Saved] = ()
     ) -> None:
-        """Add one part behind those before it."""
+        """Append one part of the layer."""
         self.params += params
         self.operators += tuple(operators)
         self.saved += tuple(saved)
@@ -213,10 +217,8 @@ class LayerParts:
 def transformer(
     layers: int, hidden: int, heads: int, feed_forward: int, **others: Any
 ) -> Transformer:
-    """A shape whose heads share the hidden size, each with a key and a value of its own.
-
-    others: further fields of the shape; they may also replace kv_heads and head_dim.
-    """
+    """A shape with hidden / heads as the width of a head, and with a key and a value head for each
+    query head. others: further fields of the shape; they may replace kv_heads and head_dim."""
     fields = {"kv_heads": heads, "head_dim": hidden // heads} | others
     return Transformer(
         layers=layers, hidden=hidden, heads=heads, feed_forward=feed_forward, **fields
@@ -233,15 +235,20 @@ def bert_head_params(t: Transformer) -> int:
 
 
 def projections(t: Transformer, s: int) -> list[Matmul]:
-    """The products that project hidden states to queries, keys and values."""
+    """The products that project hidden states to queries, keys and values.
+
+    Latent attention first projects down to its low ranks, and last up to keys with values and to
+    queries.
+    """
     if t.latent is None:
         return [Matmul("qkv", s, t.hidden, t.query_width + 2 * t.kv_width, split="n")]
-    ranks, rows = t.latent, t.heads * (t.latent.nope + t.latent.value)
-    downs = [Matmul("kv-down", s, t.hidden, ranks.keys + ranks.rope)]
-    ups = [Matmul("kv-up", s, ranks.keys, rows, split="n")]
-    if ranks.query is not None:
-        downs.append(Matmul("q-down", s, t.hidden, ranks.query))
-    return [*downs, *ups, Matmul("q-up", s, ranks.query or t.hidden, t.query_width, split="n")]
+    latent = t.latent
+    downs = [Matmul("kv-down", s, t.hidden, latent.keys + latent.rope)]
+    if latent.query is not None:
+        downs.append(Matmul("q-down", s, t.hidden, latent.query))
+    kv_up = Matmul("kv-up", s, latent.keys, t.heads * (latent.nope + latent.value), split="n")
+    q_up = Matmul("q-up", s, latent.query or t.hidden, t.query_width, split="n")
+    return [*downs, kv_up, q_up]
 
 
 def attention_params(t: Transformer) -> int:
@@ -257,7 +264,7 @@ def attention_params(t: Transformer) -> int:
 
 def feed_forward_params(t: Transformer) -> int:
     """Parameters of one feed-forward network: two matrices, three if gated."""
-    up = 2 if t.gated else 1
+    up = 2 if t.gated else 1  # matrices before the activation
     matrices = (up + 1) * t.hidden * t.feed_forward
     biases = up * t.feed_forward + t.hidden
     return matrices + biases * t.feed_forward_bias
@@ -266,13 +273,19 @@ def feed_forward_params(t: Transformer) -> int:
 def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
     """Operators of attention: projections, scores, softmax, weighted sum, output projection."""
     keys = t.keys(s)
-    scores, rotated = s * keys * t.heads, 2 * s * (t.query_width + t.kv_width)
     fused = t.attention == "fused"
-    core: Any = t.attention if not (fused and t.causal) else "fused-causal"
-    rotary = (Elementwise("rotary", rotated, rotated, split=True),) if t.rotary else ()
-    # scale, mask and softmax in one kernel; dropout in a second
-    moved = (4 * scores, 6 * scores) if t.dropout else (2 * scores, 3 * scores)
-    softmax = () if fused else (Elementwise("softmax", *moved, split=True, kind="softmax"),)
+    core: Any = "fused-causal" if fused and t.causal else t.attention
+    rotary: tuple[Operator, ...] = ()
+    if t.rotary:
+        rotated = 2 * s * (t.query_width + t.kv_width)  # queries and keys, read and written
+        rotary = (Elementwise("rotary", rotated, rotated, split=True),)
+    softmax: tuple[Operator, ...] = ()
+    if not fused:
+        # scale, mask and softmax are one kernel, dropout is a second one
+        kernels = 2 if t.dropout else 1
+        scores = s * keys * t.heads
+        forward, backward = 2 * kernels * scores, 3 * kernels * scores
+        softmax = (Elementwise("softmax", forward, backward, split=True, kind="softmax"),)
     return (
         *projections(t, s),
         *rotary,
@@ -306,65 +319,80 @@ def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
 def feed_forward_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
     """Operators of a feed-forward network: up (and gate), activation, down."""
     up = 2 if t.gated else 1
-    inner = s * t.feed_forward
     return (
         Matmul("up", s, t.hidden, up * t.feed_forward, split="n"),
-        Elementwise("activation", (up + 1) * inner, (2 * up + 1) * inner, True, "activation"),
+        activation(up, s * t.feed_forward),
         Matmul("down", s, t.feed_forward, t.hidden, split="k"),
     )
 
 
+def activation(up: int, inner: int) -> Elementwise:
+    """The activation function of a network, whose `up` projections give `inner` numbers each.
+
+    The forward pass reads the projections and writes the activation. The backward pass reads the
+    projections and the gradient, and writes the projections' gradients.
+    """
+    forward, backward = (up + 1) * inner, (2 * up + 1) * inner
+    return Elementwise("activation", forward, backward, split=True, kind="activation")
+
+
 def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator, ...]:
-    """Operators of a mixture of experts: router, dispatch, this rank's experts at even load (each
-    pads its rows up to a whole token), combine."""
-    up, held = 2 if t.gated else 1, -(-mixture.count // t.cut.expert)
-    sent = mixture.rows(s)
-    rows = -(-sent * t.cut.expert // (mixture.count * t.cut.whole))
-    inner = sent * t.feed_forward
+    """Operators of a mixture of experts on one rank: router, dispatch, the rank's experts, combine.
+
+    All experts have an even load, rounded up to whole rows. t: the shape with the width of one
+    expert as its feed-forward size.
+    """
+    up = 2 if t.gated else 1
+    experts = -(-mixture.count // t.cut.expert)  # experts of this rank
+    sent = mixture.rows(s)  # rows that this rank's tokens have at all experts
+    rows = -(-sent * t.cut.expert // (mixture.count * t.cut.whole))  # rows of one expert
     width, columns = mixture.latent or t.hidden, t.cut.whole * t.feed_forward
-    spread = (s + sent) * width
-    moved: tuple[Operator, ...] = (
-        Elementwise("dispatch", spread, spread, kind="copy"),
-        Matmul("experts-up", rows, width, up * columns, held, split="n"),
-        Elementwise("activation", (up + 1) * inner, (2 * up + 1) * inner, True, "activation"),
-        Matmul("experts-down", rows, columns, width, held, split="k"),
-        Elementwise("combine", spread, 2 * spread, kind="copy"),
+    copied = (s + sent) * width  # tokens read and rows written, or the reverse
+    operators: tuple[Operator, ...] = (
+        Elementwise("dispatch", copied, copied, kind="copy"),
+        Matmul("experts-up", rows, width, up * columns, experts, split="n"),
+        activation(up, sent * t.feed_forward),
+        Matmul("experts-down", rows, columns, width, experts, split="k"),
+        Elementwise("combine", copied, 2 * copied, kind="copy"),
     )
     if mixture.latent:
-        moved = (
+        operators = (
             Matmul("latent-down", s, t.hidden, width),
-            *moved,
+            *operators,
             Matmul("latent-up", s, width, t.hidden),
         )
-    return (Matmul("router", s, t.hidden, mixture.count), *moved)
+    return (Matmul("router", s, t.hidden, mixture.count), *operators)
 
 
 def add_mamba(parts: LayerParts, t: Transformer, s: int, m: Mamba) -> None:
     """Add a Mamba-2 layer with its norm.
 
-    The scan is that of chunks: products within them, and their states; its backward pass computes
-    the convolution again (mamba_ssm, ssd_combined.py).
+    The scan takes the tokens in chunks: products within the chunks, and the states between them.
+    Its backward pass computes the convolution again (mamba_ssm, ssd_combined.py).
     """
-    size, tall, chunks = s * t.hidden, m.inner + m.mixed + m.heads, -(-s // m.chunk)
+    size, chunks = s * t.hidden, -(-s // m.chunk)
+    in_width = m.inner + m.mixed + m.heads  # numbers of a token that the first product gives
     n, p, q = m.state, m.head_dim, m.chunk
-    projections, convolution = t.hidden * (tall + m.inner), (m.kernel + 1) * m.mixed
-    params = projections + convolution + 3 * m.heads + m.inner + t.norm_params
+    projection_params = t.hidden * (in_width + m.inner)
+    convolution_params = (m.kernel + 1) * m.mixed
+    head_and_norm_params = 3 * m.heads + m.inner
+    params = projection_params + convolution_params + head_and_norm_params + t.norm_params
     scan: Any = {"weight": False, "split": "count", "left": 0, "out": 0}
     operators: tuple[Operator, ...] = (
         norm("norm-1", size),
-        Matmul("mamba-in", s, t.hidden, tall, split="n"),
-        Elementwise("convolution", 2 * s * m.mixed, 3 * s * m.mixed, True, "activation"),
+        Matmul("mamba-in", s, t.hidden, in_width, split="n"),
+        Elementwise("convolution", 2 * s * m.mixed, 3 * s * m.mixed, split=True, kind="activation"),
         Matmul("scan-scores", q, n, q, m.groups * chunks, **scan),
         Matmul("scan-inside", q, q, p, m.heads * chunks, **scan),
         Matmul("scan-states", n, q, p, 2 * m.heads * chunks, **scan),
-        Elementwise("gated-norm", 3 * s * m.inner, 5 * s * m.inner, True, "norm"),
+        Elementwise("gated-norm", 3 * s * m.inner, 5 * s * m.inner, split=True, kind="norm"),
         Matmul("mamba-out", s, m.inner, t.hidden, split="k"),
         residual("residual-1", size, t.dropout),
     )
     saved = (
         Saved("norm-1 input", size, split=False),
         Saved("mamba-in input", size, split=False, element_bytes=t.input_bytes),
-        Saved("mamba-in output", s * tall, split=True),
+        Saved("mamba-in output", s * in_width, split=True),
         Saved("scan output", s * m.inner, split=True),
         Saved("mamba-out input", s * m.inner, split=True, element_bytes=t.input_bytes),
         Saved("states", chunks * m.inner * n, split=True),
@@ -373,19 +401,19 @@ def add_mamba(parts: LayerParts, t: Transformer, s: int, m: Mamba) -> None:
 
 
 def norm(name: str, size: int) -> Elementwise:
-    """A norm: reads and writes its input; backward reads input and gradient and writes a
-    gradient."""
+    """A norm over `size` numbers. Its forward pass reads the input and writes the output; its
+    backward pass reads the input and a gradient, and writes a gradient."""
     return Elementwise(name, 2 * size, 3 * size, kind="norm")
 
 
 def residual(name: str, size: int, dropout: bool) -> Elementwise:
-    """Bias, dropout and addition in one kernel; backward passes the gradient on (through the
-    mask)."""
+    """Bias, dropout and addition of `size` numbers in one kernel. Its backward pass reads and
+    writes the gradient, and reads the dropout's mask."""
     return Elementwise(name, 3 * size, 3 * size if dropout else 2 * size)
 
 
 def dropout_mask(t: Transformer, name: str, size: int, *, split: bool = False) -> tuple[Saved, ...]:
-    """The mask of a dropout, a byte per element; nothing where the model has no dropout."""
+    """The mask of a dropout, a byte per element; () where the model has no dropout."""
     if not t.dropout:
         return ()
     return (Saved(f"{name} dropout mask", size, split, element_bytes=1),)
@@ -408,6 +436,7 @@ def attention_saved(t: Transformer, s: int) -> tuple[Saved, ...]:
         Saved("queries", s * t.query_width, split=True),
         Saved("keys and values", s * (t.kv_width + t.kv_heads * t.value_dim), split=True),
         Saved("attention output", s * t.heads * t.value_dim, split=True),
+        # of latent attention, the outputs of the projections to low ranks
         *(Saved(f"{p.name} output", s * int(p.n), split=False) for p in projections(t, s)[:-2]),
         *core,
         *dropout_mask(t, "residual-1", size),
@@ -429,16 +458,17 @@ def feed_forward_saved(t: Transformer, s: int, mixture: Experts | None) -> tuple
         Saved("norm-2 input", size, split=False),
         Saved("up input", rows * width, split=False, element_bytes=t.input_bytes),
         Saved("activation input", rows * up * t.feed_forward, split=True),
-        Saved("down input", rows * t.feed_forward, True, t.input_bytes),
+        Saved("down input", rows * t.feed_forward, split=True, element_bytes=t.input_bytes),
         *routing,
         *dropout_mask(t, "residual-2", size),
     )
 
 
 def transformer_layers(t: Transformer, sequence: int) -> tuple[Layer, ...]:
-    """Embedding, blocks and head for samples of `sequence` tokens, no more than the learned
-    positions, as one rank of the shape's cut has them; parameters are those of all ranks."""
-    s = -(-sequence // t.cut.context)
+    """The embedding, the blocks and the head of one rank of the shape's cut, for samples of
+    `sequence` tokens. Their parameters are those of all ranks. `sequence` is at most the number of
+    learned positions."""
+    s = -(-sequence // t.cut.context)  # tokens of one rank
     blocks = [block(t, s, index) for index in range(t.layers)]
     chain = (embedding(t, s), *blocks, head(t, s))
     if t.adapter:
@@ -447,33 +477,39 @@ def transformer_layers(t: Transformer, sequence: int) -> tuple[Layer, ...]:
 
 
 def adapted(layer: Layer, rank: int) -> Layer:
-    """The layer with frozen weights, and adapters of that rank beside the products of a block."""
+    """The layer with frozen weights, and in a block with an adapter of rank `rank` beside each
+    product but the router's."""
     operators: list[Operator] = []
-    own = 0
+    adapter_params = 0
     for op in layer.operators:
         if not (isinstance(op, Matmul) and op.weight):
             operators.append(op)
             continue
         operators.append(replace(op, frozen=True))
         if layer.kind in BLOCKS and op.name != "router":
-            own += op.count * rank * (op.k + op.n)
+            # an adapter is two products, k x rank and rank x n
+            adapter_params += op.count * rank * (op.k + op.n)
             operators += [
                 replace(op, n=rank, split="k" if op.split == "k" else "none"),
                 replace(op, k=rank, split="n" if op.split == "n" else "none"),
             ]
     return replace(
-        layer, operators=tuple(operators), params=layer.params + own, frozen=layer.params
+        layer,
+        operators=tuple(operators),
+        params=layer.params + adapter_params,
+        frozen=layer.params,
     )
 
 
 def embedding(t: Transformer, s: int) -> Layer:
-    """The sum of token, position and type vectors; normalised and projected where the model does
-    so."""
+    """The embedding layer: the sum of token, position and type vectors, with the projection, norm
+    and dropout that the model has."""
     width, size = t.embedding_width or t.hidden, s * t.hidden
     vectors = t.vocabulary * width + (t.positions + t.position_offset + t.types) * t.hidden
-    read = (2 + bool(t.positions) + bool(t.types)) * s * width
+    # a token's vector read, the sum written, and where there are such, position and type read
+    moved = (2 + bool(t.positions) + bool(t.types)) * s * width
     parts = LayerParts()
-    parts.add(vectors, [Elementwise("lookup", read, read, kind="lookup")])
+    parts.add(vectors, [Elementwise("lookup", moved, moved, kind="lookup")])
     if width != t.hidden:
         parts.add(
             width * t.hidden,
@@ -487,19 +523,19 @@ def embedding(t: Transformer, s: int) -> Layer:
         dropout = Elementwise("dropout", 2 * size, 2 * size)
         parts.add(0, [dropout], dropout_mask(t, "embedding", size))
     return Layer(
-        "embedding",
-        "embedding",
-        parts.params,
-        parts.operators,
-        size,
-        parts.saved,
-        (Reduce(s * width, backward=False),),  # ranks hold parts of the vocabulary
+        name="embedding",
+        kind="embedding",
+        params=parts.params,
+        operators=parts.operators,
+        output=size,
+        saved=parts.saved,
+        reduces=(Reduce(s * width, backward=False),),  # ranks hold parts of the vocabulary
     )
 
 
 def mixture_of(t: Transformer, index: int) -> Experts | None:
     """The mixture of experts of block `index`; None where the block has none."""
-    mixture, kind = t.experts, t.pattern[index : index + 1]
+    mixture, kind = t.experts, t.pattern[index : index + 1]  # kind "" without a pattern
     if mixture is None or (index + 1) % mixture.every != 0 or index < mixture.dense:
         return None
     return mixture if kind in ("", "E") else None
@@ -523,17 +559,20 @@ def feed_forward_part(t: Transformer, s: int, mixture: Experts | None) -> LayerP
     )
     if mixture.shared:
         shared = replace(t, feed_forward=mixture.shared)
-        inside = feed_forward_saved(shared, s, None)[2:4]  # its inputs are kept already
-        parts.add(feed_forward_params(shared), feed_forward_operators(shared, s), inside)
+        # the inputs of the activation and of the second product; the network's own input is kept
+        # already
+        saved = feed_forward_saved(shared, s, None)[2:4]
+        parts.add(feed_forward_params(shared), feed_forward_operators(shared, s), saved)
     return parts
 
 
 def block(t: Transformer, s: int, index: int) -> Layer:
-    """Block `index`: attention and feed-forward network with norms and residuals. Of a hybrid
-    model: attention, network, mixture of experts or Mamba-2, as the pattern says."""
+    """Block `index`: attention and feed-forward network with norms and residuals. A block of a
+    hybrid model has only one of attention, network, mixture of experts and Mamba-2, by the
+    pattern."""
     if t.full_every and (index + 1) % t.full_every == 0:
         t = replace(t, window=None)
-    kind, size = t.pattern[index : index + 1], s * t.hidden
+    kind, size = t.pattern[index : index + 1], s * t.hidden  # kind "" without a pattern
     mixture = mixture_of(t, index)
     parts = LayerParts()
     if kind in ("", "*"):
@@ -557,21 +596,24 @@ def block(t: Transformer, s: int, index: int) -> Layer:
     parts.add(operators=[norm(f"norm-{i}", size) for i in range(3, t.block_norms + 1)])
     if kind == "M" and t.mamba:
         add_mamba(parts, t, s, t.mamba)
-    # attention and network each join one tensor forward and one backward
-    passes = (False, True) if kind else (False, False, True, True)
+    # attention and network each have one all-reduce in the forward and one in the backward pass
+    parts_with_reduces = 1 if kind else 2
+    forward_reduces = (Reduce(size, backward=False),) * parts_with_reduces
+    backward_reduces = (Reduce(size, backward=True),) * parts_with_reduces
     return Layer(
-        f"block-{index}",
-        "moe-block" if mixture else "block",
-        parts.params,
-        parts.operators,
-        size,
-        parts.saved,
-        tuple(Reduce(size, backward) for backward in passes),
+        name=f"block-{index}",
+        kind="moe-block" if mixture else "block",
+        params=parts.params,
+        operators=parts.operators,
+        output=size,
+        saved=parts.saved,
+        reduces=forward_reduces + backward_reduces,
     )
 
 
 def head(t: Transformer, s: int) -> Layer:
-    """Final norm, language-model head (BERT: transform, MLM and NSP heads) and loss."""
+    """The head layer: final norm, language-model head (BERT: transform, MLM and NSP heads) and
+    loss."""
     h, v = t.hidden, t.vocabulary
     width, size = t.embedding_width or h, s * h
     parts = LayerParts()
@@ -593,19 +635,21 @@ def head(t: Transformer, s: int) -> Layer:
         kept = ("transform input", "transform activation", "transform norm")
         parts.add(bert_head_params(t), operators, [Saved(name, size, split=False) for name in kept])
     product = Matmul("lm-head", s, width, v, split="n")
-    # The loss reads 16-bit logits, writes fp32 ones, and reads those for maximum, sum and gradient.
-    loss = Elementwise("cross-entropy", 6 * s * v, 3 * s * v, True, "loss")
+    # The loss reads 16-bit logits and writes fp32 ones, which it reads for maximum, sum and
+    # gradient; an fp32 number counts as two.
+    loss = Elementwise("cross-entropy", 6 * s * v, 3 * s * v, split=True, kind="loss")
     logits = Saved("logits", s * v, split=True, element_bytes=4)
     parts.add(operators=[product, loss], saved=[logits])
-    # Backward: the input's gradient. Forward: maximum, target logit and sum of exponentials, fp32.
+    # Tensor ranks reduce the input's gradient in the backward pass, and in the forward pass three
+    # fp32 numbers of each token: the maximum, the target's logit and the sum of exponentials.
     reduces = (Reduce(s * width, backward=True), Reduce(3 * s, backward=False, element_bytes=4))
     return Layer(
-        "head",
-        "head",
-        parts.params,
-        parts.operators,
-        0,
-        parts.saved,
-        reduces,
+        name="head",
+        kind="head",
+        params=parts.params,
+        operators=parts.operators,
+        output=0,
+        saved=parts.saved,
+        reduces=reduces,
         tied_params=v * width if t.tied else 0,
     )

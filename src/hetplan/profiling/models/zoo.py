@@ -1,9 +1,8 @@
-"""The built-in models: published shapes and parameter counts, each with its source, by lower-case
-name.
+"""The built-in models by name: published shapes and parameter counts, each with its source.
 
-A `ModelSpec` is a model without a sequence length; `chain` gives its layers for one. Image models
-(ViT, VGG, and TransGAN's generator as the AMP authors changed it) have samples of their own size,
-and no sequence argument.
+A `ModelSpec` is a model without a sequence length; its method `chain` gives the layers for one.
+Image models (ViT, VGG, and TransGAN's generator as the AMP authors changed it) have a fixed size of
+samples, and no sequence length.
 """
 
 from collections.abc import Callable
@@ -25,55 +24,55 @@ from hetplan.profiling.models.transformer import (
 )
 from hetplan.profiling.source_files import SourceFile
 
-# Widths of 3x3 convolutions; 0: pooling.
-VGG19 = (*(64, 64, 0, 128, 128, 0), *((256,) * 4), 0, *((512,) * 4), 0, *((512,) * 4), 0)
-# Far beyond any context; the squares in attention stay within what files may carry.
+# Widths of VGG-19's 3x3 convolutions; 0: pooling.
+VGG19 = (
+    *(64, 64, 0),
+    *(128, 128, 0),
+    *(256, 256, 256, 256, 0),
+    *(512, 512, 512, 512, 0),
+    *(512, 512, 512, 512, 0),
+)
+# Longer than any context; its square, a size in attention, is still one that files may carry.
 LONGEST_SEQUENCE = 10**8
 
 
 @dataclass(frozen=True)
 class Published:
-    """The published number of a model's parameters, and its source; hetplan counts within 0.5 % of
-    it."""
+    """The published size of a model. The parameters that hetplan counts are within 0.5 % of it."""
 
-    params: float
+    params: float  # number of parameters
     source: str
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model's shape. sequence: the default number of tokens, None for images, whose size is
-    fixed.
-
-    build: sequence -> layers (images: ignores it). fits: whether a tensor-parallel degree divides
-    it. published: None where nobody published a count. notes: what a user should know before
-    trusting a plan. shape: of a text model. encoder: of a vision transformer. program: samples ->
-    the `SingleProgram` of one step (`programs`), for a module of the user's own.
-    file: the user's file that describes the model.
-    """
+    """A model at any sequence length."""
 
     name: str
-    source: str
-    sequence: int | None
-    build: Callable[[int], tuple[Layer, ...]]
-    fits: Callable[[int], bool]
-    published: Published | None = None
-    notes: tuple[str, ...] = ()
-    shape: Transformer | None = None
-    encoder: Transformer | None = None
+    source: str  # where the shape was published
+    sequence: int | None  # default tokens per sample; None for images, whose size is fixed
+    build: Callable[[int], tuple[Layer, ...]]  # sequence -> layers; image models ignore it
+    fits: Callable[[int], bool]  # tensor degree -> whether it divides the model evenly
+    published: Published | None = None  # None where no size was published
+    notes: tuple[str, ...] = ()  # sentences for the user, such as the keys that were assumed
+    shape: Transformer | None = None  # of a text model
+    encoder: Transformer | None = None  # of a vision transformer
+    # samples -> the `SingleProgram` (`programs`) of one step, for a user's torch module
     program: Callable[[int], Any] | None = None
-    file: SourceFile | None = None
+    file: SourceFile | None = None  # the user's file that describes the model
 
     def with_attention(self, attention: Attention) -> "ModelSpec":
-        """The same with another attention, which only text models have."""
+        """The model with another attention where it is a text model, else the same model."""
         if self.shape is None:
             return self
         shape = replace(self.shape, attention=attention)
         return replace(self, shape=shape, build=lambda s: transformer_layers(shape, s))
 
     def chain(self, sequence: int | None = None) -> tuple[int | None, tuple[Layer, ...]]:
-        """The sequence length in force and the layers; raises InputError for a sequence on an image
-        model."""
+        """(sequence length, layers) for a sequence length, or for the default one.
+
+        Raises InputError for an image model with a sequence length, and for a length out of range.
+        """
         if self.sequence is None:
             require(
                 sequence is None,
@@ -110,18 +109,20 @@ def text_model(
     *,
     notes: tuple[str, ...] = (),
 ) -> ModelSpec:
-    """A language model as a ModelSpec."""
+    """The language model of a shape."""
     return ModelSpec(
         name,
         source,
         sequence,
-        lambda s: transformer_layers(shape, s),
-        shape.tensor_degree_fits,
-        published,
-        notes,
-        shape,
+        build=lambda s: transformer_layers(shape, s),
+        fits=shape.tensor_degree_fits,
+        published=published,
+        notes=notes,
+        shape=shape,
     )
 
+
+# The fields in which each family of models differs from the defaults of `Transformer`.
 
 # GPT-2 (Radford et al. 2019): learned positions, biases, tied head, dropout.
 GPT2: dict[str, Any] = {"vocabulary": 50257, "positions": 1024}
@@ -137,7 +138,7 @@ LLAMA: dict[str, Any] = {
 }
 # BERT with its pre-training heads (Devlin et al. 2019).
 BERT: dict[str, Any] = {"embedding_norm": True, "final_norm": False, "head": "bert"}
-# GLM-130B's kind (Zeng et al. 2023): DeepNorm, GeGLU, rotary positions, biases, tied head.
+# GLM-130B (Zeng et al. 2023): DeepNorm, GeGLU, rotary positions, biases, tied head.
 GLM: dict[str, Any] = {
     "vocabulary": 150528,
     "rotary": True,
@@ -147,12 +148,12 @@ GLM: dict[str, Any] = {
 
 
 def gpt2(layers: int, hidden: int, heads: int, **changes: Any) -> Transformer:
-    """A model of GPT-2's kind."""
+    """The shape of a model of the GPT-2 family."""
     return transformer(layers, hidden, heads, 4 * hidden, **{**GPT2, **changes})
 
 
 def llama(layers: int, hidden: int, heads: int, feed_forward: int, **changes: Any) -> Transformer:
-    """A model of Llama's kind, with a head of its own."""
+    """The shape of a model of the Llama family, whose head does not share the embedding."""
     return transformer(
         layers,
         hidden,
@@ -163,7 +164,7 @@ def llama(layers: int, hidden: int, heads: int, feed_forward: int, **changes: An
 
 
 def bert(layers: int, hidden: int, heads: int, feed_forward: int, **changes: Any) -> Transformer:
-    """A model of BERT's kind."""
+    """The shape of a model of the BERT family."""
     return transformer(
         layers,
         hidden,
@@ -174,17 +175,17 @@ def bert(layers: int, hidden: int, heads: int, feed_forward: int, **changes: Any
 
 
 def checkpoint(params: int, repository: str) -> Published:
-    """The exact count of a checkpoint on the Hugging Face hub."""
+    """The exact number of parameters of a checkpoint on the Hugging Face hub."""
     return Published(params, f"Hugging Face hub, {repository}")
 
 
 def torchvision(params: int, name: str) -> Published:
-    """The exact count in torchvision's table of weights."""
+    """The exact number of parameters in torchvision's table of weights."""
     return Published(params, f"torchvision {name}, IMAGENET1K_V1")
 
 
 def encoder(hidden: int, layers: int, heads: int, feed_forward: int, **changes: Any) -> Transformer:
-    """A transformer encoder without vocabulary or dropout."""
+    """The shape of a transformer encoder without vocabulary or dropout."""
     return transformer(
         layers, hidden, heads, feed_forward, **{"vocabulary": 0, "dropout": False, **changes}
     )
@@ -192,31 +193,29 @@ def encoder(hidden: int, layers: int, heads: int, feed_forward: int, **changes: 
 
 @cache
 def described(network: str) -> tuple[Layer, ...]:
-    """Layers that stand in `networks.yaml`: of VGG-19 all, of TransGAN's generator its ends and
-    what lies between its blocks."""
-    return tuple(
-        Layer(
-            **row
-            | {
-                "operators": tuple(
-                    Matmul(**op) if "m" in op else Elementwise(**op) for op in row["operators"]
-                ),
-                "saved": tuple(Saved(**tensor) for tensor in row["saved"]),
-            }
-        )
-        for row in read_yaml(Path(__file__).with_name("networks.yaml"))[network]
-    )
+    """The layers of a network in `networks.yaml`.
+
+    For VGG-19 they are all layers; for TransGAN's generator the first, the last, and the layer
+    between its two groups of blocks.
+    """
+    layers = []
+    for row in read_yaml(Path(__file__).with_name("networks.yaml"))[network]:
+        operators = [Matmul(**op) if "m" in op else Elementwise(**op) for op in row["operators"]]
+        saved = [Saved(**tensor) for tensor in row["saved"]]
+        layers.append(Layer(**row | {"operators": tuple(operators), "saved": tuple(saved)}))
+    return tuple(layers)
 
 
 def transgan_layers(
     wide: Transformer, narrow: Transformer, *, bottom: int = 9
 ) -> tuple[Layer, ...]:
-    """TransGAN's generator (Jiang et al. 2021) as AMP uses it: blocks at two of its six
-    resolutions.
+    """The layers of TransGAN's generator (Jiang et al. 2021) as AMP uses it: blocks at two of its
+    six resolutions.
 
-    wide: h = 1024 on bottom x bottom tokens, the first resolution. narrow: h = 16 on (32 bottom)^2
-    tokens, attention in windows of 16 x 16. AMP (NeurIPS 2022), Section 4.1 and its released
-    configuration (bottom 9).
+    Source: AMP (NeurIPS 2022), Section 4.1 and its released configuration (bottom 9).
+
+    wide: blocks with h = 1024 on bottom x bottom tokens, the first resolution. narrow: blocks with
+    h = 16 on (32 bottom)^2 tokens, whose attention has windows of 16 x 16.
     """
     first, upsample, last = described("transgan-amp")
     before = [block(wide, bottom**2, i) for i in range(wide.layers)]
@@ -225,24 +224,30 @@ def transgan_layers(
 
 
 def vit(name: str, shape: Transformer, published: Published) -> ModelSpec:
-    """ViT with patches of 16 on 224 x 224 images, 1000 classes."""
-    source, fits = "Dosovitskiy et al. 2021, Table 1", shape.tensor_degree_fits
+    """ViT with patches of 16 x 16 pixels on images of 224 x 224 pixels, and 1000 classes."""
     return ModelSpec(
-        name, source, None, lambda _: vit_layers(shape), fits, published, encoder=shape
+        name,
+        "Dosovitskiy et al. 2021, Table 1",
+        sequence=None,
+        build=lambda _: vit_layers(shape),
+        fits=shape.tensor_degree_fits,
+        published=published,
+        encoder=shape,
     )
 
 
 def transgan() -> ModelSpec:
-    """AMP's heterogeneous model: 12 blocks of 1024, 12 of 16."""
+    """AMP's heterogeneous model: 12 blocks with hidden size 1024, 12 blocks with hidden size 16."""
+    heads = 4
     plain = {"norm": "pixel", "attention_bias": False}
-    wide = encoder(1024, 12, 4, 4096, **plain)
-    narrow = encoder(16, 12, 4, 64, window=256, **plain)
+    wide = encoder(1024, 12, heads, 4096, **plain)
+    narrow = encoder(16, 12, heads, 64, window=256, **plain)
     return ModelSpec(
         "transgan-amp",
         "AMP (NeurIPS 2022), Section 4.1, after TransGAN (Jiang et al. 2021)",
-        None,
-        lambda _: transgan_layers(wide, narrow),
-        lambda tp: 4 % tp == 0,
+        sequence=None,
+        build=lambda _: transgan_layers(wide, narrow),
+        fits=lambda tensor: heads % tensor == 0,
     )
 
 
@@ -293,9 +298,9 @@ MODELS = (
         transformer(80, 8192, 64, 22528, **GLM),
         Published(67e9, "the name, in Astra's tables; no such model is released"),
     ),
-    # The released GLM-130B has 128.7e9 parameters: its head shares the embedding. 130e9, its name,
-    # is reached within 0.5 % only by counting the embedding twice, as the first and the last
-    # pipeline stage hold it.
+    # The released GLM-130B has 128.7e9 parameters, because its head shares the embedding. The 130e9
+    # of its name are reached within 0.5 % only by counting the embedding twice: the first and the
+    # last pipeline stage both hold it.
     text_model(
         "glm-130b",
         "Zeng et al. 2023 (GLM-130B), Section 2; release, configs/model_glm_130b.sh",
@@ -384,10 +389,10 @@ MODELS = (
     ModelSpec(
         "vgg19",
         "Simonyan and Zisserman 2015, Table 1 (E)",
-        None,
-        lambda _: described("vgg19"),
-        lambda tensor: tensor == 1,
-        torchvision(143_667_240, "vgg19"),
+        sequence=None,
+        build=lambda _: described("vgg19"),
+        fits=lambda tensor: tensor == 1,
+        published=torchvision(143_667_240, "vgg19"),
     ),
     transgan(),
 )
@@ -395,5 +400,5 @@ BUILT_IN = {model.name: model for model in MODELS}
 
 
 def built_in(name: str) -> ModelSpec:
-    """The built-in model `name`; raises InputError that suggests the nearest names."""
+    """The built-in model called `name`. Raises InputError that suggests the nearest names."""
     return look_up("unknown model", name, BUILT_IN)

@@ -1,7 +1,7 @@
-"""A batch curve, a JSON file `hetplan-batch-curve`: seconds per micro-batch of one whole model on
-one device, and how much fits.
+"""A batch curve, a JSON file `hetplan-batch-curve`: the seconds of micro-batches of one whole model
+on one device, and the largest micro-batches that fit.
 
-The strategy `poplar` reads it in place of the profile's step times and memory model.
+The strategy `poplar` reads it in place of the profile's seconds and of the memory model.
 """
 
 from typing import Annotated, Literal, Self
@@ -24,65 +24,60 @@ from hetplan.schema import (
 
 
 class CurvePoint(StrictModel):
-    """Seconds of forward + backward of one micro-batch (the median of the repeats; none of them out
-    of memory).
+    """The measured seconds of the forward and backward pass of one micro-batch that fits in every
+    repeat."""
 
-    spread_seconds: slowest less fastest repeat.
-    """
-
-    micro_batch: PositiveCount
-    seconds: Annotated[Seconds, Field(gt=0)]
-    spread_seconds: Seconds = 0.0
+    micro_batch: PositiveCount  # samples
+    seconds: Annotated[Seconds, Field(gt=0)]  # median of the repeats
+    spread_seconds: Seconds = 0.0  # the slowest less the fastest repeat
 
 
 class BatchCurve(Document):
-    """One device's curve. device: its type as in cluster files. sequence: tokens per sample.
-
-    memory_bytes: the limit that was kept. devices: size of the ZeRO group that shares the model
-    states. largest [4]: by ZeRO stage, the largest micro-batch within the limit, 0 where not even
-    one sample fits. zero_stage: the lowest stage at which one does, None for none.
-    saved_bytes_per_sample: activations, measured. tried_up_to: the micro-batch at which trying
-    stopped whatever would still fit, None: nothing says so.
-    """
+    """The curve of one device."""
 
     format: Literal["hetplan-batch-curve"] = "hetplan-batch-curve"
     version: Literal[1] = 1
     model: Name
-    sequence: PositiveCount
+    sequence: PositiveCount  # tokens per sample
     precision: Precision
-    device: Name
-    devices: PositiveCount
-    memory_bytes: Annotated[Bytes, Field(gt=0)]
+    device: Name  # device type, as in cluster files
+    devices: PositiveCount  # devices of the ZeRO group that shares the model states
+    memory_bytes: Annotated[Bytes, Field(gt=0)]  # the limit of the measurement
     provenance: Provenance
+    # the lowest ZeRO stage at which one sample fits; None: it fits at none
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None
+    # [4] by ZeRO stage, the largest micro-batch within the limit; 0: not even one sample fits
     largest: list[Count] = Field(min_length=4, max_length=4)
+    # measured bytes of activations
     saved_bytes_per_sample: Annotated[Bytes, Field(gt=0)] | None = None
+    # the micro-batch at which trying stopped although more might fit; None: unknown
     tried_up_to: PositiveCount | None = None
-    points: list[CurvePoint] = Field(max_length=100_000)
+    points: list[CurvePoint] = Field(max_length=100_000)  # ascending
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         sizes = [point.micro_batch for point in self.points]
-        most, end = max(self.largest), self.tried_up_to
+        largest_of_all, tried_up_to = max(self.largest), self.tried_up_to
         require(
             sizes == sorted(set(sizes)),
             "points are not in ascending order of micro_batch, each once",
         )
-        require(sizes or not most, f"largest is {self.largest}, but points is empty")
+        require(sizes or not largest_of_all, f"largest is {self.largest}, but points is empty")
         require(
-            end is None or most <= end,
-            f"largest is {self.largest}, expected at most tried_up_to ({end})",
+            tried_up_to is None or largest_of_all <= tried_up_to,
+            f"largest is {self.largest}, expected at most tried_up_to ({tried_up_to})",
         )
-        first = next((stage for stage, size in enumerate(self.largest) if size), None)
+        lowest_stage = next((stage for stage, size in enumerate(self.largest) if size), None)
         require(
-            first == self.zero_stage,
-            f"zero_stage is {self.zero_stage}, expected {first}, the first of largest above 0",
+            lowest_stage == self.zero_stage,
+            f"zero_stage is {self.zero_stage}, expected {lowest_stage}, the first of largest "
+            "above 0",
         )
         return self
 
     @property
     def measured(self) -> dict[int, float]:
-        """{micro-batch: seconds}."""
+        """Micro-batch -> measured seconds."""
         return {point.micro_batch: point.seconds for point in self.points}
 
 

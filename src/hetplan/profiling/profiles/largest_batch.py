@@ -1,10 +1,13 @@
-"""Algorithm 1 of the paper: what each device can hold and how fast it is, by trying.
+"""Poplar's Algorithm 1: the largest micro-batch of a device, and the seconds of smaller ones, by
+trials.
 
 A device is anything that can run one forward and backward pass of a given micro-batch: a live GPU,
-or a curve. The estimate from one forward pass bounds the search; doubling brackets the largest
-micro-batch, binary search finds it, and every pass that fits is a measured point. Departures from
-the printed algorithm, without which it does not end: the binary search keeps `low` at a batch that
-ran and moves by at least one.
+or a curve. An estimate from one forward pass bounds the search from above. Doubling brackets the
+largest micro-batch and binary search finds it. Every trial that fits is a measured point.
+
+The printed algorithm does not end. Here the binary search keeps `low` at a micro-batch that ran,
+and every step moves `low` or `high` by at least one.
+
 Source: Poplar (AAAI 2025), Algorithm 1, "Heterogeneity Aware".
 """
 
@@ -22,15 +25,13 @@ class OutOfMemoryOnDevice(HetplanError):
 class MemoryReading:
     """The memory of a device around a forward pass, in bytes."""
 
-    total: float
-    before: float
-    """Allocated before the pass."""
-    after: float
-    """Allocated after it."""
+    total: float  # memory of the device
+    before: float  # allocated before the pass
+    after: float  # allocated after the pass
 
 
 class TrialDevice(Protocol):
-    """What Algorithm 1 asks of a device."""
+    """A device on which Algorithm 1 tries micro-batches."""
 
     def forward_memory(self, batch: int) -> MemoryReading:
         """The memory around a forward pass of `batch` samples; raises OutOfMemoryOnDevice."""
@@ -42,18 +43,17 @@ class TrialDevice(Protocol):
 
 @dataclass(frozen=True)
 class Awareness:
-    """What Algorithm 1 finds on a device."""
+    """The result of Algorithm 1 on a device."""
 
+    # the largest micro-batch, `mbs` in the paper; 0 where not even one sample fits
     largest: int
-    """The largest micro-batch, mbs; 0 where not even one sample fits."""
+    # micro-batch -> measured seconds of a forward and backward pass
     points: dict[int, float] = field(default_factory=dict)
-    """Micro-batch -> measured seconds of a forward and backward pass."""
-    tried: tuple[int, ...] = ()
-    """All micro-batches, in the order in which they were tried."""
+    tried: tuple[int, ...] = ()  # all micro-batches, in the order of their trials
 
 
 def explore(device: TrialDevice) -> Awareness:
-    """Algorithm 1 on one device: estimate, doubling, binary search."""
+    """The largest micro-batch of a device and its measured points, by Algorithm 1."""
     try:
         reading = device.forward_memory(1)
     except OutOfMemoryOnDevice:
@@ -65,11 +65,12 @@ def explore(device: TrialDevice) -> Awareness:
         got=per_sample,
         expected="more than 0 bytes per sample",
     )
-    high = int((reading.total - reading.before) / per_sample)
+    high = int((reading.total - reading.before) / per_sample)  # larger micro-batches cannot fit
     points: dict[int, float] = {}
     tried: list[int] = []
 
     def fits(batch: int) -> bool:
+        """Try a micro-batch, and keep its seconds where it fits."""
         tried.append(batch)
         try:
             points[batch] = device.step_seconds(batch)
@@ -77,7 +78,7 @@ def explore(device: TrialDevice) -> Awareness:
             return False
         return True
 
-    low, batch = 0, 1
+    low, batch = 0, 1  # `low` is the largest micro-batch that ran
     while batch <= high:
         if not fits(batch):
             high = batch - 1

@@ -1,8 +1,9 @@
 """Measured collectives, a JSON file `hetplan-collectives`: a latency and a bandwidth for each
 operation and kind of group.
 
-A message of n bytes takes a + n/b. That line is fitted to the fastest of the repeats: what is
-slower was disturbed, and medians of small messages are mostly disturbance.
+An operation on n bytes takes a + n / b seconds, with latency a and bandwidth b. The line is fitted
+to the fastest repeats. Slower repeats were disturbed, and the medians of small messages are mostly
+disturbance.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from hetplan.errors import require
+from hetplan.errors import InputError
 from hetplan.profiling.profiles.profile import Provenance
 from hetplan.schema import (
     Bytes,
@@ -34,95 +35,101 @@ OPERATIONS = (
 
 
 class SizePoint(StrictModel):
-    """Seconds of one operation on `bytes` of every rank: fastest and median of the repeats."""
+    """The measured seconds of one operation at one size."""
 
-    bytes: Annotated[Bytes, Field(gt=0)]
-    seconds: Annotated[Seconds, Field(gt=0)]
-    median_seconds: Annotated[Seconds, Field(gt=0)]
+    bytes: Annotated[Bytes, Field(gt=0)]  # of every rank
+    seconds: Annotated[Seconds, Field(gt=0)]  # of the fastest repeat
+    median_seconds: Annotated[Seconds, Field(gt=0)]  # median of the repeats
 
 
 class FittedCollective(StrictModel):
-    """One operation on one kind of group (its ranks within a node, one of every node, or all).
+    """The measured seconds of one operation on one kind of group, and the line fitted to them."""
 
-    r_squared: of the fit, by relative errors; null where all sizes took equally long.
-    """
-
-    operation: Name
+    operation: Name  # one of `OPERATIONS`
+    # ranks within a node, one rank of every node, or all ranks
     group: Literal["node", "between", "all"]
-    ranks: PositiveCount
+    ranks: PositiveCount  # number of ranks
     latency_seconds: Seconds
     bytes_per_second: Annotated[float, Field(gt=0, le=1e18)]
+    # coefficient of determination of the relative errors; None where all sizes took equally long
     r_squared: float | None
     points: list[SizePoint] = Field(min_length=2)
 
     def operation_seconds(self, size: float) -> float:
-        """Modelled seconds of `size` bytes per rank."""
+        """Seconds of the operation on `size` bytes per rank, by the fitted line."""
         return self.latency_seconds + size / self.bytes_per_second
 
 
 class Collectives(Document):
-    """All operations on all groups of one job."""
+    """The fitted operations on all groups of one job."""
 
     format: Literal["hetplan-collectives"] = "hetplan-collectives"
     version: Literal[1] = 1
-    backend: Name
-    device: Name
-    ranks: PositiveCount
+    backend: Name  # communication library, such as "nccl"
+    device: Name  # device type
+    ranks: PositiveCount  # ranks of the job
     provenance: Provenance
     fits: list[FittedCollective]
 
     def ring(self, operation: str) -> tuple[float, float]:
-        """(bytes per second, seconds per message) of the links of a ring over all ranks that takes
-        as long as measured.
+        """(bytes/s, seconds per message) of the links of a ring over all ranks that would take as
+        long as the fitted operation.
 
-        A ring of n ranks makes n - 1 rounds (all-reduce: twice as many), each moving one n-th of a
-        reduction's bytes, or an all-gather's bytes of one rank. Raises InputError where the
+        An all-reduce over n ranks has 2 (n - 1) rounds, any other operation n - 1. Each round moves
+        one n-th of a rank's bytes, in an all-gather all of them. Raises InputError where the
         operation was not measured on all ranks.
         """
-        fits = [
-            fit
-            for fit in self.fits
-            if (fit.operation, fit.group) == (operation, "all") and fit.ranks > 1
-        ]
-        require(
-            fits,
-            "collectives were not measured on all ranks",
-            where=f"collectives on {self.device}",
-            got=operation,
-        )
-        n, fit = fits[0].ranks, fits[0]
-        rounds = 2 * (n - 1) if operation == "all-reduce" else n - 1
-        part = 1.0 if operation == "all-gather" else 1.0 / n
+        fit = None
+        for candidate in self.fits:
+            measured = (candidate.operation, candidate.group)
+            if measured == (operation, "all") and candidate.ranks > 1:
+                fit = candidate
+                break
+        if fit is None:
+            raise InputError(
+                "collectives were not measured on all ranks",
+                where=f"collectives on {self.device}",
+                got=operation,
+            )
+        rounds = fit.ranks - 1
+        if operation == "all-reduce":
+            rounds = 2 * (fit.ranks - 1)
+        part = 1.0 if operation == "all-gather" else 1.0 / fit.ranks  # of the bytes, in each round
         return rounds * part * fit.bytes_per_second, fit.latency_seconds / rounds
 
 
 @dataclass(frozen=True)
 class Line:
-    """a + n/b: latency in seconds, bandwidth in bytes/s; r_squared as in `FittedCollective`."""
+    """The fitted line a + n / b of an operation's seconds on n bytes."""
 
-    latency: float
-    bandwidth: float
-    r_squared: float | None
+    latency: float  # a, seconds
+    bandwidth: float  # b, bytes/s
+    r_squared: float | None  # as in `FittedCollective`
 
 
 def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
-    """The line with the least sum of squared relative errors and neither part negative.
+    """The line with the least sum of squared relative errors, with a latency of at least 0 and a
+    positive bandwidth.
 
-    sizes: bytes, at least two of them different. Where the best line would have a negative latency,
-    it goes through the origin; where times fall with the size, the bandwidth is that of the largest
-    message.
+    Where the best line has a negative latency, the result is the best line through the origin.
+    Where seconds fall as bytes grow, the bandwidth is that of the largest message.
+
+    sizes: bytes n, at least two of them different. seconds: t, all positive.
     """
     n, t = np.asarray(sizes, float), np.asarray(seconds, float)
+    # The relative error (a + slope n) / t - 1 is linear in a and slope = 1 / b.
     weight = 1.0 / t
-    a, slope = np.linalg.lstsq(np.stack([weight, n * weight], axis=1), np.ones_like(t), rcond=None)[
-        0
-    ]
+    columns = np.stack([weight, n * weight], axis=1)
+    (a, slope), *_ = np.linalg.lstsq(columns, np.ones_like(t), rcond=None)
     if a < 0:
         a, slope = 0.0, float((n * weight).sum() / ((n * weight) ** 2).sum())
     if slope <= 0:
         largest = int(np.argmax(n))
         slope = t[largest] / n[largest]
         a = 0.0
-    rest = float((((a + slope * n) * weight - 1) ** 2).sum())
-    whole = float(((t.mean() * weight - 1) ** 2).sum())
-    return Line(float(a), float(1 / slope), 1 - rest / whole if whole > 0 else None)
+    squares = float((((a + slope * n) * weight - 1) ** 2).sum())
+    squares_of_mean = float(((t.mean() * weight - 1) ** 2).sum())
+    r_squared = None
+    if squares_of_mean > 0:
+        r_squared = 1 - squares / squares_of_mean
+    return Line(float(a), float(1 / slope), r_squared)

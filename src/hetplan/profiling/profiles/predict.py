@@ -1,5 +1,4 @@
-"""Prediction of the profile of a model on every device type of a cluster, for use where no
-profile was measured."""
+"""Prediction of a model's profile on every device type of a cluster, where none was measured."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -44,7 +43,7 @@ def predict(
     degrees = tensor_degrees
     if degrees is None:
         degrees = default_tensor_degrees(model, cluster)
-    for name in cluster.types:  # raises where a type lacks the precision
+    for name in cluster.types:  # peak_flops raises InputError where the type lacks the precision
         cluster.specs[name].peak_flops(model.precision, name=f"{cluster.name}: device {name}")
     table_keys = list(product(cluster.types, degrees, micro_batches))
     require(
@@ -164,7 +163,8 @@ def default_micro_batches(global_batch: int, largest: int = LARGEST_MICRO_BATCH)
 
 
 def default_tensor_degrees(model: Model, cluster: Cluster) -> tuple[int, ...]:
-    """Powers of two up to the largest node that divide the model's heads and feed-forward size."""
-    largest = max(node.devices for node in cluster.nodes)
-    powers = (2**exponent for exponent in range(largest.bit_length()))
+    """The powers of two up to the devices of the largest node that divide the model's heads and
+    feed-forward size."""
+    largest_node = max(node.devices for node in cluster.nodes)
+    powers = (2**exponent for exponent in range(largest_node.bit_length()))
     return tuple(degree for degree in powers if model.tensor_degree_fits(degree))

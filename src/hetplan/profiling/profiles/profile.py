@@ -1,16 +1,16 @@
-"""The profile: what one model costs per layer on every device type, tensor degree and micro-batch
-size.
+"""The profile: the seconds and bytes of one model's layers, by device type, tensor degree and
+micro-batch.
 
-A JSON file `hetplan-profile`, predicted by hetplan or measured elsewhere; the planner only ever
-sees this.
+It is a JSON file `hetplan-profile`, predicted by hetplan or measured. The planner reads the costs
+of layers from nowhere else.
 
-SI units: seconds of one micro-batch on one device of a tensor group, bytes per sample (parameters:
-bytes).
-Layer times exclude the tensor-parallel all-reduce, which is priced from `tensor_bytes`; a measured
-profile whose times include it says `tensor_bytes` 0.
+Seconds are of one micro-batch on one device of a tensor group. Bytes are per sample; bytes of
+parameters are those of the whole layer. Seconds of a layer exclude the all-reduces of tensor
+groups, whose seconds follow from `tensor_bytes`. A measured profile whose seconds include them has
+`tensor_bytes` 0.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
@@ -33,7 +33,7 @@ from hetplan.schema import (
 
 
 class WithoutEmpty(StrictModel):
-    """Written without the keys that hold None or an empty list."""
+    """A part of a file that is written without the keys that hold None or an empty list."""
 
     @model_serializer(mode="wrap")
     def _without_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -41,38 +41,32 @@ class WithoutEmpty(StrictModel):
 
 
 class Provenance(WithoutEmpty):
-    """Where the numbers come from. calibrated: whether measurements corrected a prediction.
-
-    learned: device types predicted with an efficiency learned from measured operators; others have
-    the plain roofline. predictor: the version of what predicted them; None of files before 2.
-    sources: whose measurements the predictor learned from.
-    """
+    """The origin of a file's numbers."""
 
     kind: Literal["predicted", "measured"]
-    source: Name
+    source: Name  # the program and method that gave the numbers
     date: Date
-    calibrated: bool = False
+    calibrated: bool = False  # whether measurements corrected a prediction
+    # device types whose predictions were corrected by operators measured on them
     learned: list[Name] = Field(default_factory=list)
+    # version of hetplan's predictor; None in measured files and in files before version 2
     predictor: PositiveCount | None = None
+    # the published measurements to which the predictor's rates were fitted
     sources: list[Name] = Field(default_factory=list)
 
 
 class ProfileLayer(StrictModel):
-    """Figures of a whole layer that do not depend on the device.
-
-    param_bytes: owned parameters; tied_param_bytes: a copy of an earlier layer's (tied embeddings),
-    needed by a stage without that layer. activation_bytes: sent to the next layer, per sample.
-    tensor_bytes: all-reduced in a tensor group, forward and backward, per sample. saved_bytes: kept
-    for the backward pass, per sample; replicated_saved_bytes: the part that tensor parallelism does
-    not divide.
-    """
+    """The bytes of a whole layer, which do not depend on the device."""
 
     name: Name
-    param_bytes: Bytes
+    param_bytes: Bytes  # bytes of the parameters that the layer owns
+    # bytes of parameters that belong to an earlier layer (tied embeddings); a stage without that
+    # layer needs a copy of them
     tied_param_bytes: Bytes = 0.0
-    activation_bytes: Bytes
-    tensor_bytes: Bytes
-    saved_bytes: Bytes
+    activation_bytes: Bytes  # bytes per sample sent to the next layer
+    tensor_bytes: Bytes  # bytes per sample all-reduced in a tensor group, in both passes
+    saved_bytes: Bytes  # bytes per sample kept for the backward pass
+    # the part of `saved_bytes` that tensor parallelism does not divide
     replicated_saved_bytes: Bytes = 0.0
 
     @model_validator(mode="after")
@@ -86,85 +80,93 @@ class ProfileLayer(StrictModel):
 
     @property
     def held_param_bytes(self) -> float:
-        """Parameters that a stage of this layer alone holds."""
+        """Bytes of the parameters that a stage with only this layer holds."""
         return self.param_bytes + self.tied_param_bytes
 
 
 class Readings(StrictModel):
-    """Readings of a measurement beside medians, per layer [L]: spreads are the slowest less the
-    fastest repeat.
+    """Further readings [L] of a measurement, layer by layer, besides the medians of the seconds."""
 
-    optimizer_seconds: one update. saved_bytes: kept from forward to backward, whole micro-batch.
-    peak_bytes: needed beside at the passes' peak; null where the device keeps no such books.
-    """
-
-    forward_spread_seconds: SecondsRow
-    backward_spread_seconds: SecondsRow
-    optimizer_seconds: SecondsRow
-    saved_bytes: list[Bytes]
+    forward_spread_seconds: SecondsRow  # the slowest less the fastest repeat
+    backward_spread_seconds: SecondsRow  # the slowest less the fastest repeat
+    optimizer_seconds: SecondsRow  # of one update
+    saved_bytes: list[Bytes]  # bytes of the whole micro-batch kept from forward to backward pass
+    # bytes needed besides at the peak of the passes; None where the device does not count them
     peak_bytes: list[Bytes] | None = None
 
 
+# Keys of a table's rows that may be left out.
 HOST = ("forward_host_seconds", "backward_host_seconds")
 
 
 class ProfileTable(WithoutEmpty):
-    """Seconds per layer [L] of one micro-batch on `tensor` devices of one type. readings: of
-    measured tables. *_host_seconds: what the host takes to launch a pass's kernels, part of its
-    seconds as `hetplan.profiling.rates.times.together` says; none of measured tables. interval:
-    factors of all seconds of a predicted table, low and high, by what the predictor's operators
-    were off on models left out."""
+    """Seconds of every layer for one micro-batch on one device of a tensor group."""
 
-    device: Name
-    tensor: PositiveCount
-    micro_batch: PositiveCount
-    forward_seconds: SecondsRow
-    backward_seconds: SecondsRow
+    device: Name  # device type
+    tensor: PositiveCount  # devices of the tensor group
+    micro_batch: PositiveCount  # samples
+    forward_seconds: SecondsRow  # [L] of a layer's forward pass
+    backward_seconds: SecondsRow  # [L] of a layer's backward pass
+    # [L] the host's launches within a pass (`hetplan.profiling.rates.times.together`); empty in
+    # measured tables
     forward_host_seconds: SecondsRow = Field(default_factory=list)
     backward_host_seconds: SecondsRow = Field(default_factory=list)
+    # Of a predicted table: (low, high), the ends of the interval of its seconds over the seconds,
+    # from the predictor's errors on measurements that its fits had not seen.
     interval: Annotated[tuple[Positive, Positive], Strict(False)] | None = None
-    readings: Readings | None = None
+    readings: Readings | None = None  # of a measured table
 
     def spread(self) -> list[float] | None:
-        """Forward + backward spread per layer [L], None where nothing was measured."""
+        """[L] the spread of each layer's seconds, forward and backward added; None where nothing
+        was measured."""
         if self.readings is None:
             return None
         both = self.readings.forward_spread_seconds, self.readings.backward_spread_seconds
-        return [f + b for f, b in zip(*both, strict=True)]
+        return [forward + backward for forward, backward in zip(*both, strict=True)]
 
     def layer_seconds(self) -> list[float]:
-        """[L] forward and backward seconds of each layer."""
-        return [f + b for f, b in zip(self.forward_seconds, self.backward_seconds, strict=True)]
+        """[L] seconds of each layer, forward and backward added."""
+        both = self.forward_seconds, self.backward_seconds
+        return [forward + backward for forward, backward in zip(*both, strict=True)]
+
+
+def keyed_rows(table: ProfileTable) -> Iterator[tuple[str, Sequence[float]]]:
+    """(key, row) of each row of a table that needs one entry per layer, without the rows that the
+    table leaves out."""
+    for key in ("forward_seconds", "backward_seconds"):
+        yield key, getattr(table, key)
+    for key in HOST:
+        if getattr(table, key):
+            yield key, getattr(table, key)
+    for key, row in table.readings or ():
+        if row is not None:
+            yield f"readings.{key}", row
 
 
 class Profile(Document):
-    """A profile: layers [L], tables of [L] entries each. sequence: tokens per sample, null for
-    images."""
+    """The profile of a model with L layers."""
 
     format: Literal["hetplan-profile"] = "hetplan-profile"
     version: Literal[1] = 1
     model: Name
-    sequence: PositiveCount | None = None
+    sequence: PositiveCount | None = None  # tokens per sample; None for images
     precision: Precision
     provenance: Provenance
-    layers: list[ProfileLayer] = Field(min_length=1, max_length=4096)
+    layers: list[ProfileLayer] = Field(min_length=1, max_length=4096)  # [L]
     tables: list[ProfileTable] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        seen: dict[tuple[str, int, int], int] = {}
-        expected = f"entries, expected one per layer ({len(self.layers)})"
+        place_of: dict[tuple[str, int, int], int] = {}
         for i, table in enumerate(self.tables):
-            for key in ("forward_seconds", "backward_seconds", *HOST):
-                length = len(getattr(table, key) or (self.layers if key in HOST else ()))
-                require(length == len(self.layers), f"tables[{i}].{key} has {length} {expected}")
-            for key, row in table.readings or ():
-                if row is not None:
-                    require(
-                        len(row) == len(self.layers),
-                        f"tables[{i}].readings.{key} has {len(row)} {expected}",
-                    )
-            before = seen.setdefault((table.device, table.tensor, table.micro_batch), i)
+            for key, row in keyed_rows(table):
+                require(
+                    len(row) == len(self.layers),
+                    f"tables[{i}].{key} has {len(row)} entries, "
+                    f"expected one per layer ({len(self.layers)})",
+                )
+            key_of_table = (table.device, table.tensor, table.micro_batch)
+            before = place_of.setdefault(key_of_table, i)
             require(
                 before == i,
                 f"tables[{i}] repeats tables[{before}] (same device, tensor, micro_batch)",
@@ -176,15 +178,16 @@ class Profile(Document):
         return tuple(dict.fromkeys(table.device for table in self.tables))
 
     def table(self, device: str, tensor: int, micro_batch: int) -> ProfileTable | None:
-        """The table of that device type, tensor degree and micro-batch, or None."""
+        """The table of a device type, tensor degree and micro-batch; None where there is none."""
         return self._by_key.get((device, tensor, micro_batch))
 
     def micro_batches(self, device: str, tensor: int) -> tuple[int, ...]:
-        """The micro-batch sizes with a table of that device type and tensor degree, ascending."""
+        """The micro-batches with a table of a device type and tensor degree, ascending."""
         return tuple(sorted(m for d, t, m in self._by_key if (d, t) == (device, tensor)))
 
     @cached_property
     def _by_key(self) -> dict[tuple[str, int, int], ProfileTable]:
+        """(device type, tensor degree, micro-batch) -> its table."""
         return {(table.device, table.tensor, table.micro_batch): table for table in self.tables}
 
 

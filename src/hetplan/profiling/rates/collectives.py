@@ -1,9 +1,11 @@
 """Seconds of collectives and messages: measured curves per fabric, latency and bandwidth elsewhere.
 
-An all-reduce among the GPUs of one node follows the curve that was measured on its fabric (vTrain's
-nccl-tests tables from 1 MiB on, vidur's below and of messages); all-gather and reduce-scatter are
-its halves. Other links take a latency for each step of a ring and the bytes that pass the slowest
-link over what collectives reach of its bandwidth (Patarasuk and Yuan 2009).
+A fabric is the set of links between the GPUs of a node. An all-reduce follows the curve that was
+measured on its fabric: vTrain's nccl-tests tables from 1 MiB on, vidur's below. Messages follow
+vidur's curve. An all-gather and a reduce-scatter take half of an all-reduce each.
+
+On other links, a collective takes a latency for each step of a ring, and the bytes that pass the
+slowest link over the part of its bandwidth that collectives reach (Patarasuk and Yuan 2009).
 """
 
 import math
@@ -17,44 +19,46 @@ from hetplan.profiling.hardware.cluster import Node
 from hetplan.profiling.rates.shipped import Curve, Estimate, shipped
 from hetplan.schema import NonNegative, Positive, StrictModel
 
-# Bytes that pass a rank's slowest link, in parts of (n - 1) / n times the size, and steps of a ring
-# in parts of n - 1. The size is that of the whole tensor on every rank.
+# The factor p of each collective over n ranks: p (n - 1) / n times the size passes a rank's slowest
+# link, in p (n - 1) steps of a ring. The size is that of the whole tensor.
 PARTS = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 1.0}
 
 
 @dataclass(frozen=True)
 class Chips:
-    """Which nodes a measured fabric stands for: device types whose names begin so, in nodes whose
-    cluster file states at least `Wires.least` of `bandwidth` (bytes/s per direction).
+    """The nodes for which a measured fabric stands.
 
-    Where a file states more or less than `bandwidth`, the part of the curve that grows with the
-    bytes is stretched in proportion. curves: the fabric whose curves are taken. reached: (ranks,
-    bytes/s of bus bandwidth of large all-reduces) where that is known of this fabric, but not its
-    curve; source: from where.
+    They have devices of the given types, and a cluster file that states at least the share
+    `Wires.least` of `bandwidth`. Where the file states more or less than `bandwidth`, the part of
+    the curve that grows with the bytes is stretched in proportion.
     """
 
-    fabric: str
-    names: tuple[str, ...]
-    bandwidth: float
-    curves: str
+    fabric: str  # name of the fabric
+    names: tuple[str, ...]  # prefixes of the device types' names
+    bandwidth: float  # bytes/s per direction
+    curves: str  # the fabric whose measured curves serve
+    # (ranks, bytes/s of bus bandwidth that large all-reduces reach) of a fabric that has no
+    # measured curve of its own
     reached: tuple[tuple[int, float], ...] = ()
-    source: str = ""
+    source: str = ""  # the source of `reached`
 
 
 @dataclass(frozen=True)
 class Wires:
-    """The measured fabrics, and what collectives reach of other links.
+    """The measured fabrics, and the share of other links' bandwidth that collectives reach.
 
-    Datasheets: NVLink 2 (V100, six links) 150 GB/s per direction, NVLink 3 (A100) 300, NVLink 4
-    (H100) 450. inside: share of a PCIe link (NVLink's, which protocols leave: 370 of 450 GB/s,
-    NVIDIA/nccl-tests#212). low, high: of what no curve was measured for, a guess. least: share of a
-    fabric's bandwidth that a cluster file must state to be taken for it (an H800 has 200 of an
-    H100's 450 GB/s).
+    Bandwidths of the datasheets, per direction: NVLink 2 (V100, six links) 150 GB/s, NVLink 3
+    (A100) 300 GB/s, NVLink 4 (H100) 450 GB/s.
     """
 
+    # The share of a PCIe link's bandwidth that collectives reach, taken from NVLink, where
+    # protocols leave 370 of 450 GB/s (NVIDIA/nccl-tests#212).
     inside: float = 0.8
+    # The interval of estimates without a measured curve, over their seconds: a guess.
     low: float = 0.7
     high: float = 1.6
+    # The share of a fabric's bandwidth that a cluster file must state, for the fabric to stand for
+    # its nodes (an H800 has 200 of an H100's 450 GB/s).
     least: float = 0.4
     chips: tuple[Chips, ...] = (
         Chips("a100-nvswitch", ("A100-SXM", "A800-SXM"), 300e9, "a100-nvswitch"),
@@ -76,24 +80,23 @@ WIRES = Wires()
 
 @dataclass(frozen=True)
 class Fabric:
-    """The links of a group: bytes/s per direction, seconds per step, share of the bandwidth that
-    collectives reach, and the measured fabric that they are, if any."""
+    """The links between the ranks of a group."""
 
-    bandwidth: float
-    latency: float
-    share: float
-    chips: Chips | None = None
+    bandwidth: float  # bytes/s per direction
+    latency: float  # seconds per step of a ring
+    share: float  # share of the bandwidth that collectives reach
+    chips: Chips | None = None  # the measured fabric that stands for the links, if any
 
 
 def node_fabric(node: Node, wires: Wires = WIRES) -> Fabric:
-    """The fabric inside a node, by its device type and `intra_node_gbit_per_s`."""
-    served = (
-        chips
-        for chips in wires.chips
-        if node.device.startswith(chips.names)
-        and node.intra_bandwidth >= wires.least * chips.bandwidth
-    )
-    return Fabric(node.intra_bandwidth, node.intra_latency, wires.inside, next(served, None))
+    """The fabric inside a node, by its device type and its intra-node bandwidth."""
+    measured = None
+    for chips in wires.chips:
+        is_wide_enough = node.intra_bandwidth >= wires.least * chips.bandwidth
+        if node.device.startswith(chips.names) and is_wide_enough:
+            measured = chips
+            break
+    return Fabric(node.intra_bandwidth, node.intra_latency, wires.inside, measured)
 
 
 def collective_seconds(
@@ -102,8 +105,8 @@ def collective_seconds(
     """Seconds of one collective, or of a message.
 
     operation: all-reduce, all-gather, reduce-scatter, all-to-all or send. size: bytes of the whole
-    tensor: what is reduced, gathered or exchanged, all parts together; of a message its own. ranks:
-    n >= 1 (1 gives 0). Raises InputError for another operation.
+    tensor that is reduced, gathered or exchanged; for send, of the message. ranks: n >= 1 (1 gives
+    0). Raises InputError for another operation.
     """
     require(
         operation == "send" or operation in PARTS,
@@ -113,62 +116,73 @@ def collective_seconds(
     )
     if ranks < 2 or size <= 0:
         return Estimate(0.0, 0.0, 0.0, "nothing to send")
-    drawn, chips = stretched(fabric, operation, ranks), fabric.chips
-    if drawn is None or chips is None:
-        steps = 1.0 if operation == "send" else PARTS[operation] * (ranks - 1)
-        moved = size if operation == "send" else size * steps / ranks
+    curve, chips = stretched(fabric, operation, ranks), fabric.chips
+    if curve is None or chips is None:
+        steps, moved = 1.0, size
+        if operation != "send":
+            steps = PARTS[operation] * (ranks - 1)
+            moved = size * steps / ranks
         seconds = steps * fabric.latency + moved / (fabric.share * fabric.bandwidth)
         source = "latency and bandwidth"
         return Estimate(seconds, wires.low * seconds, wires.high * seconds, source)
-    curve = curve_of(chips.curves, operation, ranks)
-    assert curve is not None
-    seconds = drawn.at(size)
-    if operation != "send":  # the start of a half of an all-reduce is half of its start
+    measured = curve_of(chips.curves, operation, ranks)
+    assert measured is not None
+    seconds = curve.at(size)
+    if operation != "send":  # the curve is that of an all-reduce; its start is divided, too
         seconds *= PARTS[operation] / PARTS["all-reduce"]
-    source = f"{curve.origin} on {curve.fabric}"
-    low, high = curve.errors.low, curve.errors.high
+    source = f"{measured.origin} on {measured.fabric}"
+    low, high = measured.errors.low, measured.errors.high
     if chips.reached:
         source, low, high = f"{source}, scaled by {chips.source}", wires.low, wires.high
     return Estimate(seconds, low * seconds, high * seconds, source)
 
 
 class CollectiveCurve(StrictModel):
-    """Seconds of a collective by the bytes of each rank: a start, and what grows with the bytes,
-    `stretch` times. log2_bytes, seconds [B]: straight lines in logarithms between; beyond its ends
-    the curve goes on at the rate of the last knots, and below at its start."""
+    """Seconds of a collective by the bytes of each rank: `start + stretch (curve - start)`.
 
-    log2_bytes: list[NonNegative]
-    seconds: list[Positive]
-    stretch: Positive = 1.0
+    The curve is piecewise linear in the logarithms of bytes and seconds; its start is its first
+    value. Fewer bytes than the first knot take the start. Beyond the last knot the seconds grow in
+    proportion to the bytes.
+    """
+
+    log2_bytes: list[NonNegative]  # [B] knots: logarithms of the bytes of each rank
+    seconds: list[Positive]  # [B] the curve at the knots
+    stretch: Positive = 1.0  # factor on the part that grows with the bytes
 
     def at(self, size: float) -> float:
         """Seconds of `size` > 0 bytes."""
-        start, end = self.seconds[0], 2 ** self.log2_bytes[-1]
-        drawn = 2 ** float(np.interp(math.log2(size), self.log2_bytes, np.log2(self.seconds)))
-        return start + (drawn * max(size / end, 1.0) - start) * self.stretch
+        start, last_size = self.seconds[0], 2 ** self.log2_bytes[-1]
+        curve = 2 ** float(np.interp(math.log2(size), self.log2_bytes, np.log2(self.seconds)))
+        return start + (curve * max(size / last_size, 1.0) - start) * self.stretch
 
 
 @cache
 def curve_of(fabric: str, operation: str, ranks: int) -> Curve | None:
-    """The measured curve that serves an operation of so many ranks; None where there is none."""
-    kind = operation if operation == "send" else "all-reduce"
-    asked = (fabric, kind, 2 if kind == "send" else ranks)
-    return next(
-        (c for c in shipped().collectives if (c.fabric, c.operation, c.ranks) == asked), None
-    )
+    """The shipped curve for an operation of `ranks` ranks: a message's own, or the all-reduce's for
+    any collective. None where none was measured."""
+    wanted = (fabric, "all-reduce", ranks)
+    if operation == "send":
+        wanted = (fabric, "send", 2)
+    for curve in shipped().collectives:
+        if (curve.fabric, curve.operation, curve.ranks) == wanted:
+            return curve
+    return None
 
 
 @cache
 def stretched(fabric: Fabric, operation: str, ranks: int) -> CollectiveCurve | None:
-    """The measured curve that serves an operation of so many ranks, stretched to this fabric: of a
-    message its own, of any collective the all-reduce's. None where none was measured."""
+    """The curve of `curve_of`, stretched to the bandwidth of this fabric; None where none was
+    measured."""
     chips = fabric.chips
     curve = curve_of(chips.curves, operation, ranks) if chips else None
     if chips is None or curve is None:
         return None
     stretch = chips.bandwidth / fabric.bandwidth
     if chips.reached and operation != "send":
-        largest = PARTS["all-reduce"] * (ranks - 1) / ranks * 2 ** curve.log2_bytes[-1]
-        known = dict(chips.reached) if operation == "all-reduce" else {}
-        stretch *= largest / curve.seconds[-1] / known.get(ranks, chips.reached[0][1])
+        # the bytes on a link over the seconds of the last knot, over the bus bandwidth reached here
+        link_bytes = PARTS["all-reduce"] * (ranks - 1) / ranks * 2 ** curve.log2_bytes[-1]
+        reached = dict(chips.reached) if operation == "all-reduce" else {}
+        reached_with_fewest_ranks = chips.reached[0][1]
+        bus_bandwidth = reached.get(ranks, reached_with_fewest_ranks)
+        stretch *= link_bytes / curve.seconds[-1] / bus_bandwidth
     return CollectiveCurve(log2_bytes=curve.log2_bytes, seconds=curve.seconds, stretch=stretch)

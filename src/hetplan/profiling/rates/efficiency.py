@@ -1,18 +1,17 @@
 """Measured efficiency: how much longer than expected a device's operators and links take.
 
-An operator's expected seconds are those of measured rates and physics (`hetplan.profiling.rates`).
-Operators that a user measured on the device itself, ten or some hundreds, say how much longer it
-takes: the logarithm of measured / expected seconds is smoothed over the logarithms of the sizes,
-products and memory-bound operators apart, by a Gaussian process with a general factor (Rasmussen
-and Williams 2006, chapter 2). What was measured nearby counts there, and elsewhere the general
-factor.
+An operator's expected seconds are those of the shipped rates and of physics
+(`hetplan.profiling.rates`). A user may measure from ten to some hundred operators on the device
+itself. A Gaussian process with a general factor (Rasmussen and Williams 2006, chapter 2) then
+predicts the logarithm of measured / expected seconds from the logarithms of the sizes, separately
+for products and for memory-bound operators. Near measured sizes the measurements decide, elsewhere
+the general factor.
 
-A collective's efficiency is the share that it reaches of the bandwidth that its kind of group
-reaches at best, by operation, ranks and bytes; it never falls as bytes grow, so that latency is
-part of it.
+A collective's efficiency is the share that it reaches of the best bandwidth of its kind of group,
+by operation, ranks and bytes. The share never falls as bytes grow, so that it includes the latency.
 
-Files: `hetplan-operators` (measured operators of one device, with how wrong each is predicted from
-the others once it was trained) and `hetplan-link-efficiency`.
+Files: `hetplan-operators` (measured operators of one device, and after training the errors of
+predicting each from the others) and `hetplan-link-efficiency`.
 """
 
 import math
@@ -46,8 +45,9 @@ from hetplan.text import grouped
 
 Kind = Literal["product", "elementwise"]
 KINDS: tuple[Kind, ...] = ("product", "elementwise")
+# The kinds of groups: ranks within a node, one rank of every node, or all ranks.
 Group = Literal["node", "between", "all"]
-LEAST_MESSAGES = 20
+LEAST_MESSAGES = 20  # measured messages from which curves of links can be learned
 # For each kind of group, the kinds whose curves may stand for it, the most alike first.
 NEAREST: dict[Group, tuple[Group, ...]] = {
     "node": ("node", "all", "between"),
@@ -76,17 +76,17 @@ SMOOTHING = Smoothing()
 
 
 class MeasuredOperator(StrictModel):
-    """`count` products of m x k by k x n, or an elementwise operator (all four 0) that moves
-    `elements`."""
+    """One operator with its measured seconds: `count` products of m x k by k x n, or an elementwise
+    operator."""
 
     kind: Kind
-    count: NonNegative = 0.0
+    count: NonNegative = 0.0  # 0 for an elementwise operator, as are m, k and n
     m: NonNegative = 0.0
     k: NonNegative = 0.0
     n: NonNegative = 0.0
-    elements: Positive
-    seconds: Annotated[Seconds, Field(gt=0)]
-    spread_seconds: Seconds = 0.0
+    elements: Positive  # numbers that it reads and writes
+    seconds: Annotated[Seconds, Field(gt=0)]  # of the fastest repeat
+    spread_seconds: Seconds = 0.0  # the slowest less the fastest repeat
 
     @property
     def shape(self) -> Shape:
@@ -99,35 +99,32 @@ class KindError(StrictModel):
 
     kind: Kind
     operators: PositiveCount
-    error: NonNegative  # each operator is predicted from the others
-    expected_error: NonNegative  # predicted without any measured operator
+    error: NonNegative  # where each operator is predicted from the others
+    expected_error: NonNegative  # where no measured operator is used
 
 
 class OperatorData(Document):
-    """Operators measured on one device.
-
-    flops_per_second, bytes_per_second: the peaks that nothing on the device exceeds.
-    bus_bytes_per_second: the bus bandwidth (bytes that pass each link) of a large all-reduce over
-    this machine's devices. errors: as `hetplan profile train` measured them.
-    """
+    """Operators measured on one device."""
 
     format: Literal["hetplan-operators"] = "hetplan-operators"
     version: Literal[1] = 1
-    device: Name
+    device: Name  # device type
     precision: Precision
-    element_bytes: PositiveCount
-    flops_per_second: Positive
-    bytes_per_second: Positive
+    element_bytes: PositiveCount  # bytes of a number
+    flops_per_second: Positive  # a peak that no product on the device exceeds
+    bytes_per_second: Positive  # a peak that no operator's traffic exceeds
     provenance: Provenance
     operators: list[MeasuredOperator] = Field(min_length=1)
+    # bus bandwidth (bytes that pass each link) of a large all-reduce over this machine's devices
     bus_bytes_per_second: Positive | None = None
+    # by kind of operator, as `hetplan profile train` computes them
     errors: list[KindError] = Field(default_factory=list)
 
     def spec(self) -> DeviceSpec:
         """The catalogue's entry of the device; without one, an entry made of the file's peaks."""
-        known = catalogue().get(self.device)
-        if known is not None:
-            return known
+        entry = catalogue().get(self.device)
+        if entry is not None:
+            return entry
         return DeviceSpec(
             memory_gib=1.0,
             peak_tflops={self.precision: self.flops_per_second / 1e12},
@@ -138,8 +135,8 @@ class OperatorData(Document):
 
 @cache
 def packaged(device: str, precision: str) -> OperatorData | None:
-    """The measured operators that come with hetplan for a device type, looked up by the name under
-    which it was measured; None for most types."""
+    """The measured operators that come with hetplan for a device type, by the device name in their
+    file; None for most types."""
     for path in sorted(Path(__file__).with_name("learned").glob("*.operators.json.gz")):
         file = OperatorData.load(path)
         if (file.device, file.precision) == (device, precision):
@@ -148,8 +145,11 @@ def packaged(device: str, precision: str) -> OperatorData | None:
 
 
 def sizes_of(shape: Shape, elements: float) -> list[float]:
-    """The features of an operator, logarithms (base 2) of sizes: count, m, k, n and the number of
-    results of products; the elements moved of an elementwise operator."""
+    """The features of an operator: logarithms (base 2) of its sizes.
+
+    Products have five sizes: count, m, k, n and the number of results. An elementwise operator has
+    one: the elements that it moves.
+    """
     if not shape.count:
         return [math.log2(elements)]
     results = shape.count * shape.m * shape.n
@@ -183,7 +183,7 @@ class Correction:
         return self.inverse @ self.logs
 
     def at(self, row: Sequence[float]) -> float:
-        """The logarithm of actual / expected seconds predicted at a row of features."""
+        """The predicted logarithm of measured / expected seconds at a row of features."""
         return float(self.covariance(np.array([row]), self.rows)[0] @ self.weights)
 
     def residuals(self) -> Floats:
@@ -194,7 +194,7 @@ class Correction:
 
 @dataclass(frozen=True)
 class Learned:
-    """The factors that a device's own measured operators give."""
+    """The factors on expected seconds that operators measured on a device give."""
 
     data: OperatorData
     spec: DeviceSpec  # the entry from which expected seconds follow
@@ -214,7 +214,7 @@ class Learned:
         return corrections
 
     def expected(self, operators: Iterable[MeasuredOperator]) -> Floats:
-        """Seconds of operators of one kind, before any of them was measured."""
+        """Expected seconds of operators of one kind, which no measured operator corrects."""
         data, chosen = self.data, list(operators)
         if chosen[0].kind == "product":
             shapes = tuple(op.shape for op in chosen)
@@ -227,17 +227,19 @@ class Learned:
         return np.array([estimate.seconds for estimate in estimates])
 
     def factor(self, op: Operator, micro_batch: int, tensor: int) -> float:
-        """Measured over expected seconds of an operator; 1 where its kind was not measured."""
+        """The factor from expected to real seconds of an operator; 1 where no operator of its kind
+        was measured."""
         shape = op.shape(micro_batch, tensor) or Shape(0, 0, 0, 0)
-        correction = self.corrections.get("product" if shape.count else "elementwise")
+        kind: Kind = "product" if shape.count else "elementwise"
+        correction = self.corrections.get(kind)
         if correction is None:
             return 1.0
-        moved = max(op.moved(micro_batch, tensor), 1.0)
-        return math.exp(correction.at(sizes_of(shape, moved)))
+        elements = max(op.moved(micro_batch, tensor), 1.0)
+        return math.exp(correction.at(sizes_of(shape, elements)))
 
 
 def train(data: OperatorData) -> OperatorData:
-    """The measured operators with the errors of predictions from each other; raises InputError
+    """The measured operators, with the errors of predicting each from the others. Raises InputError
     where no kind has two operators."""
     errors = []
     for kind, correction in Learned(data, data.spec()).corrections.items():
@@ -259,29 +261,26 @@ def train(data: OperatorData) -> OperatorData:
 
 
 def mean_error(shares: Floats) -> float:
-    """The mean of |predicted / measured - 1|; shares: predicted / measured."""
+    """The mean of |predicted / measured - 1|. shares: predicted / measured seconds."""
     return float(np.mean(np.abs(shares - 1)))
 
 
 class LinkCurve(StrictModel):
-    """The shares of the best bandwidth that a collective of some number of ranks reaches, by its
-    bytes; between two points, straight lines of logarithms."""
+    """The shares of the best bandwidth that one collective reaches, by its bytes. Between two
+    points, the logarithms of bytes and shares are interpolated linearly."""
 
     operation: Name
     group: Group
     ranks: PositiveCount
-    bytes: list[Positive]
-    share: list[Positive]
+    bytes: list[Positive]  # [B] on each rank, ascending
+    share: list[Positive]  # [B] never falling
 
 
 class LinkEfficiencyFile(Document):
     """The learned efficiency of one device's links.
 
-    bytes_per_second: the best bandwidth reached, by kind of group. trained_on, kept_apart: numbers
-    of messages. error: mean |predicted / measured - 1| of the seconds of the messages kept apart,
-    which the curves of the others predict; plain_error: the same where the median efficiency
-    predicts them; line_error: the same where each operation's latency and bandwidth do, which were
-    fitted with these messages among theirs.
+    The errors are means of |predicted / measured - 1| over the seconds of the messages that were
+    kept apart.
     """
 
     format: Literal["hetplan-link-efficiency"] = "hetplan-link-efficiency"
@@ -289,20 +288,23 @@ class LinkEfficiencyFile(Document):
     device: Name
     backend: Name
     provenance: Provenance
-    bytes_per_second: dict[Group, Positive]
-    trained_on: PositiveCount
-    kept_apart: PositiveCount
-    error: NonNegative
-    plain_error: NonNegative
+    bytes_per_second: dict[Group, Positive]  # the best bandwidth reached, by kind of group
+    trained_on: PositiveCount  # messages that give the curves behind `error`
+    kept_apart: PositiveCount  # messages that these curves predict
+    error: NonNegative  # of predictions by the curves
+    plain_error: NonNegative  # of predictions by the median share
+    # of predictions by each operation's latency and bandwidth, which were fitted to all messages,
+    # those kept apart among them
     line_error: NonNegative
-    curves: list[LinkCurve] = Field(min_length=1)
+    curves: list[LinkCurve] = Field(min_length=1)  # learned from all messages
 
 
 def moved_share(operation: str, ranks: int) -> float:
-    """Bytes that pass a rank's slowest link per byte of its own, at best.
+    """The least bytes that pass a rank's slowest link for each byte of that rank, by a ring
+    (Patarasuk and Yuan 2009).
 
-    Rings: Patarasuk and Yuan 2009. A rank's own bytes are what it sends (send), gives to all
-    (gathers), or has of what is reduced or exchanged, all parts together.
+    A rank's bytes are the message that it sends (send), the part that it gives to all other ranks
+    (all-gather, grouped-broadcast), or its whole tensor that is reduced or exchanged.
     """
     others = ranks - 1
     if operation == "send":
@@ -318,7 +320,8 @@ Message = tuple[str, Group, int, float, float]  # operation, group, ranks, bytes
 
 
 def link_curves(messages: Iterable[Message]) -> list[LinkCurve]:
-    """One curve for each operation, group and number of ranks; shares never fall."""
+    """One curve for each operation, group and number of ranks. A share below that of fewer bytes is
+    raised to it."""
     by_collective = grouped((message[:3], message[3:]) for message in sorted(messages))
     return [
         LinkCurve(
@@ -338,7 +341,7 @@ def share_of(
     """The share of the best bandwidth that a message of `size` bytes reaches, by the curve of the
     most similar collective: the same operation first, then the group, then the number of ranks.
 
-    Messages smaller than the curve's smallest take as long as it.
+    A message that is smaller than the smallest of the curve takes as long as that one.
     """
 
     def difference(curve: LinkCurve) -> tuple[bool, int, float]:
@@ -352,9 +355,10 @@ def share_of(
 
 
 def train_links(files: Sequence[Collectives], seed: int = 0) -> LinkEfficiencyFile:
-    """Curves from measured collectives; for the errors a fifth is kept apart, by `seed`.
+    """Curves from measured collectives. A fifth of the messages, drawn by `seed`, is kept apart for
+    the errors.
 
-    Raises InputError for too few, and where files are of different devices or back ends.
+    Raises InputError for too few messages, and where files are of different devices or back ends.
     """
     for key, file in product(("device", "backend"), files):
         got, expected = getattr(file, key), getattr(files[0], key)
@@ -371,19 +375,19 @@ def train_links(files: Sequence[Collectives], seed: int = 0) -> LinkEfficiencyFi
     groups = np.array([fit.group for fit, _ in measured])
     bandwidth = moved / seconds
     best = {group: float(bandwidth[groups == group].max()) for group in NEAREST if group in groups}
-    ideal = moved / np.array([best[fit.group] for fit, _ in measured])
+    ideal = moved / np.array([best[fit.group] for fit, _ in measured])  # seconds at the best rate
+    shares = ideal / seconds
     messages: list[Message] = [
         (fit.operation, fit.group, fit.ranks, point.bytes, share)
-        for (fit, point), share in zip(measured, (ideal / seconds).tolist(), strict=True)
+        for (fit, point), share in zip(measured, shares.tolist(), strict=True)
     ]
     order = list(range(len(measured)))
     Random(seed).shuffle(order)
-    cut = round(len(order) / 5)
-    apart, used = order[:cut], order[cut:]
+    count_apart = round(len(order) / 5)
+    apart, used = order[:count_apart], order[count_apart:]
     curves = link_curves(messages[i] for i in used)
-    predicted = np.array([share_of(curves, *messages[i][:4]) for i in apart])
-    lines = np.array([fit.operation_seconds(point.bytes) for fit, point in measured])
-    ratio = ideal[apart] / seconds[apart]
+    predicted_shares = np.array([share_of(curves, *messages[i][:4]) for i in apart])
+    line_seconds = np.array([fit.operation_seconds(point.bytes) for fit, point in measured])
     return LinkEfficiencyFile(
         device=files[0].device,
         backend=files[0].backend,
@@ -391,20 +395,21 @@ def train_links(files: Sequence[Collectives], seed: int = 0) -> LinkEfficiencyFi
         bytes_per_second=best,
         trained_on=len(used),
         kept_apart=len(apart),
-        error=mean_error(ratio / predicted),
-        plain_error=mean_error(ratio / np.median((ideal / seconds)[used])),
-        line_error=mean_error((lines / seconds)[apart]),
+        # predicted seconds are ideal / predicted share, and measured ones ideal / share
+        error=mean_error(shares[apart] / predicted_shares),
+        plain_error=mean_error(shares[apart] / np.median(shares[used])),
+        line_error=mean_error((line_seconds / seconds)[apart]),
         curves=link_curves(messages),
     )
 
 
 @dataclass(frozen=True)
 class LearnedLinks:
-    """The curves of a file, ready to be asked."""
+    """The learned efficiency of links, as the formulas of seconds use it."""
 
     file: LinkEfficiencyFile
 
     def share(self, operation: str, group: Group, ranks: int, size: float) -> float:
-        """The share of the link's best bandwidth, in (0, 1]. A kind of group that was not measured
-        has the share of the most similar one (`NEAREST`)."""
+        """The share of the links' best bandwidth that a message of `size` bytes reaches, in (0, 1].
+        A kind of group that was not measured has the share of the most similar one (`NEAREST`)."""
         return share_of(self.file.curves, operation, group, ranks, size)

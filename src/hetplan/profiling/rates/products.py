@@ -1,22 +1,24 @@
 """Seconds of matrix products and of operators without products: from measured rates where a device
 was measured, else from a roofline.
 
-The physics of a product is a roofline over tiles. A library cuts the result into tiles, and the
-inner dimension too where tiles are few; the multiprocessors compute them in waves, and the last
-wave takes as long as a full one (NVIDIA, "Matrix Multiplication Background", tile and wave
-quantisation). The fastest of the tiles that libraries use counts; a product takes no less than its
-bytes need. How fast a device computes each tile is fitted to its measured products, and trees learn
-the logarithm of measured / physical seconds from the sizes and from how each tile fits them. A
+The physics of a product is a roofline over tiles. A library cuts the result into tiles, and also
+the inner dimension where tiles are few. The multiprocessors compute the tiles in waves, and the
+last wave takes as long as a full one (NVIDIA, "Matrix Multiplication Background", tile and wave
+quantisation). The fastest kind of tile that libraries use decides, but a product takes no less than
+its bytes need.
+
+The speed of a device at each kind of tile is fitted to its measured products. Regression trees
+learn the logarithm of measured / physical seconds from the sizes and from the waves of each tile. A
 device that was not measured has the mean of the fits, and no trees.
 
-Measured seconds are not smooth, and these are not either: they jump where another wave begins, and
-fall a little where a larger product fits its tiles better.
+Like measured seconds, predicted ones are not smooth: they jump where another wave begins, and fall
+a little where a larger product fits its tiles better.
 
 The seconds of an operator without products are the bytes that it moves over the bandwidth that it
 reaches, and a few microseconds of its kernel. NeuSight measured such operators in fp32 on P4, P100,
-V100, T4 and A100, from 16 MB on. The share of the bandwidth grows with the bytes; that of norms and
-softmax also depends on the length of a row. Fewer bytes than were measured are moved at the share
-of the fewest. Numbers of 16 bits take the seconds of their bytes.
+V100, T4 and A100, from 16 MB on. The share of the bandwidth grows with the bytes; for norms and
+softmax it also depends on the length of a row. Fewer bytes than the fewest measured ones are moved
+at the share of those. Operators on 16-bit numbers take the seconds of their bytes.
 """
 
 import math
@@ -54,8 +56,8 @@ class Physics:
     joules_16: float = 2.9e-12
     joules_16_new: float = 0.97e-12  # from Ampere on (vidur's H100: 700 W at 720 TFLOP/s)
     multiprocessors: int = 80  # of a device for which the catalogue has no number: a V100's
-    # exponents of the smooth minimum over tiles, because libraries do not always choose the fastest
-    # one, and of the smooth maximum of computing and moving
+    # (exponent of the smooth minimum over tiles, exponent of the smooth maximum of computing and
+    # moving); the minimum is smooth because libraries do not always choose the fastest tile
     sharpness: tuple[float, float] = (20.0, 10.0)
     # Measured / physical seconds of a device that was not measured: 10 % of the products lie below
     # `low`, 10 % above `high`, over all measured devices, each with the mean fit of the others
@@ -190,8 +192,8 @@ class Trees:
 
 @cache
 def measured_products(device: str, precision: Precision) -> tuple[ProductTrees, Trees] | None:
-    """The shipped table and trees of a device type; None where it was not measured. bf16 counts as
-    fp16: tensor cores compute both at one rate."""
+    """(table, trees) shipped for a device type; None where it was not measured. bf16 counts as
+    fp16, because tensor cores compute both at the same rate."""
     for table in tables_of(precision):
         if device in table.devices:
             return table, Trees.of(table)
@@ -274,9 +276,11 @@ def _estimates(
 
 
 def beyond(table: ProductTrees, sizes: Floats) -> list[bool]:
-    """[N] whether a size of each product [N, 4] is more than twice the largest measured one or less
-    than half of the smallest. Larger m and n never count: they are more of the same tiles."""
-    largest = np.array([table.most[0], np.inf, table.most[2], np.inf])
+    """[N] for each product, whether one of its sizes [N, 4] is more than twice the largest measured
+    one, or less than half of the smallest. Larger m and n never count, because they only need more
+    tiles of the same kinds."""
+    largest_count, _, largest_k, _ = table.most
+    largest = np.array([largest_count, np.inf, largest_k, np.inf])
     far = (sizes < np.array(table.least) / 2) | (sizes > 2 * largest)
     return [bool(row.any()) for row in far]
 
@@ -290,16 +294,14 @@ MoveKind = Literal["binary", "pointwise", "norm", "softmax"]
 class Moving:
     """Constants of operators without products."""
 
-    # a kernel's seconds without data: profilers show 2 to 4 us of an empty one (NVIDIA Nsight)
+    # seconds of a kernel besides its bytes: an empty one takes 2 to 4 us (NVIDIA Nsight)
     start_seconds: float = 3e-6
-    """Seconds of a kernel beside its bytes: an empty one takes 2 to 4 us (NVIDIA Nsight)."""
-    row: float = 1536.0
-    """Numbers in a row where no length is given: the middle of the measured lengths."""
+    row: float = 1536.0  # numbers in a row without a given length: the middle of the measured ones
+    # `Errors.low` and `Errors.high` of devices that were not measured and take the rate of the
+    # measured device with the nearest bandwidth. `evidence/speed/fit_rates.py` prints them, where
+    # it predicts each measured device by the others.
     low: float = 0.72
-    """As `Errors.low`, for devices that were not measured and have the rate of the device with the
-    nearest bandwidth (`evidence/speed/fit_rates.py` prints each device by the others)."""
     high: float = 1.33
-    """As `Errors.high`, likewise."""
 
 
 MOVING = Moving()
@@ -327,11 +329,11 @@ class MoveCurve(StrictModel):
 
     start_seconds: NonNegative
     bytes_per_second: Positive  # the datasheet's memory bandwidth
-    log2_bytes: list[NonNegative]  # [B] knots
-    share: list[Positive]  # [B] of the bandwidth
+    log2_bytes: list[NonNegative]  # [B] knots: logarithms of the bytes
+    share: list[Positive]  # [B] shares of the bandwidth that are reached at the knots
 
     def move_seconds(self, moved: float) -> float:
-        """Seconds in which `moved` bytes move; never fewer for more bytes."""
+        """Seconds of moving `moved` bytes; never fewer for more bytes."""
         share = float(np.interp(math.log2(max(moved, 1.0)), self.log2_bytes, self.share))
         return self.start_seconds + moved / (self.bytes_per_second * share)
 
@@ -344,7 +346,7 @@ def move_curve(
     row: float | None = None,
     moving: Moving = MOVING,
 ) -> MoveCurve:
-    """The seconds of one kind of operator by bytes, on a device type; parameters as of
+    """The seconds of one kind of operator by bytes, on a device type. Parameters: see
     `move_seconds`."""
     rate, _ = rate_of(device, spec.memory_bytes_per_s, kind)
     length = math.log2(row or moving.row)
@@ -367,8 +369,8 @@ def move_seconds(
 ) -> Estimate:
     """Estimated seconds of one operator; never fewer for more bytes in rows of the same length.
 
-    device: its catalogue name, by which measurements are looked up. row: numbers in a row of a norm
-    or softmax. With equal rows, more bytes never take fewer seconds.
+    moved: bytes that it reads and writes. device: its catalogue name, by which measurements are
+    looked up. row: numbers in a row of a norm or softmax; None: `Moving.row`.
     """
     rate, measured = rate_of(device, spec.memory_bytes_per_s, kind)
     seconds = move_curve(kind, device, spec, row=row, moving=moving).move_seconds(moved)

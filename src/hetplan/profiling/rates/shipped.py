@@ -22,10 +22,10 @@ IntegerRows = Annotated[list[list[int]], Field(min_length=1)]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Predicted seconds of an operator or a collective, with an interval for the measured ones.
+    """Predicted seconds of an operator or a collective, with an interval.
 
-    Eight in ten measurements lie in the interval. Fits that did not see the measured shapes give
-    its width; where nothing like the operator was measured, it is wider.
+    Eight in ten measurements lie in the interval. Its width follows from the errors of fits that
+    did not see the measured shapes; where nothing like the operator was measured, it is wider.
     """
 
     seconds: float
@@ -77,7 +77,8 @@ class ProductTrees(StrictModel):
     most: list[Positive]  # [4] largest measured count, m, k and n
     start: float
     feature: IntegerRows  # [T, 2^depth - 1] index of the feature that an inner node compares
-    threshold: IntegerRows  # [T, 2^depth - 1] features of at least this go right; thousandths
+    # [T, 2^depth - 1] in thousandths; a feature of at least the threshold leads to the right
+    threshold: IntegerRows
     leaf: IntegerRows  # [T, 2^depth] ten-thousandths of the logarithm
     errors: Errors
 

@@ -1,15 +1,18 @@
-"""Predicted times: measured rates per operator, the host per layer, collectives, recomputation.
+"""Predicted seconds of operators and layers, and the bytes and seconds of recomputation.
 
-Every operator takes what measurements of its kind and size say (`profiling/rates`), and the physics
-fitted to them elsewhere; a layer takes the sum, together with its host's launches. Nothing here is
-fitted to any system's totals.
+An operator takes the seconds of the shipped rates of its kind and size (`profiling/rates`). A layer
+takes the sum over its operators, combined with the seconds in which its host launches kernels
+(`together`). Nothing here is fitted to any system's totals.
 
-Recomputation says what a layer keeps for its backward pass, and what it computes again. none:
-everything is kept. selective: the attention core (scores, softmax, context) is computed again
-(Korthikanti et al. 2022, Section 5). operators: the outputs of fused attention and of every second
-product are kept, and the rest is computed again (torchtitan's selective checkpointing per
-operator). full: only the layer's input is kept, and its forward pass
-repeated (Chen et al. 2016).
+The mode of recomputation says which tensors a layer keeps for its backward pass, and which it
+computes again:
+
+- none: all tensors are kept;
+- selective: the attention core (scores, softmax, context) is computed again (Korthikanti et al.
+  2022, Section 5);
+- operators: the outputs of fused attention and of every second product are kept, and all others are
+  computed again (torchtitan's selective checkpointing per operator);
+- full: only the layer's input is kept, and its forward pass is repeated (Chen et al. 2016).
 """
 
 import math
@@ -45,14 +48,18 @@ from hetplan.profiling.rates.shipped import Estimate
 
 # The share of its speed that a 16-bit product keeps where k or n is no multiple of 8, by the
 # largest power of two that divides both (NVIDIA, "Matrix Multiplication Background": operands of
-# whole 16 bytes). Asynchronous copies take 4, 8 or 16 bytes (CUDA, cp.async), so that only odd
-# sizes lose them; what those lose was seen on the heads of vTrain's single GPUs (50257 columns).
+# whole 16 bytes). Asynchronous copies take 4, 8 or 16 bytes (CUDA, cp.async), so that only products
+# of odd sizes cannot use them; the share of odd sizes was taken from the heads of vTrain's single
+# GPUs (50257 columns).
 MISALIGNED = {1: 0.35, 2: 0.7, 4: 0.85}
-# How much faster products of 8-bit numbers are than of 16-bit ones (the datasheets of H100 to B200
-# say twice). Their operands are read in 16 bits, and written in 8 bits as they are and transposed
-# (NVIDIA Transformer Engine, "FP8 primer"): moves of 16-bit elements for each.
-FP8_SPEED, FP8_CASTS = 1.9, 2.0
-# How measured memory-bound operators stand for the described ones.
+# The speed of products of 8-bit numbers over that of 16-bit numbers (twice, by the datasheets of
+# H100 to B200).
+FP8_SPEED = 1.9
+# The 16-bit elements that the cast of an operand moves, for each of its elements: it is read in 16
+# bits, and written in 8 bits twice, as it is and transposed (NVIDIA Transformer Engine, "FP8
+# primer").
+FP8_CASTS = 2.0
+# Kind of a described operator -> the measured kind whose rates it takes.
 MOVES: dict[Kind, MoveKind] = {
     "add": "binary",
     "activation": "pointwise",
@@ -66,12 +73,12 @@ MOVES: dict[Kind, MoveKind] = {
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Seconds of one layer and one micro-batch on one device of a tensor group, without its
-    all-reduces."""
+    """Seconds of one layer or operator for one micro-batch, on one device of a tensor group,
+    without all-reduces."""
 
     forward: float
     backward: float
-    # the part in which the host launches the kernels; see `together`
+    # the seconds of the host's launches, which are part of the seconds above; see `together`
     forward_host: float = 0.0
     backward_host: float = 0.0
 
@@ -84,12 +91,13 @@ def layer_time(
     tensor: int = 1,
     learned: Learned | None = None,
 ) -> LayerTime:
-    """Seconds of `layer` for `micro_batch` samples, split over `tensor` devices of such rates.
+    """Seconds of `layer` for `micro_batch` samples on each of `tensor` devices that divide it.
 
-    Matrix products shrink with `tensor`; norms, residuals and dropouts only do where the stack is
-    sequence parallel; all-reduces are not included. What the host takes to launch the kernels
-    counts, too (`together`). learned: what was measured of this device's operators, as factors.
-    Raises InputError where sizes are below 1.
+    Matrix products shrink with `tensor`; norms, residuals and dropouts shrink only where the stack
+    is sequence parallel. All-reduces are not included, the host's launches are (`together`). Raises
+    InputError where `micro_batch` or `tensor` is below 1.
+
+    rates: of the devices. learned: factors from operators measured on such a device; None: none.
     """
     for name, value in (("micro_batch", micro_batch), ("tensor", tensor)):
         require(value >= 1, f"{name} is not usable", got=value, expected="at least 1")
@@ -97,12 +105,12 @@ def layer_time(
     if learned is not None:
         factors = [learned.factor(op, micro_batch, tensor) for op in layer.operators]
         times = [
-            LayerTime(t.forward * factor, t.backward * factor)
-            for t, factor in zip(times, factors, strict=True)
+            LayerTime(time.forward * factor, time.backward * factor)
+            for time, factor in zip(times, factors, strict=True)
         ]
-    # arrays of two passes: [forward, backward]; a layer may have no operators (a dropout of 0)
-    device = np.zeros(2)
-    kernels = np.zeros(2)
+    # [forward, backward] each; a layer may have no operators (a dropout of 0)
+    device = np.zeros(2)  # seconds of the kernels
+    kernels = np.zeros(2)  # number of kernels
     for operator, seconds in zip(layer.operators, times, strict=True):
         device += (seconds.forward, seconds.backward)
         kernels += launches(operator)
@@ -112,7 +120,7 @@ def layer_time(
     if tensor > 1:
         for reduce in layer.reduces:
             kernels[int(reduce.backward)] += 1
-            if rates.stack.gather_copies and micro_batch > 1:  # read and written, twice
+            if rates.stack.gather_copies and micro_batch > 1:  # two copies, read and written each
                 copied = 4 * micro_batch * reduce.elements
                 device[int(reduce.backward)] += rates.moved_seconds(copied, "copy")
     host = kernels * rates.stack.host_seconds
@@ -138,7 +146,7 @@ class Rates:
     spec: DeviceSpec
     precision: Precision
     stack: Stack = DEFAULT_STACK
-    # Which number of every estimate: its middle ("seconds"), or an end of the interval in which
+    # The number of every `Estimate` that is used: its seconds, or an end of the interval in which
     # eight of ten measurements lay.
     edge: Literal["low", "seconds", "high"] = "seconds"
 
@@ -168,24 +176,27 @@ class Rates:
         return self.end_of(estimate) / share
 
     def attention_seconds(self, op: Matmul, shape: Shape) -> tuple[float, float]:
-        """Seconds of one of the two products of fused attention, forward and backward.
+        """(forward, backward) seconds of one of the two products of fused attention.
 
         The backward pass has five products for the forward pass's two. A causal mask halves the
-        products (Dao 2023, Section 4.1), and the keys that a query sees on average.
+        products (Dao 2023, Section 4.1), and the number of keys that a query sees on average.
         """
         seen = 0.5 if op.attention == "fused-causal" else 1.0
-        keys = seen * max(shape.k, shape.n)
+        keys = seen * max(shape.k, shape.n)  # one of the two is the head's width, the other keys
         flops = seen * shape.flops
         peak = self.spec.peak_flops(self.precision)
-        forward, backward = flash_shares(self.stack.flash, peak, "bf16" in self.spec.peak_tflops)
+        forward_share, backward_share = flash_shares(
+            self.stack.flash, peak, "bf16" in self.spec.peak_tflops
+        )
         reached = peak * keys / (keys + HALF_SEQUENCE) / FLASH_SPREAD[self.edge]
-        return flops / (reached * forward), 2.5 * flops / (reached * backward)
+        return flops / (reached * forward_share), 2.5 * flops / (reached * backward_share)
 
 
 def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> LayerTime:
-    """Seconds of one operator, forward and backward."""
+    """Seconds of one operator for a micro-batch on one of `tensor` devices, without the host's."""
+    # A lookup is not divided by tokens: each rank looks up all tokens in its part of the table.
     if rates.stack.sequence_parallel and isinstance(op, Elementwise) and op.kind != "lookup":
-        op = replace(op, split=True)  # a lookup takes all tokens to each rank's part of the table
+        op = replace(op, split=True)
     if isinstance(op, Matmul) and op.attention.startswith("fused"):
         return LayerTime(*rates.attention_seconds(op, op.shape(micro_batch, tensor)))
     shape = op.shape(micro_batch, tensor)
@@ -205,8 +216,8 @@ def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> 
 
 
 def narrow_seconds(shape: Shape, seconds: float, rates: Rates) -> float:
-    """Seconds of a product in 8 or 4 bits, with the casts of its operands, from its seconds in 16
-    bits."""
+    """Seconds of a product in 8 or 4 bits, with the casts of its operands. seconds: those of the
+    product in 16 bits."""
     faster = FP8_SPEED
     if rates.stack.fp4:
         peaks = rates.spec.peak_tflops
@@ -216,18 +227,19 @@ def narrow_seconds(shape: Shape, seconds: float, rates: Rates) -> float:
 
 
 def all_reduce_seconds(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> float:
-    """Time of a ring all-reduce: 2 (n-1) (size / (n b) + a), no overlap.
+    """Seconds of a ring all-reduce without overlap: 2 (n - 1) (size / (n b) + a).
 
-    size: bytes per rank. ranks: n >= 1 (1 gives 0). bandwidth: bytes/s of the ring's slowest link.
-    latency: seconds per message. Source: Patarasuk and Yuan 2009; AMP (NeurIPS 2022), equation 3,
-    without the latency.
+    size: bytes per rank. ranks: n >= 1 (1 gives 0). bandwidth: b, bytes/s of the ring's slowest
+    link. latency: a, seconds per message. Source: Patarasuk and Yuan 2009; AMP (NeurIPS 2022),
+    equation 3, which has no latency.
     """
     return 2.0 * (ranks - 1) * (size / (ranks * bandwidth) + latency)
 
 
 Recomputation = Literal["none", "selective", "operators", "full"]
 
-CORE = ("scores", "softmax", "context")
+CORE = ("scores", "softmax", "context")  # operators of attention's core
+# Saved tensors of attention's core, and the outputs of fused attention.
 CORE_SAVED = ("softmax output", "scores after dropout", "scores dropout mask")
 FUSED_SAVED = ("attention output", "log-sum-exp")
 
@@ -235,7 +247,8 @@ FUSED_SAVED = ("attention output", "log-sum-exp")
 def repeated_share(
     layer: Layer, mode: Recomputation, rates: Rates, micro_batch: int, tensor: int
 ) -> float:
-    """The share of the layer's forward seconds that its backward pass spends again."""
+    """The share of the layer's forward seconds that its backward pass repeats under a mode of
+    recomputation."""
     if mode == "none" or layer.kind not in REPEATED:
         return 0.0
     if mode == "full":
@@ -260,19 +273,19 @@ def repeated_part(op: Operator, mode: Recomputation) -> float:
 
 
 def kept_bytes(
-    layer: Layer, mode: Recomputation, precision: Precision, tensor: int, before: float
+    layer: Layer, mode: Recomputation, precision: Precision, tensor: int, input_bytes: float
 ) -> float:
-    """Bytes per sample that each device of a tensor group keeps. before: bytes per sample of the
-    layer's input."""
+    """Bytes per sample that a layer keeps for its backward pass under a mode of recomputation, on
+    each device of a tensor group. input_bytes: bytes per sample of the layer's input."""
     if mode == "full" and layer.kind in REPEATED:
-        return before
+        return input_bytes
     if mode == "operators" and layer.kind in REPEATED:
-        outputs = 0.0
+        outputs = 0.0  # numbers in the outputs of products with weights
         for op in layer.operators:
             if isinstance(op, Matmul) and op.weight:
                 outputs += op.m * op.n * op.count / (tensor if op.split == "n" else 1)
         core = sum(t.size(precision) for t in layer.saved if t.name in FUSED_SAVED) / tensor
-        return before + core + outputs / 2 * ELEMENT_BYTES[precision]
+        return input_bytes + core + outputs / 2 * ELEMENT_BYTES[precision]
     dropped = CORE_SAVED if mode == "selective" else ()
     kept = [saved for saved in layer.saved if saved.name not in dropped]
     return sum(saved.size(precision) / (tensor if saved.split else 1) for saved in kept)

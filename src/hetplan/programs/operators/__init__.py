@@ -1,6 +1,6 @@
-"""The operators that programs are made of, each stated once: the shape of its output, the ways in
-which it can be sharded, its work, and its kernel.
+"""The operators of programs. Each one is described in one place: the shape of its output, its
+sharding rules, its work, and its kernel.
 
-`operator` describes the parts of an operator; each of the other modules holds a group of operators;
-`table` has all of them by name.
+The module `operator` describes these parts of an operator. `table` has all operators by name, and
+each of the other modules defines a group of them.
 """

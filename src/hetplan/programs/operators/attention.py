@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 def attention_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """[samples, heads, tokens, width of a value]; of one tensor [samples, groups, tokens, r d]."""
+    """The output's shape: [samples, heads, tokens, width of a value]; if the operator reads one
+    tensor, [samples, groups, tokens, r d]."""
     samples, heads, tokens, width = whole[0]
     if len(whole) > 1:
         return samples, heads, tokens, whole[2][3]
@@ -58,12 +59,12 @@ def score_sizes(whole: Shapes, output: Shape, attributes: Attributes) -> ScoreSi
 
 
 def attention_products(whole: Shapes, output: Shape, attributes: Attributes) -> Work:
-    """FLOP of the products: two in the forward pass; four in the backward pass, which give the
-    gradients of the scores, queries, keys and values."""
-    entries, d, e = score_sizes(whole, output, attributes)
+    """FLOP of the matrix products: two in the forward pass; four in the backward pass, which give
+    the gradients of the scores, queries, keys and values."""
+    entries, d, e = score_sizes(whole, output, attributes)  # d, e: width of a query, of a value
     forward = 2 * entries * (d + e)
     # The gradients of queries and of keys both need the gradient of the scores, a product of
-    # 2 entries e FLOP: each counts half of it.
+    # 2 * entries * e FLOP. Half of it counts for the queries and half for the keys.
     of_queries = entries * e + 2 * entries * d
     of_keys = of_queries
     of_values = 2 * entries * e
@@ -73,7 +74,7 @@ def attention_products(whole: Shapes, output: Shape, attributes: Attributes) -> 
 
 
 def attention_work(whole: Shapes, output: Shape, attributes: Attributes) -> Work:
-    """FLOP of the products and of the softmax between them.
+    """FLOP of the matrix products and of the softmax between them.
 
     The softmax moves four elements per entry of the scores in the forward pass, and six in the
     backward pass, of which the gradients of queries and of keys count half each.
@@ -101,7 +102,7 @@ def attention(inputs: Sequence[Tensor], attributes: Attributes, place: Place) ->
 
 def split_heads(x: Tensor, r: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [b, groups r, tokens, d] from one tensor [b, groups, tokens,
-    (r + 2) d]; keys and values are repeated for each of a group's r queries."""
+    (r + 2) d]. Keys and values are repeated for each of a group's r query heads."""
     d = x.shape[3] // (r + 2)
     q, k, v = x.split([r * d, d, d], dim=3)
     queries = q.unflatten(3, (r, d)).transpose(2, 3).flatten(1, 2)
@@ -109,8 +110,8 @@ def split_heads(x: Tensor, r: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rotated(x: Tensor, base: float = 10_000.0) -> Tensor:
-    """Rotary position embeddings: pairs of entries of x [b, n, tokens, d], rotated by angles that
-    are proportional to the token's position.
+    """x [b, heads, tokens, d] with rotary position embeddings: pairs of entries are rotated by
+    angles that are proportional to the token's position.
 
     Entry i is paired with entry i + d // 2; the last entry of an odd d stays. Pair i rotates by
     base^(-i / (d // 2)) per token. Source: Su et al. 2021.

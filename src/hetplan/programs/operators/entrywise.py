@@ -1,4 +1,5 @@
-"""Functions of every entry, sums and products of entries."""
+"""Operators that compute each entry of the output from the entries of the inputs in the same place:
+activations, sums and products."""
 
 from __future__ import annotations
 
@@ -25,21 +26,21 @@ if TYPE_CHECKING:
 
 
 def gelu(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
-    """The approximation by tanh."""
+    """GELU, in the approximation by tanh."""
     from torch.nn.functional import gelu
 
     return gelu(inputs[0], approximate="tanh")
 
 
 def gelu_erf(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
-    """The exact function."""
+    """GELU, the exact function."""
     from torch.nn.functional import gelu
 
     return gelu(inputs[0])
 
 
 def silu(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
-    """x times its sigmoid."""
+    """SiLU: x times the sigmoid of x."""
     from torch.nn.functional import silu
 
     return silu(inputs[0])
@@ -52,12 +53,13 @@ def positive(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> 
 
 
 def offset(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
-    """`number` added to every entry; to summands, by one device."""
+    """Every entry plus the attribute `number`. If the input comes in summands, only one device adds
+    it."""
     return inputs[0] + attributes["number"] * place.once
 
 
 def broadcast(whole: Shapes, attributes: Attributes) -> Shape:
-    """The shape by numpy's rule."""
+    """The output's shape, by numpy's rule of broadcasting."""
     try:
         return tuple(int(n) for n in np.broadcast_shapes(*whole))
     except ValueError:
@@ -66,13 +68,14 @@ def broadcast(whole: Shapes, attributes: Attributes) -> Shape:
 
 
 def broadcast_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """Any dimension of the output can be sliced; inputs that lack it, or have length 1 there, are
-    whole."""
+    """Any dimension of the output can be sliced. Inputs that lack the dimension, or have length 1
+    there, are whole."""
     output = broadcast(whole, attributes)
 
     def form(shape: Shape, d: int) -> Form:
-        own = d - len(output) + len(shape)  # the output's dimension d among the input's
-        return own if own >= 0 and shape[own] == output[d] else WHOLE
+        """The form of an input of this shape if the output is sliced along d."""
+        same = d - len(output) + len(shape)  # number of the same dimension in the input
+        return same if same >= 0 and shape[same] == output[d] else WHOLE
 
     return [Way(tuple(form(shape, d) for shape in whole), d) for d in range(len(output))]
 
@@ -83,13 +86,14 @@ def add(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tenso
 
 
 def multiply_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """As for a sum; and a summand of either factor times the whole other one."""
+    """Any dimension of the output can be sliced. Summands of one factor times the whole other
+    factor give summands of the output."""
     of_summands = [Way((PARTIAL, WHOLE), PARTIAL), Way((WHOLE, PARTIAL), PARTIAL)]
     return [*broadcast_ways(whole, attributes), *of_summands]
 
 
 def gated_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """The pair of gate and value in the last dimension becomes one entry."""
+    """The output's shape: the input's without the last dimension, a pair of gate and value."""
     require(whole[0][-1] == 2, "last dimension", where="gated", got=whole[0][-1], expected="2")
     return whole[0][:-1]
 

@@ -99,7 +99,8 @@ def mean_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
     averaged = attributes["dimension"]
     dimensions = len(whole[0])
     before = [Way((d,), d) for d in range(averaged)]
-    behind = [Way((d,), d - 1) for d in range(averaged + 1, dimensions)]  # move up in the output
+    # the output lacks the averaged dimension, so that dimension d is number d - 1 there
+    behind = [Way((d,), d - 1) for d in range(averaged + 1, dimensions)]
     return [*before, *behind, Way((averaged,), PARTIAL)]
 
 

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 def other_lengths(shape: Shape, d: int, *lengths: int) -> Shape:
-    """The shape with other lengths in the place of dimension d."""
+    """The shape with `lengths` in the place of dimension d; without lengths, d is left out."""
     return (*shape[:d], *lengths, *shape[d + 1 :])
 
 
 def other_dimensions(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """Any dimension but `dimension`, of all inputs alike, can be sliced."""
+    """All inputs can be sliced along the same dimension, any but the attribute `dimension`."""
     kept = [d for d in range(len(whole[0])) if d != attributes["dimension"]]
     return [Way((d,) * len(whole), d) for d in kept]
 
 
 def permute_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """The dimensions in the order `order`."""
+    """The output's shape: the input's dimensions in the order of the attribute `order`."""
     return tuple(whole[0][d] for d in attributes["order"])
 
 
@@ -43,7 +43,7 @@ def permute_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
 
 
 def reshape_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """`shape`, which has as many entries."""
+    """The output's shape: the attribute `shape`, which has as many entries as the input."""
     shape: Shape = tuple(attributes["shape"])
     require(
         size(shape) == size(whole[0]),
@@ -56,11 +56,13 @@ def reshape_shape(whole: Shapes, attributes: Attributes) -> Shape:
 
 
 def reshape_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """A dimension can be sliced where as many entries stand in front of it as in front of one of
-    the new shape."""
+    """A dimension can be sliced if the new shape has a dimension in front of which stand equally
+    many entries: the product of the lengths in front is the same, so that both divide the entries
+    into the same slices."""
     before, after = whole[0], attributes["shape"]
+    # product of the lengths in front -> dimension of the new shape
     new_dimension = {size(after[:e]): e for e, length in enumerate(after) if length > 1}
-    ways = [summands()]  # packaged decisions count triples in this order
+    ways = [summands()]  # stays first: packaged decisions refer to steps by number
     for d, length in enumerate(before):
         in_front = size(before[:d])
         if length > 1 and in_front in new_dimension:
@@ -69,7 +71,7 @@ def reshape_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
 
 
 def select_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """Entries [start, stop) of `dimension`."""
+    """The output's shape: `dimension` has the length stop - start."""
     length = attributes["stop"] - attributes["start"]
     return other_lengths(whole[0], attributes["dimension"], length)
 
@@ -81,7 +83,7 @@ def select(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Te
 
 
 def repeat_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """`shape`, to which dimensions of length 1 are repeated."""
+    """The output's shape: the attribute `shape`, to which dimensions of length 1 are repeated."""
     return tuple(attributes["shape"])
 
 
@@ -92,13 +94,13 @@ def repeat_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
 
 
 def join_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """The inputs behind each other along `dimension`."""
+    """The output's shape: the lengths of all inputs are added up along `dimension`."""
     d = attributes["dimension"]
     return other_lengths(whole[0], d, sum(shape[d] for shape in whole))
 
 
 def join(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
-    """The inputs behind each other along `dimension`."""
+    """The inputs, concatenated along `dimension`."""
     import torch
 
     return torch.cat(list(inputs), attributes["dimension"])

@@ -1,8 +1,8 @@
 """Norms and softmax.
 
-A batch norm consists of two operators: `batch-moments`, the means of x and x^2 over samples and
-places [2, channels], and `batch-norm` of (x, moments, scale, shift). A slice of the samples gives
-summands of the moments; their All-Reduce synchronises the statistics.
+A batch norm consists of two operators. `batch-moments` gives the means of x and x^2 over samples
+and pixels, [2, channels]. `batch-norm` reads (x, moments, scale, shift). A slice of the samples
+gives summands of the moments; their All-Reduce synchronises the statistics.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EPSILON = 1e-5
 
 
 def layer_norm(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
-    """(x, scale, shift): over the last dimension."""
+    """Layer norm over the last dimension, of the inputs (x, scale, shift)."""
     from torch.nn.functional import layer_norm
 
     x, scale, shift = inputs
@@ -36,7 +36,7 @@ def layer_norm(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -
 
 
 def rms_norm(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
-    """(x, scale): over the last dimension."""
+    """RMS norm over the last dimension, of the inputs (x, scale)."""
     from torch.nn.functional import rms_norm
 
     x, scale = inputs
@@ -44,18 +44,19 @@ def rms_norm(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> 
 
 
 def batch_moments_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """[2, channels]."""
+    """The output's shape: [2, channels]."""
     return (2, whole[0][1])
 
 
 def batch_moments_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """Any dimension can be sliced; all but the channels are summed over."""
+    """Any dimension can be sliced. Slices of the channels give slices of the moments; slices of all
+    other dimensions give summands."""
     return [Way((d,), d if d == 1 else PARTIAL) for d in range(len(whole[0]))]
 
 
 def batch_moments(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
-    """The part of these samples in the means of x and x^2 over `count` entries of each channel; in
-    fp64, as the variance is a difference of both."""
+    """The summands of this slice in the means of x and x^2 over the `count` entries of a channel.
+    They are in fp64, because the variance is a difference of both."""
     import torch
 
     x = inputs[0].transpose(0, 1).flatten(1)
@@ -71,8 +72,8 @@ def batch_norm_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
 
 
 def batch_norm(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
-    """Every channel less its mean, over its deviation (Ioffe and Szegedy 2015), scaled and
-    shifted."""
+    """Every channel minus its mean, divided by its standard deviation, scaled and shifted (Ioffe
+    and Szegedy 2015)."""
     x, (mean, square), scale, shift = inputs
     deviation = (square - mean.square() + attributes["epsilon"]).sqrt()
     factor, mean = (scale / deviation).to(x.dtype), mean.to(x.dtype)

@@ -1,5 +1,5 @@
-"""One kind of operator: its shape, its sharding rules (`forms.Way`), its work and its kernel; and
-the shapes, sharding rules and work that several kinds share.
+"""The class of an operator, `Operator`: the shape of its output, its sharding rules (`forms.Way`),
+its work and its kernel. Beside it, the shapes, sharding rules and work of more than one operator.
 
 Work is in FLOP. Elementwise operators wait for memory, not for arithmetic: each element read or
 written counts as `ELEMENT_FLOPS`, the FLOP that a device computes in the time of moving it.
@@ -99,8 +99,8 @@ def output_sized_work(whole: Shapes, output: Shape, attributes: Attributes) -> W
 
 @dataclass(frozen=True)
 class Operator:
-    """One kind of operator. `whole` stands for the undivided shapes of its inputs, `output` for the
-    undivided shape of its output."""
+    """One kind of operator; `table.OPERATORS` lists all. In the comments, `whole` stands for the
+    undivided shapes of its inputs, and `output` for the undivided shape of its output."""
 
     shape: Callable[[Shapes, Attributes], Shape]
     """(whole, attributes) -> output. Raises InputError where the inputs do not fit."""

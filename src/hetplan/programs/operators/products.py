@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 
 
 def parsed(equation: str) -> tuple[tuple[str, ...], str]:
-    """The letters of inputs and output: `ab,bc,c->ac` gives (("ab", "bc", "c"), "ac")."""
+    """The letters of each input, and those of the output, in an equation of einsum: `ab,bc,c->ac`
+    gives (("ab", "bc", "c"), "ac")."""
     left, _, output = equation.partition("->")
     return tuple(left.split(",")), output
 
 
 def contract_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """The lengths of the output's letters; a letter has the same length in all inputs."""
+    """The output's shape: the lengths of its letters. Raises InputError where a letter has two
+    lengths, or the equation does not fit the number of inputs or of their dimensions."""
     equation = attributes["equation"]
     terms, output = parsed(equation)
     require(
@@ -63,29 +65,32 @@ def contract_shape(whole: Shapes, attributes: Attributes) -> Shape:
 
 
 def contract_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """Along every letter of the factors and the output."""
+    """A contraction can be sliced along every letter of its factors and its output."""
     terms, output = parsed(attributes["equation"])
     letters = dict.fromkeys("".join((*terms[:2], output)))
     return [along(letter, terms, output) for letter in letters]
 
 
 def contract_products(whole: Shapes, output: Shape, attributes: Attributes) -> Work:
-    """One product in the forward pass, and one for each factor's gradient."""
+    """FLOP of one product in the forward pass, and of one for each factor's gradient."""
     terms, _ = parsed(attributes["equation"])
-    pairs = zip("".join(terms[:2]), (*whole[0], *whole[1]), strict=True)
-    flops = 2.0 * float(math.prod(dict(pairs).values()))
-    return flops, [flops, flops, *[0.0] * (len(whole) - 2)]
+    length_of = dict(zip("".join(terms[:2]), (*whole[0], *whole[1]), strict=True))
+    flops = 2.0 * float(math.prod(length_of.values()))
+    of_bias = [0.0] * (len(whole) - 2)
+    return flops, [flops, flops, *of_bias]
 
 
 def contract_work(whole: Shapes, output: Shape, attributes: Attributes) -> Work:
-    """The products; a bias' gradient only moves."""
+    """FLOP of the products, and of moving the gradient of a bias."""
     return with_bias(contract_products(whole, output, attributes), output)
 
 
 def with_bias(products: Work, output: Shape) -> Work:
-    """The products, and the entries that a bias' gradient reads, where there is a bias."""
-    forward, (left, right, *bias) = products
-    return forward, [left, right, *[ELEMENT_FLOPS * size(output)] * len(bias)]
+    """FLOP of the products, and of a bias's gradient if there is a bias: it reads every entry of
+    the output's gradient."""
+    forward, (left, right, *biases) = products
+    of_bias = [ELEMENT_FLOPS * size(output)] * len(biases)  # no bias, or one
+    return forward, [left, right, *of_bias]
 
 
 def contract(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
@@ -96,16 +101,17 @@ def contract(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> 
     result = torch.einsum(f"{terms[0]},{terms[1]}->{output}", inputs[0], inputs[1])
     if len(inputs) == 2:
         return result
-    own, bias = terms[2], inputs[2]
-    kept = [letter for letter in output if letter in own]
-    assert list(own) == kept, "a bias keeps the order of the output"
-    lengths = iter(bias.shape)
-    shape = [next(lengths) if letter in own else 1 for letter in output]
+    bias_letters, bias = terms[2], inputs[2]
+    in_output_order = [letter for letter in output if letter in bias_letters]
+    assert list(bias_letters) == in_output_order, "a bias keeps the order of the output"
+    length_of = dict(zip(bias_letters, bias.shape, strict=True))
+    shape = [length_of.get(letter, 1) for letter in output]
     return result + place.once * bias.view(shape)
 
 
 def convolve_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """x [b, c, H, W] with weight [o, c, k, l]; `padding` and `stride` are alike both ways."""
+    """The output's shape [b, o, rows, columns] for x [b, c, H, W] and weight [o, c, k, l]. The
+    attributes `padding` and `stride` hold for rows and for columns."""
     (b, c, height, width), (o, inner, k, l) = whole[:2]
     require(inner == c, "input channels", where="convolve", got=c, expected=str(inner))
     pad, stride = attributes.get("padding", 0), attributes.get("stride", 1)
@@ -113,19 +119,22 @@ def convolve_shape(whole: Shapes, attributes: Attributes) -> Shape:
 
 
 def convolve_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """Samples, output channels, and input channels, which are summed over."""
+    """Samples, output channels and input channels can be sliced. Slices of the input channels give
+    summands."""
     terms = ("bcHW", "ockl", "o")[: len(whole)]
     return [along(letter, terms, "boHW") for letter in "boc"]
 
 
 def convolve_products(whole: Shapes, output: Shape, attributes: Attributes) -> Work:
-    """One product in the forward pass, and one for the gradients of input and weight each."""
-    flops = 2.0 * size(output) * size(whole[1][1:])
-    return flops, [flops, flops, *[0.0] * (len(whole) - 2)]
+    """FLOP of one product in the forward pass, and of one for each gradient of x and weight."""
+    weight = whole[1]
+    flops = 2.0 * size(output) * size(weight[1:])
+    of_bias = [0.0] * (len(whole) - 2)
+    return flops, [flops, flops, *of_bias]
 
 
 def convolve_work(whole: Shapes, output: Shape, attributes: Attributes) -> Work:
-    """The products; a bias' gradient only moves."""
+    """FLOP of the products, and of moving the gradient of a bias."""
     return with_bias(convolve_products(whole, output, attributes), output)
 
 

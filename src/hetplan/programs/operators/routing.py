@@ -13,33 +13,35 @@ if TYPE_CHECKING:
 
 
 def route_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """gates [b, s, e] -> weights [b, s, e, c] of `capacity` c places at each expert."""
+    """The output's shape: weights [b, s, e, c] for gates [b, s, e]. Letters: b samples, s tokens,
+    e experts, c places at an expert (the attribute `capacity`)."""
     return (*whole[0], attributes["capacity"])
 
 
 def route_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """Samples can be sliced: the tokens of one sample compete for its places."""
+    """Samples can be sliced. Tokens cannot, because the tokens of one sample compete for places."""
     return [Way((0,), 0)]
 
 
 def places_of_tokens(gates: Tensor, active: int, capacity: int) -> Tensor:
-    """gates [b, s, e] -> [b, s, e, c] of 0 and 1: the place that a token takes at an expert.
+    """[b, s, e, c] 1 where token s takes place c at expert e, else 0; gates: [b, s, e].
 
-    Each token goes to its `active` best experts, at the next of their `capacity` places within its
-    sample; tokens that find no place are dropped. Source: GShard (Lepikhin et al. 2020), Section
-    2.2.
+    Each token goes to the `active` experts with the largest gates, and takes the next of their
+    `capacity` places within its sample. Tokens that find no place are dropped. Source: GShard
+    (Lepikhin et al. 2020), Section 2.2.
     """
     import torch
 
-    order = torch.sort(-gates, dim=-1, stable=True).indices[..., :active]
-    chosen = torch.zeros_like(gates).scatter(-1, order, 1.0)
-    place = (chosen.cumsum(dim=1) - chosen).long()
-    free = torch.arange(capacity, device=gates.device)
-    return ((place.unsqueeze(-1) == free) & (chosen.unsqueeze(-1) > 0)).to(gates.dtype)
+    best = torch.sort(-gates, dim=-1, stable=True).indices[..., :active]
+    chosen = torch.zeros_like(gates).scatter(-1, best, 1.0)  # [b, s, e] 1 for chosen experts
+    earlier_tokens = (chosen.cumsum(dim=1) - chosen).long()  # [b, s, e] at the same expert
+    places = torch.arange(capacity, device=gates.device)
+    takes = (earlier_tokens.unsqueeze(-1) == places) & (chosen.unsqueeze(-1) > 0)
+    return takes.to(gates.dtype)
 
 
 def route(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
-    """The gate at the place that a token takes."""
+    """The weights: the gate of each token and expert, at the place that the token takes there."""
     gates = inputs[0]
     places = places_of_tokens(gates.detach(), attributes["active"], attributes["capacity"])
     return gates.unsqueeze(-1) * places

@@ -1,20 +1,21 @@
-"""Replicas of a pipeline and what they synchronise, as tasks, in the order of their schedules.
+"""One iteration of pipelines as tasks for the event loop: passes in the order of their schedule,
+messages between stages, and collectives between replicas.
+
+A replica is one pipeline of S stages with C model chunks each; an iteration has M micro-batches.
+Chunk c of stage s is the virtual stage v = c S + s. It sends activations to virtual stage v + 1 and
+gradients to v - 1. Micro-batches are of B kinds; those of a kind take equally long.
 
 GPipe, 1F1B and interleaved 1F1B all warm up with some forward passes, then alternate one forward
-with one backward, then drain; they differ in how long they warm up and in the order of model
-chunks. GPipe: Huang et al. 2019; 1F1B: PipeDream-Flush, Narayanan et al. 2021 (ICML); interleaved:
-Narayanan et al. 2021 (SC), Section 2.2.
-
-A replica has S stages of C model chunks and takes M micro-batches. Its virtual stages v = c S + s
-pass activations to v + 1 and gradients back; every stage works in the order of its schedule.
-Collectives join stages of several replicas.
+with one backward pass, then drain. They differ in the length of the warm-up and in the order of
+model chunks. Sources: Huang et al. 2019 (GPipe); Narayanan et al. 2021 (ICML), PipeDream-Flush
+(1F1B); Narayanan et al. 2021 (SC), Section 2.2 (interleaved 1F1B).
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import chain, pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -38,7 +39,7 @@ Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b"]
 def warm_up(
     schedule: Schedule, stages: int, stage: int, micro_batches: int, chunks: int = 1
 ) -> int:
-    """Forward passes of a stage before its first backward pass."""
+    """The number of forward passes in a stage's warm-up, before it alternates."""
     passes, stages_behind = micro_batches * chunks, stages - stage - 1
     if schedule == "gpipe":
         return passes
@@ -51,82 +52,90 @@ def warm_up(
 def order(
     schedule: Schedule, stages: int, stage: int, micro_batches: int, chunks: int = 1
 ) -> tuple[Ints, Ints, Ints]:
-    """(backward, chunk, micro_batch), each [2 C M]: what a stage does first, second, …
+    """(backward, chunk, micro_batch), each [2 C M]: the passes of a stage in their order.
 
-    backward is 0 or 1. Interleaved: micro_batches is a multiple of stages.
+    backward: 0 for a forward, 1 for a backward pass. For the interleaved schedule, `micro_batches`
+    is a multiple of `stages`.
     """
-    passes = np.arange(micro_batches * chunks)
+    passes = np.arange(micro_batches * chunks)  # number of a pass among those of its direction
     if schedule == "interleaved-1f1b":
-        rounds, inside = np.divmod(passes, stages * chunks)
-        chunk, place = np.divmod(inside, stages)
-        batch = rounds * stages + place
+        # rounds of S micro-batches, which pass one chunk after the other
+        rounds, in_round = np.divmod(passes, stages * chunks)
+        chunk, in_chunk = np.divmod(in_round, stages)
+        batch = rounds * stages + in_chunk
     else:
         chunk, batch = np.divmod(passes, micro_batches)
+    # Positions in the stage's order: `warm` forward passes, then `alternating` pairs of a forward
+    # and a backward pass, then the other backward passes.
     warm = warm_up(schedule, stages, stage, micro_batches, chunks)
-    steady = len(passes) - warm
+    alternating = len(passes) - warm
     forward_at = np.where(passes < warm, passes, warm + 2 * (passes - warm))
     backward_at = np.where(
-        passes < steady, warm + 2 * passes + 1, 2 * steady + warm + (passes - steady)
+        passes < alternating,
+        warm + 2 * passes + 1,
+        2 * alternating + warm + (passes - alternating),
     )
     at = np.concatenate([forward_at, backward_at])
     backward, chunk_of, batch_of = (np.empty(2 * len(passes), np.int64) for _ in range(3))
     backward[at] = np.repeat([0, 1], len(passes))
-    chunk_of[at] = np.concatenate([chunk, chunks - 1 - chunk])
+    chunk_of[at] = np.concatenate([chunk, chunks - 1 - chunk])  # backward: the last chunk first
     batch_of[at] = np.concatenate([batch, batch])
     return backward, chunk_of, batch_of
 
 
 When = Literal["step", "gradients", "parameters"]
 Sends = Literal["asynchronous", "waiting", "blocking", "rendezvous"]
-LATE: tuple[Sends, ...] = ("waiting", "rendezvous")  # a message waits for its receiver
-HELD: tuple[Sends, ...] = ("blocking", "rendezvous")  # a sender waits for its message
+MESSAGE_WAITS: tuple[Sends, ...] = ("waiting", "rendezvous")  # a message waits for its receiver
+SENDER_WAITS: tuple[Sends, ...] = ("blocking", "rendezvous")  # a sender waits for its message
 NOTHING = Traffic()
-KEPT_SHAPES = 64  # of replicas, whose order of tasks is remembered
+MOST_SHAPES = 64  # shapes of replicas that are cached
+LARGEST_CACHED_SHAPE = 4096  # passes S C M of a shape that is cached
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replica:
-    """One pipeline. forward, backward, saved_bytes [S, C, B]: seconds of a pass, and bytes kept
-    from a forward pass until the end of its backward pass, of each kind of micro-batch. kinds [M]:
-    which of them every micro-batch is; None: B = M, all different. optimizer [S]: seconds of the
-    update. These are broadcast to their shapes.
+    """One pipeline with its seconds, bytes and messages; `replays.chains` makes it from a plan.
 
-    hops [2][H][B]: activations from virtual stage h to h + 1, and gradients back; H = S C - 1, ():
-    they take no time. reduces [2][S][C][B]: what the tensor ranks of a stage do together in forward
-    and backward passes, behind their computation; (): nothing.
-
-    sends: `asynchronous`: a message leaves when it is made, and its sender goes on. `waiting`: it
-    leaves when its receiver has also finished the pass before the one that needs it. `blocking`:
-    as asynchronous, but the sender goes on when the message is sent. `rendezvous`: both wait.
-    exchange_seconds: of the host, for each message that a pass needs or makes, at both ends.
+    Arrays are broadcast to the shapes given at the fields.
     """
 
-    stages: int
-    micro_batches: int
-    chunks: int = 1
+    stages: int  # S
+    micro_batches: int  # M
+    chunks: int = 1  # C
     schedule: Schedule = "1f1b"
+    # asynchronous: a message leaves when it is computed, and its sender goes on.
+    # waiting: the message leaves when its receiver has also finished the pass before the one that
+    # needs it; its sender goes on.
+    # blocking: as asynchronous, but the sender goes on only when the message is sent.
+    # rendezvous: the message waits as in `waiting`, its sender as in `blocking`.
     sends: Sends = "asynchronous"
+    # the host's seconds for each message that a pass receives or sends, at both ends
     exchange_seconds: float = 0.0
-    forward: ArrayLike
-    backward: ArrayLike
-    kinds: Ints | None = None
-    optimizer: ArrayLike = 0.0
+    forward: ArrayLike  # [S, C, B] seconds of a forward pass
+    backward: ArrayLike  # [S, C, B] seconds of a backward pass
+    kinds: Ints | None = None  # [M] the kind of each micro-batch; None: B = M, all different
+    optimizer: ArrayLike = 0.0  # [S] seconds of the update
+    # [S, C, B] bytes kept from a forward pass until the end of its backward pass
     saved_bytes: ArrayLike = 0.0
+    # [2][S C - 1][B] messages from virtual stage h to h + 1 with activations, and back with
+    # gradients; (): they take no time
     hops: Sequence[Sequence[Sequence[Traffic]]] = ()
+    # [2][S][C][B] all-reduces of a stage's tensor ranks after the computation of forward and of
+    # backward passes; (): none
     reduces: Sequence[Sequence[Sequence[Sequence[Traffic]]]] = ()
 
     @cached_property
     def values(self) -> Answers:
-        """Seconds, delays and ports of all tasks, by the parts of last backward passes."""
+        """Cache of `_values`: the seconds, delays and ports of all tasks, by `buckets`."""
         return Answers()
 
     @cached_property
     def kind(self) -> Ints:
-        """[M] which kind every micro-batch is."""
+        """[M] the kind of each micro-batch."""
         return np.arange(self.micro_batches) if self.kinds is None else self.kinds
 
     def _by_micro_batch(self, values: ArrayLike) -> Floats:
-        """[S, C, M] of values by kind."""
+        """[S, C, M] the values [S, C, B] of each micro-batch's kind."""
         shape = (self.stages, self.chunks, int(self.kind.max()) + 1)
         table: Floats = np.asarray(values, float)
         if table.shape != shape:
@@ -135,114 +144,136 @@ class Replica:
 
     @cached_property
     def pass_seconds(self) -> Floats:
-        """[S, 2, C, M] of forward and backward passes with the host's part of their exchanges,
-        without what tensor ranks do together."""
+        """[S, 2, C, M] seconds of forward and backward passes with the host's part of their
+        messages, without the all-reduces of tensor ranks."""
         both = (self.forward, self.backward)
         seconds: Floats = np.stack([self._by_micro_batch(values) for values in both], axis=1)
         if not self.exchange_seconds:
             return seconds
-        place = np.arange(self.stages * self.chunks).reshape(self.chunks, self.stages).T
-        exchanges = 2 - (place == 0) - (place == self.stages * self.chunks - 1).astype(int)
-        return np.asarray(seconds + self.exchange_seconds * exchanges[:, None, :, None])
+        # A pass has one message in and one out, but for the first and the last virtual stage.
+        S, C = self.stages, self.chunks
+        virtual_stage = np.arange(S * C).reshape(C, S).T  # [S, C]
+        is_first, is_last = virtual_stage == 0, virtual_stage == S * C - 1
+        messages = 2 - is_first.astype(int) - is_last.astype(int)
+        return np.asarray(seconds + self.exchange_seconds * messages[:, None, :, None])
 
     @cached_property
     def reach(self) -> tuple[Floats, Floats]:
-        """[S] seconds until the last backward pass of a stage ends, at least, and of the gradient's
-        way from there to the first stage: (2.2) to (2.4) of evidence/speed/joint_bound.md."""
+        """Two lower bounds for each stage, [S] each: seconds until its last backward pass ends, and
+        seconds in which the gradient goes from there to the first stage.
+
+        They are (2.2) to (2.4) of evidence/speed/joint_bound.md.
+        """
         S, C, counts = self.stages, self.chunks, np.bincount(self.kind)
         both = [np.broadcast_to(t, (S, C, len(counts))) for t in (self.forward, self.backward)]
-        sent, times = np.zeros((2, S * C, len(counts))), np.array(both)
+        times = np.array(both)  # [2, S, C, B]
+        received = np.zeros((2, S * C, len(counts)))  # seconds of the message that a pass needs
         if self.reduces:
             times += [[[[t.seconds for t in b] for b in c] for c in s] for s in self.reduces]
         if self.hops and S * C > 1:
-            there, back = ([[t.seconds + t.latency for t in h] for h in side] for side in self.hops)
-            sent[0, 1:], sent[1, :-1] = there, back
-        passes = times.swapaxes(1, 2).reshape(sent.shape)
-        least = (passes + sent).min(axis=2)
-        before, way = np.cumsum(least, axis=1) - least
-        passes += sent * (self.sends in LATE)  # what keeps the stage from its next pass
-        reach = before[:S] + (passes.sum(axis=0) @ counts).reshape(C, S).sum(axis=0)
-        if C == 1:
+            activations, gradients = self.hops
+            received[0, 1:] = [[t.seconds + t.latency for t in hop] for hop in activations]
+            received[1, :-1] = [[t.seconds + t.latency for t in hop] for hop in gradients]
+        passes = times.swapaxes(1, 2).reshape(received.shape)  # [2, S C, B] by virtual stage
+        fastest = (passes + received).min(axis=2)  # [2, S C] of any kind of micro-batch
+        # of all virtual stages before this one: the way in forward, the way out backward
+        way_in, way_out = np.cumsum(fastest, axis=1) - fastest
+        # the seconds that keep the stage from its next pass
+        passes += received * (self.sends in MESSAGE_WAITS)
+        reach = way_in[:S] + (passes.sum(axis=0) @ counts).reshape(C, S).sum(axis=0)
+        if C == 1:  # (2.3): the first micro-batch goes to the last stage and back
             warm = [warm_up(self.schedule, S, s, self.micro_batches) for s in range(S)]
             ahead = np.minimum(warm, self.micro_batches - 1) * (self.schedule != "gpipe")
-            behind = least.sum(axis=0)
-            reach += behind.sum() - behind.cumsum() - ahead * passes[0].max(axis=1)
-        return reach, way[:S]
+            there_and_back = fastest.sum(axis=0)
+            of_later_stages = there_and_back.sum() - there_and_back.cumsum()
+            reach += of_later_stages - ahead * passes[0].max(axis=1)
+        return reach, way_out[:S]
 
     def hop(self, side: int, hop: int, batch: int) -> Traffic:
-        """The message of a micro-batch; side 0: its activation, 1: its gradient."""
+        """The message of a micro-batch between virtual stages `hop` and `hop` + 1. side 0: its
+        activation, 1: its gradient."""
         return self.hops[side][hop][self.kind[batch]] if self.hops else NOTHING
 
     def reduce(self, side: int, stage: int, chunk: int, batch: int) -> Traffic:
-        """What tensor ranks do together in a pass."""
+        """The all-reduces of tensor ranks in a pass. side 0: forward, 1: backward."""
         return self.reduces[side][stage][chunk][self.kind[batch]] if self.reduces else NOTHING
 
     @property
     def peak_bytes(self) -> Floats:
-        """[S] the most that a stage keeps at once; what ends as something begins ends first."""
+        """[S] the most bytes that a stage keeps at the same time. A backward pass frees its bytes
+        before the next forward pass begins."""
         saved, peaks = self._by_micro_batch(self.saved_bytes), np.zeros(self.stages)
         for s in range(self.stages):
-            shape = (self.schedule, self.stages, s, self.micro_batches, self.chunks)
-            backward, chunk, batch = order(*shape)
-            each = saved[s, chunk, batch]
-            peaks[s] = np.cumsum(np.where(backward, -each, each))[backward == 0].max(initial=0.0)
+            backward, chunk, batch = order(
+                self.schedule, self.stages, s, self.micro_batches, self.chunks
+            )
+            of_passes = saved[s, chunk, batch]
+            kept = np.cumsum(np.where(backward, -of_passes, of_passes))  # after each pass
+            peaks[s] = kept[backward == 0].max(initial=0.0)
         return peaks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """What `members` (replica, stage) do together, `seconds` long.
+    """One collective, which stages of several replicas begin and end together."""
 
-    when: "gradients" after the members' last backward passes; "parameters" after their updates;
-    "step" after every backward pass, before the next pass (ZeRO 2 and 3, replicas of one stage).
-    buckets: of "gradients", else 1: the last backward pass gives its gradients in that many equal
-    parts, and a part is on its way while the next is computed; 1: no overlap. ports: held
-    meanwhile, such as the network card that several collectives share.
-    """
-
-    members: Sequence[tuple[int, int]]
-    seconds: float
+    members: Sequence[tuple[int, int]]  # (replica, stage) of each member
+    seconds: float  # of all buckets together
+    # gradients: after the members' last backward passes, before their updates.
+    # parameters: after the members' updates.
+    # step: after every backward pass, before the next pass (ZeRO 2 and 3, replicas of one stage).
     when: When = "gradients"
+    # Number of equal parts of the last backward pass, each with its gradients: the gradients of a
+    # part are reduced while the next part is computed. 1: no overlap; always 1 unless `gradients`.
     buckets: int = 1
-    ports: Ports = ()
+    ports: Ports = ()  # ports that it occupies, such as a network card
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """The tasks of replicas of one shape, by their numbers from 0 on."""
+    """The T tasks of replicas of one shape and their E precedences, without seconds and ports. The
+    arrays hold numbers of tasks, which count from 0."""
 
-    passes: Ints  # [S, 2, C, M] computation of forward and backward passes
-    together: Ints | None  # [S, 2, C, M] all-reduces of tensor ranks behind it; None: none
-    transfers: tuple[Ints, Ints]  # [H, M] messages of activations, and of gradients
-    # [S] the last backward pass of every stage: tasks of equal parts of its computation, the first
-    # of them the pass itself, and the same with its end (all-reduces) as the last.
+    passes: Ints  # [S, 2, C, M] the computation of forward and backward passes
+    reduces: Ints | None  # [S, 2, C, M] the all-reduces of tensor ranks after it; None: none
+    transfers: tuple[Ints, Ints]  # [S C - 1, M] messages with activations, and with gradients
+    # [S] for each stage, the tasks of its last backward pass: one for each equal part of its
+    # computation, the first of them the task in `passes`
     computed_parts: tuple[Ints, ...]
+    # [S] the tasks after which the gradients of each part are ready: those of `computed_parts`, but
+    # with the pass's end in place of the last one
     parts: tuple[Ints, ...]
-    updates: Ints  # [S] of the optimizer
+    updates: Ints  # [S] the optimizer's updates
     ends: Ints  # [S, 2, C, M] the last task of each pass
-    following: Ints  # [S, 2, C, M] the first task of the stage's next pass, -1 behind the last
+    following: Ints  # [S, 2, C, M] the first task of the stage's next pass; -1 after the last pass
     owner: tuple[Ints, ...]  # (kind, unit, chunk, micro_batch) [T] of every task
     order: tuple[Ints, Ints]  # (before, after) [E]
 
 
 def _shape(replica: Replica, buckets: tuple[int, ...]) -> _Shape:
-    """Large ones are not kept in memory."""
+    """The shape of a replica; small shapes are cached. buckets [S]: parts of the stages' last
+    backward passes."""
     S, C, M = replica.stages, replica.chunks, replica.micro_batches
-    make = _kept_shape if S * C * M <= 4096 else _new_shape
-    return make(replica.schedule, S, C, M, replica.sends, bool(replica.reduces), buckets)
+    shape = _cached_shape if S * C * M <= LARGEST_CACHED_SHAPE else _new_shape
+    return shape(replica.schedule, S, C, M, replica.sends, bool(replica.reduces), buckets)
 
 
 def _new_shape(
     schedule: Schedule, S: int, C: int, M: int, sends: Sends, reduces: bool, buckets: Sequence[int]
 ) -> _Shape:
+    """The shape of replicas whose passes have all-reduces of tensor ranks or not (`reduces`)."""
     tasks, grid = TaskList(), (S, 2, C, M)
     unit, chunk, batch = np.ogrid[:S, :C, :M]
     kind = np.array([Kind.FORWARD, Kind.BACKWARD])[:, None, None]
     owner = {"unit": unit[:, None], "chunk": chunk, "micro_batch": batch[0]}
     passes = tasks.add(grid, kind=kind, seconds=0.0, **owner)
     ends = tasks.add(grid, kind=kind, seconds=0.0, **owner) if reduces else passes.copy()
+    # [S C] stage and chunk of each virtual stage
     stage, chunk_of = np.arange(S * C) % S, np.arange(S * C) // S
-    ways = ((0, slice(None, -1), slice(1, None)), (1, slice(1, None), slice(None, -1)))
+    # (side, virtual stages that send, virtual stages that receive) of each hop: side 0 has the
+    # activations, side 1 the gradients
+    all_but_last, all_but_first = slice(None, -1), slice(1, None)
+    sides = ((0, all_but_last, all_but_first), (1, all_but_first, all_but_last))
     transfers = [
         tasks.add(
             (S * C - 1, M),
@@ -252,51 +283,56 @@ def _new_shape(
             chunk=chunk_of[source][:, None],
             micro_batch=np.arange(M),
         )
-        for _, source, _ in ways
+        for _, source, _ in sides
     ]
+    # [S, 2, C, M] the last task of the stage's pass before, the first task of its next pass
     previous, following = (np.full(grid, -1) for _ in range(2))
     computed_parts, parts = [], []
     for s in range(S):
-        backward, chunk_at, batch_at = order(schedule, S, s, M, C)
-        sequence = s, backward, chunk_at, batch_at
-        last = passes[s, 1, 0, -1:]
+        last = passes[s, 1, 0, -1:]  # the tasks of the stage's last backward pass
         if buckets[s] > 1:
-            rest = (buckets[s] - 1,)
-            more = tasks.add(
-                rest, kind=Kind.BACKWARD, unit=s, seconds=0.0, chunk=0, micro_batch=M - 1
+            other_parts = tasks.add(
+                (buckets[s] - 1,),
+                kind=Kind.BACKWARD,
+                unit=s,
+                seconds=0.0,
+                chunk=0,
+                micro_batch=M - 1,
             )
-            last = np.append(last, more)
-            tasks.order(last[:-1], more)
+            last = np.append(last, other_parts)
+            tasks.order(last[:-1], other_parts)
             if not reduces:
                 ends[s, 1, 0, -1] = last[-1]
         computed_parts.append(last)
         parts.append(np.append(last[:-1], ends[s, 1, 0, -1]))
         if reduces:
-            into = passes[s].copy()
-            into[1, 0, -1] = last[-1]
-            tasks.order(into, ends[s])
-        tasks.order(ends[sequence][:-1], passes[sequence][1:])
-        at = [np.stack(sequence[1:])[:, part] for part in (slice(None, -1), slice(1, None))]
-        following[s, at[0][0], at[0][1], at[0][2]] = passes[sequence][1:]
-        previous[s, at[1][0], at[1][1], at[1][2]] = ends[sequence][:-1]
-    for (side, source, target), numbers in zip(ways, transfers, strict=True):
-        made = stage[source], side, chunk_of[source]
-        needed = stage[target], side, chunk_of[target]
-        tasks.order(ends[made], numbers)
-        tasks.order(numbers, passes[needed])
-        if sends in LATE:
-            before = previous[needed]
-            tasks.order(before[before >= 0], numbers[before >= 0])
-        if sends in HELD:
-            behind = following[made]
-            tasks.order(numbers[behind >= 0], behind[behind >= 0])
+            computed = passes[s].copy()  # the last task of each pass's computation
+            computed[1, 0, -1] = last[-1]
+            tasks.order(computed, ends[s])
+        backward, chunk_at, batch_at = order(schedule, S, s, M, C)
+        pass_order = s, backward, chunk_at, batch_at
+        begins, finishes = passes[pass_order], ends[pass_order]
+        tasks.order(finishes[:-1], begins[1:])
+        following[s, backward[:-1], chunk_at[:-1], batch_at[:-1]] = begins[1:]
+        previous[s, backward[1:], chunk_at[1:], batch_at[1:]] = finishes[:-1]
+    for (side, source, target), messages in zip(sides, transfers, strict=True):
+        sending = stage[source], side, chunk_of[source]  # the passes that compute the messages
+        needing = stage[target], side, chunk_of[target]  # the passes that need them
+        tasks.order(ends[sending], messages)
+        tasks.order(messages, passes[needing])
+        if sends in MESSAGE_WAITS:
+            before = previous[needing]
+            tasks.order(before[before >= 0], messages[before >= 0])
+        if sends in SENDER_WAITS:
+            after = following[sending]
+            tasks.order(messages[after >= 0], after[after >= 0])
     updates = tasks.add((S,), kind=Kind.OPTIMIZER, unit=np.arange(S), seconds=0.0)
     tasks.order(ends[:, 1, 0, -1], updates)
     built = tasks.build(S)
     columns = (built.kind, built.unit, built.chunk, built.micro_batch)
     return _Shape(
         passes=passes,
-        together=ends if reduces else None,
+        reduces=ends if reduces else None,
         transfers=(transfers[0], transfers[1]),
         computed_parts=tuple(computed_parts),
         parts=tuple(parts),
@@ -308,22 +344,33 @@ def _new_shape(
     )
 
 
-_Placed = tuple[int, int, _Shape]  # the first task, and the unit of the first stage
-_kept_shape = lru_cache(maxsize=KEPT_SHAPES)(_new_shape)
+_cached_shape = lru_cache(maxsize=MOST_SHAPES)(_new_shape)
+
+
+class _Placed(NamedTuple):
+    """A replica whose tasks are part of a task list."""
+
+    first_task: int  # number in the list of the task 0 of `shape`
+    first_unit: int  # unit of the replica's first stage
+    shape: _Shape
 
 
 def tasks_of(replicas: Sequence[Replica], collectives: Sequence[Collective] = ()) -> Tasks:
-    """One iteration as tasks. Units: the stages of the first replica, then those of the second, …
+    """One iteration as tasks. Its units are the stages of the first replica, then the stages of the
+    second one, and so on.
 
-    Tasks are numbered replica by replica: passes, what tensor ranks do together, transfers of
-    activations hop by hop, those of gradients, updates; then the collectives.
+    Tasks are numbered replica by replica: passes, all-reduces of tensor ranks, transfers of
+    activations hop by hop, transfers of gradients, further parts of last backward passes, updates;
+    then the collectives.
     """
     tasks = TaskList()
     placed: list[_Placed] = []
     unit = 0
-    parts: dict[tuple[int, int], int] = {}
+    parts: dict[tuple[int, int], int] = {}  # (replica, stage) -> parts of its last backward pass
     for collective in collectives:
-        for member in collective.members if collective.buckets > 1 else ():
+        if collective.buckets == 1:
+            continue
+        for member in collective.members:
             parts[member] = max(parts.get(member, 1), collective.buckets)
     for i, replica in enumerate(replicas):
         buckets = tuple(parts.get((i, s), 1) for s in range(replica.stages))
@@ -334,83 +381,91 @@ def tasks_of(replicas: Sequence[Replica], collectives: Sequence[Collective] = ()
 
 
 def least_seconds(replicas: Sequence[Replica], collectives: Sequence[Collective] = ()) -> float:
-    """Seconds that an iteration takes at least: what every stage does, the way out, and what is
-    behind the last backward passes. A fraction of the work of `tasks_of`."""
-    joined: dict[tuple[tuple[int, int], When], float] = {}
-    for c in collectives:
-        if c.buckets == 1 and c.when != "step":
-            joined.update(
-                {(m, c.when): max(c.seconds, joined.get((m, c.when), 0.0)) for m in c.members}
-            )
-    least = 0.0
+    """A lower bound of the seconds of an iteration, for a fraction of the work of `tasks_of`.
+
+    For each stage, the bound adds up the seconds until its last backward pass ends
+    (`Replica.reach`), then the longer one of the gradient's way to an earlier stage and that
+    stage's collectives and update.
+    """
+    longest: dict[tuple[tuple[int, int], When], float] = {}  # seconds of a stage's collectives
+    for collective in collectives:
+        if collective.buckets == 1 and collective.when != "step":
+            for member in collective.members:
+                key = (member, collective.when)
+                longest[key] = max(collective.seconds, longest.get(key, 0.0))
+    bound = 0.0
     for i, replica in enumerate(replicas):
-        after = np.array(
+        stages = [(i, s) for s in range(replica.stages)]
+        joined = np.array(
             [
-                joined.get(((i, s), "gradients"), 0.0) + joined.get(((i, s), "parameters"), 0.0)
-                for s in range(replica.stages)
+                longest.get((stage, "gradients"), 0.0) + longest.get((stage, "parameters"), 0.0)
+                for stage in stages
             ]
         )
-        reach, way = replica.reach
-        ends = np.maximum.accumulate(np.asarray(replica.optimizer, float) + after - way)
-        least = max(least, float((reach + way + ends).max()))
-    return least
+        reach, way_out = replica.reach
+        # A stage's gradient comes to every earlier stage; way_out[s] - way_out[e] is its way from
+        # stage s to stage e.
+        ends = np.maximum.accumulate(np.asarray(replica.optimizer, float) + joined - way_out)
+        bound = max(bound, float((reach + way_out + ends).max()))
+    return bound
 
 
 def simulate_replicas(
     replicas: Sequence[Replica], collectives: Sequence[Collective] = ()
 ) -> Timeline:
-    """One iteration, as `tasks_of` has it."""
+    """The timeline of one iteration, whose units are those of `tasks_of`."""
     kept = np.concatenate([replica.peak_bytes for replica in replicas])
     return simulate(tasks_of(replicas, collectives), kept)
 
 
 def _place(tasks: TaskList, replica: Replica, unit: int, buckets: tuple[int, ...]) -> _Placed:
-    """All tasks of one replica."""
-    shape, first = _shape(replica, buckets), tasks.count
+    """Add all tasks of one replica to the list. unit: of its first stage. buckets [S]: parts of
+    the stages' last backward passes."""
+    shape, first_task = _shape(replica, buckets), tasks.count
     values = replica.values.once(buckets, partial(_values, replica, buckets))
     number_of_use = np.array([tasks.use(ports) for ports in values.ports])
     columns = (values.seconds, values.delay, number_of_use[values.use])
     tasks.block(columns, shape.owner, unit, shape.order)
-    return first, unit, shape
+    return _Placed(first_task, unit, shape)
 
 
 class _Values:
-    """The figures of all tasks of a replica."""
+    """The seconds, delays and ports of all tasks of a replica."""
 
     def __init__(self, tasks: int) -> None:
         self.seconds, self.delay = np.zeros(tasks), np.zeros(tasks)  # [T] each
         self.use = np.zeros(tasks, np.int64)  # [T] a number of `ports`
-        self.ports: dict[Ports, int] = {(): 0}  # ports that a task holds together -> their number
+        self.ports: dict[Ports, int] = {(): 0}  # ports that one task occupies -> their number
 
     def put(self, numbers: Ints, traffic: Iterable[Traffic], kind: Ints) -> None:
-        """Set the figures of messages or collectives.
+        """Set the seconds, delays and ports of messages or collectives.
 
-        numbers [..., M]: of the tasks. traffic: of every kind of micro-batch, [..., B] in a row.
-        kind [M]: which of them each micro-batch is.
+        numbers [..., M]: their tasks. traffic: the entries of [..., B] in a row, for each kind of
+        micro-batch. kind [M]: the kind of each micro-batch.
         """
         shape = (*numbers.shape[:-1], -1)
         seconds, delay, uses = [], [], []
-        for one in traffic:
-            seconds.append(one.seconds)
-            delay.append(one.latency)
-            uses.append(self.ports.setdefault(one.ports, len(self.ports)))
+        for entry in traffic:
+            seconds.append(entry.seconds)
+            delay.append(entry.latency)
+            uses.append(self.ports.setdefault(entry.ports, len(self.ports)))
         self.seconds[numbers] = np.reshape(seconds, shape)[..., kind]
         self.delay[numbers] = np.reshape(delay, shape)[..., kind]
         self.use[numbers] = np.reshape(uses, shape)[..., kind]
 
 
 def _values(replica: Replica, buckets: tuple[int, ...]) -> _Values:
-    """The figures of all tasks of a replica. buckets [S]: parts of the last backward passes."""
+    """The values of all tasks of a replica. buckets [S]: parts of the last backward passes."""
     shape = _shape(replica, buckets)
     values = _Values(len(shape.owner[0]))
     values.seconds[shape.passes] = replica.pass_seconds
     for s, parts in enumerate(shape.computed_parts):
         values.seconds[parts] = replica.pass_seconds[s, 1, 0, -1] / buckets[s]
     values.seconds[shape.updates] = replica.optimizer
-    if shape.together is not None:
+    if shape.reduces is not None:
         for side, by_stage in enumerate(replica.reduces):
             traffic = chain.from_iterable(chain.from_iterable(by_stage))
-            values.put(shape.together[:, side], traffic, replica.kind)
+            values.put(shape.reduces[:, side], traffic, replica.kind)
     if replica.hops and replica.stages * replica.chunks > 1:
         for side, by_hop in enumerate(replica.hops):
             traffic = chain.from_iterable(by_hop)
@@ -419,44 +474,56 @@ def _values(replica: Replica, buckets: tuple[int, ...]) -> _Values:
 
 
 def _join(tasks: TaskList, placed: list[_Placed], collectives: Sequence[Collective]) -> None:
-    """Collectives, each between what its members do before and after it."""
-    number, order = tasks.count, list[tuple[int, int]]()
+    """Add the collectives, each between the tasks of its members before and after it."""
+    first_number, order = tasks.count, list[tuple[int, int]]()
     columns: list[tuple[float, int, int, int]] = []  # seconds, use, unit, micro-batch
     for collective in collectives:
         members = [(placed[i], s) for i, s in collective.members]
-        ((_, unit, shape), stage), step = members[0], collective.when == "step"
-        steps = shape.ends.shape[-1]
-        if step and {own.ends.shape for (_, _, own), _ in members} != {(1, 2, 1, steps)}:
+        first_member, first_stage = members[0]
+        unit = first_member.first_unit + first_stage
+        every_step = collective.when == "step"
+        steps = first_member.shape.ends.shape[-1]
+        if every_step and {member.shape.ends.shape for member, _ in members} != {(1, 2, 1, steps)}:
             raise ValueError(
                 "a collective of every step joins replicas of one stage with equally many "
                 "micro-batches"
             )
-        count = steps if step else collective.buckets
-        each, use = collective.seconds / collective.buckets, tasks.use(collective.ports)
-        columns += [(each, use, unit + stage, m if step else -1) for m in range(count)]
-        numbers = range(number, number + count)
-        number += count
+        seconds, use = collective.seconds / collective.buckets, tasks.use(collective.ports)
+        if every_step:
+            count = steps
+            columns += [(seconds, use, unit, m) for m in range(count)]
+        else:
+            count = collective.buckets
+            columns += [(seconds, use, unit, -1)] * count
+        numbers = range(first_number, first_number + count)
+        first_number += count
         order += pairwise(numbers)
-        for (begin, _, own), s in members:
-            update = begin + int(own.updates[s])
+        for member, s in members:
+            begin, shape = member.first_task, member.shape
+            update = begin + int(shape.updates[s])
             if collective.when == "parameters":
                 order.append((update, numbers[0]))
                 continue
-            if step:
-                tasks.order(begin + own.ends[s, 1, 0], numbers)
-                tasks.order(numbers[:-1], begin + own.following[s, 1, 0, :-1])
+            if every_step:
+                tasks.order(begin + shape.ends[s, 1, 0], numbers)
+                tasks.order(numbers[:-1], begin + shape.following[s, 1, 0, :-1])
             else:
-                # Part p needs the share (p + 1) / count of the last backward pass.
-                parts = (begin + own.parts[s]).tolist()
-                needed = (-(-(p + 1) * len(parts) // count) - 1 for p in range(count))
-                order += [(parts[part], n) for part, n in zip(needed, numbers, strict=True)]
+                parts = (begin + shape.parts[s]).tolist()
+                for bucket, number in enumerate(numbers):
+                    # the bucket needs the share (bucket + 1) / count of the last backward pass
+                    needed_parts = -(-(bucket + 1) * len(parts) // count)
+                    order.append((parts[needed_parts - 1], number))
             order.append((numbers[-1], update))
     if columns:
-        seconds, use_of, units, batch = zip(*columns, strict=True)
+        seconds_of, use_of, units, batch = zip(*columns, strict=True)
         tasks.add(
-            (len(columns),), kind=Kind.COLLECTIVE, unit=units, seconds=seconds, use=use_of,
+            (len(columns),),
+            kind=Kind.COLLECTIVE,
+            unit=units,
+            seconds=seconds_of,
+            use=use_of,
             micro_batch=batch,
-        )  # fmt: skip
+        )
         tasks.order(*np.array(order, np.int64).T)
 
 
@@ -468,37 +535,40 @@ def simulate_stages(
     runs: ArrayLike = -1,
     updates: ArrayLike = 0.0,
 ) -> Timeline:
-    """An SPMD programme: stage i is compute[i] [m] seconds on m devices, then together[i] seconds
-    of all (0: none).
+    """The timeline of an SPMD program on m devices, which are its units.
 
-    backward, runs [stages]: which pass and which run of the program a stage is of. updates [m]: the
-    optimizer's seconds on each device behind all. A device goes on behind its own work where no
-    collective follows.
+    In each stage every device computes, then all devices wait for each other and for the stage's
+    collective. After a stage without a collective, a device goes on without waiting.
+
+    compute [stages, m]: seconds of computation. together [stages]: seconds of the collective; 0:
+    none. backward [stages]: whether the stage is of a backward pass. runs [stages]: the run of the
+    program that the stage is of. updates [m]: seconds of the optimizer's update after all stages.
     """
     stages, devices = compute.shape
     tasks = TaskList()
     chunk, batch = np.arange(stages), np.broadcast_to(runs, stages)
-    work = tasks.add(
+    kind = np.where(np.broadcast_to(backward, stages), Kind.BACKWARD, Kind.FORWARD)
+    computing = tasks.add(
         (stages, devices),
-        kind=np.where(np.broadcast_to(backward, stages), Kind.BACKWARD, Kind.FORWARD)[:, None],
+        kind=kind[:, None],
         unit=np.arange(devices),
         seconds=compute,
         chunk=chunk[:, None],
         micro_batch=batch[:, None],
     )
     seconds = np.asarray(together, float)
-    joined = seconds > 0
-    joints = tasks.add(
-        seconds[joined].shape,
+    has_collective = seconds > 0
+    collectives = tasks.add(
+        seconds[has_collective].shape,
         kind=Kind.COLLECTIVE,
         unit=0,
-        seconds=seconds[joined],
-        chunk=chunk[joined],
-        micro_batch=batch[joined],
+        seconds=seconds[has_collective],
+        chunk=chunk[has_collective],
+        micro_batch=batch[has_collective],
     )
     update = tasks.add((devices,), kind=Kind.OPTIMIZER, unit=np.arange(devices), seconds=updates)
-    tasks.order(work[joined], joints[:, None])
-    after = np.vstack([work[1:], update])
-    tasks.order(joints[:, None], after[joined])
-    tasks.order(work[~joined], after[~joined])
+    after = np.vstack([computing[1:], update])  # [stages, m] the device's next task
+    tasks.order(computing[has_collective], collectives[:, None])
+    tasks.order(collectives[:, None], after[has_collective])
+    tasks.order(computing[~has_collective], after[~has_collective])
     return simulate(tasks.build(devices))

@@ -1,19 +1,24 @@
-"""Tasks as arrays, the compiled event loop that runs them, and the timeline that comes of it.
+"""Tasks as arrays, the compiled event loop that runs them, and the timeline that it gives.
 
-Rules. A task asks when all tasks before it are done. It starts as soon as all its ports are free,
-holds each of them for its own share of its seconds, ends when its seconds have passed, and is done
-`delay` after that (a message's latency occupies nobody). A task without ports starts when it asks.
-What a device does in a fixed order needs no port: each task is before the next.
+Rules. A task is ready when all tasks before it are done, and then requests its ports. It starts as
+soon as all its ports are free. It holds each port for a share of its seconds, ends when its seconds
+have passed, and is done `delay` seconds after that (a message's latency occupies no port). A task
+without ports starts when it is ready. The tasks that a device runs in a fixed order need no port:
+each of them is before the next.
 
-Who is served first where several ask. Moments (when a task with ports asks, or when a port that
-somebody waits for becomes free) are taken in their order; those that are at most `TIE` of the first
-of them later are one moment, so that noise does not decide. In one moment the ports become free
-first. Then those who wait try again in the order in which they have asked, and then those who ask
-now: lower micro-batches first (what has none behind all: a stage sends its last gradient before it
-joins gradients with other replicas, as Megatron and DeepSpeed do), then lower task numbers. Who
-finds a port held waits for the first such port, in the order of its ports. What a start brings
-about belongs to a later moment. Start times are exact: the latest of the asking and of the moments
-in which the ports become free.
+Order of service. Two kinds of events are taken by their time: a task requests its ports, and a port
+that a task waits for becomes free. Events later than the first one by at most the relative
+difference `TIE` belong to one moment, so that rounding errors do not decide. In one moment:
+
+(1) ports become free;
+(2) waiting tasks try again, in the order of their requests;
+(3) tasks that request now try, lower micro-batches first, then lower task numbers. Tasks without a
+    micro-batch come last: a stage sends its last gradient before it reduces gradients with other
+    replicas, as Megatron and DeepSpeed do.
+
+A task that finds a port occupied waits for the first such port, in the order of its ports. Events
+that a start causes belong to a later moment. Start times are exact: the latest of the time when the
+task is ready and of the times when its ports become free.
 """
 
 import heapq
@@ -30,16 +35,16 @@ from hetplan.compiled import kernel
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Ports = tuple[tuple[int, float], ...]  # (port, share of a task's seconds that it holds it)
+Ports = tuple[tuple[int, float], ...]  # (port, share of a task's seconds for which it is held)
 
-# Relative: a thousand times the noise of 1e-9 that must not decide, and far below any duration that
-# is known.
+# A relative difference: a thousand times the rounding errors of 1e-9, and far below the accuracy of
+# any measured duration.
 TIE = 1e-6
-LAST = 2**62  # behind all micro-batches
+LAST = 2**62  # a micro-batch number above all others
 
 
 class Kind(IntEnum):
-    """What a task is."""
+    """The kinds of tasks."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -52,37 +57,34 @@ COMPUTES = (Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER)
 
 
 class Traffic(NamedTuple):
-    """What is sent at once, to another stage or within a group: seconds, then `latency` seconds
-    that occupy nobody."""
+    """Messages or collectives that run at the same time: between two stages, or within groups."""
 
-    seconds: float = 0.0
-    latency: float = 0.0
+    seconds: float = 0.0  # in which the ports are occupied
+    latency: float = 0.0  # seconds after these that occupy no port
     ports: Ports = ()
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """T tasks of U units (a unit: what computes as one, such as the devices of a stage).
+    """T tasks of U units, with E precedences.
 
-    seconds, delay [T]. use [T]: which ports the task holds, -1 for none. Use u: the ports
-    port[use_begin[u] : use_begin[u + 1]], each for its `share` of the task's seconds. kind, unit,
-    chunk, micro_batch [T] (of a collective: its first unit; -1 where it does not apply). before,
-    after [E]: each of the first is before its counterpart.
+    A unit is a group of devices that compute together, such as the devices of a stage. A use is a
+    set of ports that a task holds; tasks that hold the same ports have the same use.
     """
 
-    seconds: Floats
-    delay: Floats
-    use: Ints
-    use_begin: Ints
-    port: Ints
-    share: Floats
-    kind: Ints
-    unit: Ints
-    chunk: Ints
-    micro_batch: Ints
-    before: Ints
-    after: Ints
-    units: int
+    seconds: Floats  # [T] from start to end
+    delay: Floats  # [T] seconds from the end until the task is done
+    use: Ints  # [T] number of the task's use; -1: it holds no ports
+    use_begin: Ints  # use u holds port[i] for i from use_begin[u] to use_begin[u + 1] - 1
+    port: Ints  # the ports of all uses, in a row
+    share: Floats  # the share of the task's seconds for which each entry of `port` is held
+    kind: Ints  # [T] a `Kind`
+    unit: Ints  # [T] the unit; for a collective, its first unit
+    chunk: Ints  # [T] model chunk; -1 without one
+    micro_batch: Ints  # [T] number of the micro-batch; -1 without one
+    before: Ints  # [E] task before[e] is done before task after[e] is ready
+    after: Ints  # [E]
+    units: int  # U
 
     def __len__(self) -> int:
         """T."""
@@ -90,17 +92,20 @@ class Tasks:
 
     @property
     def ports(self) -> int:
-        """Ports are numbered 0 .. ports - 1."""
+        """The number of ports, which are numbered from 0."""
         return int(self.port.max(initial=-1)) + 1
 
     @cached_property
     def holds(self) -> tuple[Ints, Ints, Floats]:
-        """(task, port, seconds) of everything that is held."""
+        """(task, port, seconds) for each port that each task holds."""
         holders = np.flatnonzero(self.use >= 0)
         begin = self.use_begin[self.use[holders]]
-        width = self.use_begin[self.use[holders] + 1] - begin
+        width = self.use_begin[self.use[holders] + 1] - begin  # number of ports of each holder
         task = np.repeat(holders, width)
-        entry = np.arange(len(task)) + np.repeat(begin - np.cumsum(width) + width, width)
+        # A holder's rows of the result are consecutive, and so are its entries of `port`: the two
+        # differ by a constant.
+        first_row = np.cumsum(width) - width
+        entry = np.arange(len(task)) + np.repeat(begin - first_row, width)
         return task, self.port[entry], self.share[entry] * self.seconds[task]
 
 
@@ -108,22 +113,22 @@ COLUMNS = ("seconds", "delay", "use", "kind", "unit", "chunk", "micro_batch")
 
 
 def type_of(column: str) -> type:
-    """What a column of tasks holds."""
+    """The type of the entries of a column of tasks."""
     return np.float64 if column in ("seconds", "delay") else np.int64
 
 
 class TaskList:
-    """Collects tasks and their order; `build` makes the arrays. Whole arrays at a time: there are
-    millions."""
+    """Collects tasks and their precedences; `build` gives the arrays. Whole arrays of tasks are
+    added at a time, because there may be millions."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = 0  # tasks so far
         self._columns: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
-        self._uses: dict[Ports, int] = {}
-        self._order: list[tuple[Ints, Ints]] = []
+        self._uses: dict[Ports, int] = {}  # ports -> number of the use
+        self._order: list[tuple[Ints, Ints]] = []  # (before, after) arrays
 
     def use(self, ports: Ports) -> int:
-        """The number of a use of ports, -1 for none."""
+        """The number of the use that holds the given ports; -1 for no ports."""
         return self._uses.setdefault(ports, len(self._uses)) if ports else -1
 
     def add(
@@ -138,7 +143,8 @@ class TaskList:
         chunk: ArrayLike = -1,
         micro_batch: ArrayLike = -1,
     ) -> Ints:
-        """Numbers of new tasks, in the given shape; every column is broadcast to it."""
+        """Add tasks, and return their numbers in the given shape. Every column is broadcast to that
+        shape."""
         values = (seconds, delay, use, kind, unit, chunk, micro_batch)
         for name, value in zip(COLUMNS, values, strict=True):
             column: NDArray[Any] = np.empty(shape, type_of(name))
@@ -154,30 +160,36 @@ class TaskList:
         unit: int,
         order: tuple[Ints, Ints],
     ) -> None:
-        """Many tasks of known shape: their (seconds, delay, use); owner: (kind, unit, chunk,
-        micro_batch) with units from `unit` on; order: (before, after) among themselves."""
+        """Add all tasks of a replica.
+
+        values: (seconds, delay, use). owner: (kind, unit, chunk, micro_batch), where the replica's
+        units count from 0. unit: the number of its first unit here. order: (before, after), where
+        the replica's tasks count from 0.
+        """
         for name, column in zip(COLUMNS, (*values, *owner), strict=True):
             self._columns[name].append(column + unit if name == "unit" else column)
         self._order.append((order[0] + self.count, order[1] + self.count))
         self.count += len(owner[0])
 
     def order(self, before: ArrayLike, after: ArrayLike) -> None:
-        """Each of `before` is before its counterpart in `after` (broadcast against each other)."""
+        """Add precedences: each task in `before` is before its counterpart in `after`. The two are
+        broadcast against each other."""
         pairs = np.broadcast_arrays(np.asarray(before, np.int64), np.asarray(after, np.int64))
         self._order.append((pairs[0].ravel(), pairs[1].ravel()))
 
     def build(self, units: int) -> Tasks:
-        """The arrays."""
-        none = [np.empty(0, np.int64)]
-        held = [pair for ports in self._uses for pair in ports]
+        """The collected tasks. units: the number of units."""
+        columns: dict[str, NDArray[Any]] = {
+            name: np.concatenate(parts).astype(type_of(name), copy=False)
+            for name, parts in self._columns.items()
+        }
+        entries = [entry for ports in self._uses for entry in ports]
+        none = [np.empty(0, np.int64)]  # np.concatenate needs at least one array
         return Tasks(
-            **{
-                name: np.concatenate(parts).astype(type_of(name), copy=False)
-                for name, parts in self._columns.items()
-            },
+            **columns,
             use_begin=np.cumsum([0, *map(len, self._uses)]),
-            port=np.array([port for port, _ in held], np.int64),
-            share=np.array([share for _, share in held], np.float64),
+            port=np.array([port for port, _ in entries], np.int64),
+            share=np.array([share for _, share in entries], np.float64),
             before=np.concatenate(none + [before for before, _ in self._order]),
             after=np.concatenate(none + [after for _, after in self._order]),
             units=units,
@@ -185,13 +197,22 @@ class TaskList:
 
 
 def simulate(tasks: Tasks, kept_bytes: Floats | None = None) -> "Timeline":
-    """Run the tasks. kept_bytes [U]: what the units keep at once, default nothing. Raises
-    ValueError where tasks wait for each other in a circle."""
+    """The timeline of the tasks. Raises ValueError where tasks wait for each other in a circle.
+
+    kept_bytes [U]: the most bytes that each unit keeps at the same time; 0 unless given.
+    """
     batch = np.where(tasks.micro_batch < 0, LAST, tasks.micro_batch)  # lower ones first at a tie
     start = run_events(
-        tasks.seconds, tasks.delay, tasks.use, tasks.use_begin, tasks.port, tasks.share,
-        batch, (tasks.before, tasks.after), tasks.ports,
-    )  # fmt: skip
+        tasks.seconds,
+        tasks.delay,
+        tasks.use,
+        tasks.use_begin,
+        tasks.port,
+        tasks.share,
+        batch,
+        (tasks.before, tasks.after),
+        tasks.ports,
+    )
     stuck = np.flatnonzero(np.isnan(start))
     if stuck.size:
         first = stuck[0]
@@ -205,8 +226,11 @@ def simulate(tasks: Tasks, kept_bytes: Floats | None = None) -> "Timeline":
 
 @kernel
 def grouped(before: Ints, after: Ints, count: int) -> tuple[Ints, Ints, Ints]:
-    """(begin [T + 1], targets [E], unmet [T]): targets[begin[i] : begin[i + 1]] are the tasks that
-    task i is before, unmet how many are before a task."""
+    """(begin [T + 1], targets [E], unmet [T]) of T = `count` tasks.
+
+    targets[begin[i] : begin[i + 1]] are the tasks that task i is before; unmet[i] is the number of
+    tasks before task i.
+    """
     begin, targets = np.zeros(count + 1, np.int64), np.empty(len(after), np.int64)
     unmet = np.zeros(count, np.int64)
     for e in range(len(before)):
@@ -222,13 +246,17 @@ def grouped(before: Ints, after: Ints, count: int) -> tuple[Ints, Ints, Ints]:
 
 
 @kernel
-def stand(task: int, first: Ints, last: Ints, behind: Ints, asked: Ints, port: int) -> None:
-    """In the line at a port: `first` and `last` by port, who stands `behind` by task, in the order
-    of `asked`."""
-    here, ahead = first[port], -1
-    if here >= 0 and asked[last[port]] < asked[task]:
+def enqueue(task: int, first: Ints, last: Ints, behind: Ints, request: Ints, port: int) -> None:
+    """Put a task into the queue of a port, which is a linked list in the order of requests.
+
+    first, last [ports]: the first and the last task of each queue; -1: `first` of an empty queue.
+    behind [T]: the task behind each queued task; -1: none. request [T]: number of each task's
+    request.
+    """
+    here, ahead = first[port], -1  # the task goes between `ahead` and `here`
+    if here >= 0 and request[last[port]] < request[task]:
         here, ahead = -1, last[port]
-    while here >= 0 and asked[here] < asked[task]:
+    while here >= 0 and request[here] < request[task]:
         here, ahead = behind[here], here
     behind[task] = here
     if ahead < 0:
@@ -251,15 +279,26 @@ def run_events(
     order: tuple[Ints, Ints],
     ports: int,
 ) -> Floats:
-    """Start [T] of tasks, NaN: never. Event p < ports: port p is free; ports + i: task i asks."""
+    """[T] start of each task; NaN for tasks that never start. The arguments are fields of `Tasks`;
+    `batch` orders requests of one moment.
+
+    Event p < ports says that port p becomes free, event ports + i that task i requests its ports.
+    """
     count = len(seconds)
     begin, targets, unmet = grouped(order[0], order[1], count)
-    start, ready, asked = np.full(count, np.nan), np.zeros(count), np.full(count, -1)
-    free, expected = np.zeros(ports), np.zeros(ports, np.bool_)
+    start = np.full(count, np.nan)
+    ready = np.zeros(count)  # when all tasks before it are done, as far as they are known
+    request = np.full(count, -1)  # number of the task's request
+    requests = 0  # so far
+    free = np.zeros(ports)  # when each port becomes free
+    expected = np.zeros(ports, np.bool_)  # whether `events` has the event of the port
+    # the queues of tasks that wait for a port, see `enqueue`
     first, last, behind = np.full(ports, -1), np.full(ports, -1), np.full(count, -1)
-    stack, events, asking = np.empty(count, np.int64), [(0.0, 0) for _ in range(0)], 0
+    stack = np.empty(count, np.int64)
+    events = [(0.0, 0) for _ in range(0)]  # heap of (time, event), empty but typed for the compiler
 
     def begins(task: int, moment: float) -> None:
+        """Start a task, and all tasks without ports that are ready because of it."""
         start[task], stack[0], depth = moment, task, 1
         while depth > 0:
             depth -= 1
@@ -275,17 +314,19 @@ def run_events(
                     heapq.heappush(events, (ready[j], ports + j))
 
     def tries(task: int, limit: float) -> None:
-        moment, held = ready[task], range(use_begin[use[task]], use_begin[use[task] + 1])
-        for h in held:
+        """Start a task if all its ports are free by `limit`; else let it wait for the first port
+        that is not."""
+        moment, entries = ready[task], range(use_begin[use[task]], use_begin[use[task] + 1])
+        for h in entries:
             p = port[h]
             moment = max(moment, free[p])
             if free[p] > limit:
-                stand(task, first, last, behind, asked, p)
+                enqueue(task, first, last, behind, request, p)
                 if not expected[p]:
                     expected[p] = True
                     heapq.heappush(events, (free[p], p))
                 return
-        for h in held:
+        for h in entries:
             p = port[h]
             free[p] = moment + share[h] * seconds[task]
             if first[p] >= 0 and not expected[p] and free[p] > limit:
@@ -298,26 +339,27 @@ def run_events(
             heapq.heappush(events, (0.0, ports + i))
         else:
             begins(i, 0.0)
-    askers, freed = [(0, 0) for _ in range(0)], [(0, 0) for _ in range(0)]
+    # heaps of one moment: (batch, task) that request, (request of the first waiting task, port)
+    requesting, freed = [(0, 0) for _ in range(0)], [(0, 0) for _ in range(0)]
     while events:
         limit = events[0][0] * (1 + TIE)
         while events and events[0][0] <= limit:
             event = heapq.heappop(events)[1]
             if event >= ports:
-                heapq.heappush(askers, (batch[event - ports], event - ports))
+                heapq.heappush(requesting, (batch[event - ports], event - ports))
             else:
                 expected[event] = False
-                heapq.heappush(freed, (asked[first[event]], event))
-        while freed:  # whoever waits longest at a port that is free now
+                heapq.heappush(freed, (request[first[event]], event))
+        while freed:  # rule (2)
             p = heapq.heappop(freed)[1]
             if free[p] <= limit:
                 task, first[p] = first[p], behind[first[p]]
                 tries(task, limit)
                 if first[p] >= 0:
-                    heapq.heappush(freed, (asked[first[p]], p))
-        while askers:
-            task = heapq.heappop(askers)[1]
-            asked[task], asking = asking, asking + 1
+                    heapq.heappush(freed, (request[first[p]], p))
+        while requesting:  # rule (3)
+            task = heapq.heappop(requesting)[1]
+            request[task], requests = requests, requests + 1
             tries(task, limit)
     return start
 
@@ -333,12 +375,12 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Timeline:
-    """Tasks with their start and end [T], seconds from the iteration's beginning; U units.
-    peak_bytes [U]: the most that each unit keeps at once, beside what it always holds."""
+    """The times of T tasks of U units in one iteration."""
 
     tasks: Tasks
-    start: Floats
-    end: Floats
+    start: Floats  # [T] seconds from the iteration's beginning
+    end: Floats  # [T] seconds from the iteration's beginning
+    # [U] the most bytes of micro-batches that each unit keeps at the same time
     peak_bytes: Floats
 
     @property
@@ -352,9 +394,9 @@ class Timeline:
         return self.spent(*COMPUTES)
 
     def spent(self, *kinds: Kind) -> Floats:
-        """[U] seconds of tasks of these kinds, unit by unit."""
-        of = np.isin(self.tasks.kind, kinds)
-        units, seconds = self.tasks.unit[of], self.tasks.seconds[of]
+        """[U] seconds of each unit's tasks of the given kinds."""
+        chosen = np.isin(self.tasks.kind, kinds)
+        units, seconds = self.tasks.unit[chosen], self.tasks.seconds[chosen]
         return np.bincount(units, seconds, minlength=self.tasks.units).astype(float)
 
     @property
@@ -364,8 +406,8 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """Share of the units' time in which they do not compute, all units alike; 0 where nothing
-        takes time."""
+        """The bubble: the mean share of the iteration in which a unit does not compute; 0 where
+        nothing takes time."""
         return float(self.idle.mean() / self.seconds) if self.seconds > 0 else 0.0
 
     @cached_property
@@ -375,8 +417,8 @@ class Timeline:
         return np.bincount(port, seconds, minlength=self.tasks.ports).astype(float)
 
     def events(self) -> list[dict[str, Any]]:
-        """One entry per task that takes time, by start: kind, unit, chunk, micro_batch, start,
-        end."""
+        """One entry per task that takes time, in the order of their starts: kind (of `LABELS`),
+        unit, chunk, micro_batch, start and end."""
         tasks = self.tasks
         chosen = np.flatnonzero(self.end > self.start)
         return [
@@ -393,24 +435,29 @@ class Timeline:
 
 
 def path_to_end(timeline: Timeline) -> Ints:
-    """Tasks of one chain without waiting that decides the iteration's length, first to last.
+    """The tasks of a critical path, first to last.
 
-    Each begins when the one before it was done or let go of a port. What to speed up is among them.
+    Each task starts exactly when the task before it in the path is done, or releases a port. The
+    path ends with the last task of the iteration, so that the iteration becomes shorter only where
+    a task of the path does.
     """
     tasks, start, end = timeline.tasks, timeline.start, timeline.end
     done = end + tasks.delay
+    cause = np.full(len(tasks), -1, np.int64)  # the task whose end lets a task start; -1: none
     tight = done[tasks.before] == start[tasks.after]
-    cause = np.full(len(tasks), -1, np.int64)
     cause[tasks.after[tight]] = tasks.before[tight]
-    holder, port, seconds = (column[tasks.holds[2] > 0] for column in tasks.holds)
-    free = start[holder] + seconds
+    takes_time = tasks.holds[2] > 0
+    holder, port, seconds = (column[takes_time] for column in tasks.holds)
+    released = start[holder] + seconds
     for p in np.unique(port):
-        users = np.flatnonzero(port == p)
-        users = users[np.argsort(free[users], kind="stable")]
-        place = np.searchsorted(free[users], start[holder[users]]).clip(max=len(users) - 1)
-        follows = (free[users[place]] == start[holder[users]]) & (cause[holder[users]] < 0)
-        cause[holder[users[follows]]] = holder[users[place[follows]]]
-    chain = [int(np.argmax(done))]
-    while cause[chain[-1]] >= 0:
-        chain.append(int(cause[chain[-1]]))
-    return np.array(chain[::-1], dtype=np.int64)
+        rows = np.flatnonzero(port == p)
+        rows = rows[np.argsort(released[rows], kind="stable")]
+        starts = start[holder[rows]]
+        # the first row of the port whose release is not before each start
+        place = np.searchsorted(released[rows], starts).clip(max=len(rows) - 1)
+        follows = (released[rows[place]] == starts) & (cause[holder[rows]] < 0)
+        cause[holder[rows[follows]]] = holder[rows[place[follows]]]
+    path = [int(np.argmax(done))]
+    while cause[path[-1]] >= 0:
+        path.append(int(cause[path[-1]]))
+    return np.array(path[::-1], dtype=np.int64)

@@ -1,11 +1,12 @@
-"""Buckets: pieces of parameters that the same ranks own, joined to flat tensors, whose gradients
-those ranks sum together.
+"""Buckets: flat tensors of pieces of parameters. The ranks that have the pieces sum the gradients
+of a bucket together.
 
-Every rank computes the plans of all buckets from plan and model alone, and all ranks get the same.
-Parameters go by their names in the unsplit model. A parameter is cut along its split dimension at
-every place where some rank's part begins or ends; each interval is a piece, and the ranks that have
-it are its owners. So gradients are summed piece by piece, whatever the replicas' cuts, widths and
-shares are.
+A parameter is cut along its split dimension wherever some rank's part begins or ends. Each interval
+is a piece, and the ranks that have it are its owners. Pieces with the same owners are joined to
+buckets. So gradients are summed correctly where replicas divide a parameter differently.
+
+Every rank computes the plans of all buckets from plan and model alone, and all ranks get the same
+result. Parameters have their names in the unsplit model.
 """
 
 from collections import Counter, defaultdict
@@ -26,7 +27,6 @@ from hetplan.runtime.engine.layout import Layout
 from hetplan.runtime.engine.loop import Box
 from hetplan.runtime.engine.transport import Group
 from hetplan.schema import Range
-from hetplan.text import grouped
 
 LocalCuts = dict[str, Cut]
 """Name of a parameter -> the part of it that a rank has."""
@@ -45,18 +45,18 @@ class Piece:
     first: int
     """First row of the piece, along that dimension."""
     last: int
-    """The row behind the last one."""
+    """The row after the piece's last row."""
     row: int
-    """Elements of a row."""
+    """Number of elements in a row."""
     whole: int
-    """Elements of the parameter."""
+    """Number of elements in the parameter."""
     contributors: frozenset[int]
     """Ranks whose gradients are summed: one owner of each unit (`Place.unit`), whose ranks have
     the same gradient."""
 
     @property
     def size(self) -> int:
-        """Elements of the piece."""
+        """Number of elements in the piece."""
         return (self.last - self.first) * self.row
 
 
@@ -70,8 +70,8 @@ class BucketPlan:
     """The owners in groups, each of which has all of ZeRO's shards."""
     dtype: Any
     layers: tuple[int, ...]
-    """The gradients are summed behind the backward passes of these layers; empty: behind all
-    passes."""
+    """The layers after whose backward passes the gradients are summed; empty: the gradients are
+    summed after all passes."""
     pieces: tuple[Piece, ...]
 
     def shard_group(self, rank: int) -> tuple[int, ...]:
@@ -109,8 +109,9 @@ def local_cuts(layout: Layout, chain: Chain, place: Place) -> LocalCuts:
 
 
 def section_starts(chain: Chain, bucket_bytes: int) -> dict[int, int]:
-    """Layer -> the lowest layer of its section. Sections are consecutive layers, from the last one
-    on, whose parameters have at least `bucket_bytes` bytes together."""
+    """Layer -> the lowest layer of its section. A section is consecutive layers whose parameters
+    have at least `bucket_bytes` bytes together. Sections are formed from the last layer on; the
+    first layer's section may have fewer bytes."""
     sizes = Counter[int]()
     for parameter in chain.parameters.values():
         sizes[min(parameter.layers)] += prod(parameter.shape) * parameter.dtype.itemsize
@@ -127,8 +128,8 @@ def section_starts(chain: Chain, bucket_bytes: int) -> dict[int, int]:
 def bucket_plans(layout: Layout, chain: Chain, bucket_bytes: int) -> list[BucketPlan]:
     """All buckets of a plan, in the order that all ranks keep.
 
-    In replicas of one stage there is a bucket for each section of layers, under ZeRO 3 for each
-    layer; in pipelines one for all layers.
+    Pieces with the same owners and type are one bucket for each section of layers, where replicas
+    have one stage; under ZeRO 3 one for each layer. In pipelines they are one for all layers.
     """
     plan, starts = layout.plan, section_starts(chain, bucket_bytes)
     cuts_of: dict[str, list[tuple[Place, Cut]]] = defaultdict(list)
@@ -157,15 +158,21 @@ def bucket_plans(layout: Layout, chain: Chain, bucket_bytes: int) -> list[Bucket
 
 
 def shard_groups(plan: Plan, owners: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The owners of a bucket in as many groups of neighbouring replicas as the plan's degrees say;
-    one group where the groups would be unequal."""
+    """The owners of a bucket in groups, each of which has all of ZeRO's shards.
+
+    The plan's degrees say the number of groups, and a group's replicas are neighbours. All owners
+    are one group where the groups would be unequal.
+    """
     count = plan.further.shard_groups
     replicas = len(plan.replicas)
-    by_group = grouped((plan.places[rank].replica * count // replicas, rank) for rank in owners)
-    sizes = {len(group) for group in by_group.values()}
-    if len(sizes) != 1 or len(by_group) != count:
+    members: dict[int, list[int]] = defaultdict(list)  # number of the group -> ranks
+    for rank in owners:
+        group_number = plan.places[rank].replica * count // replicas
+        members[group_number].append(rank)
+    sizes = {len(ranks) for ranks in members.values()}
+    if len(sizes) != 1 or len(members) != count:
         return (owners,)
-    return tuple(tuple(group) for group in by_group.values())
+    return tuple(tuple(ranks) for ranks in members.values())
 
 
 def pieces_of(
@@ -208,29 +215,29 @@ class Share:
 
     piece: Piece
     begin: int
-    """Their place in the flat bucket."""
+    """Index of the first element in the flat bucket."""
     first: int
-    """Their place in the flattened parameter."""
+    """Index of the first element in the flattened parameter."""
     size: int
     """Number of elements."""
     parameter: nn.Parameter
-    """What an optimizer updates."""
+    """The parameter that an optimizer updates: the local parameter, or a view of the shard."""
 
 
 def nothing() -> None:
-    """Finish a collective in which this rank has no part."""
+    """Finish a sum that needs no collective."""
 
 
 @dataclass
 class Bucket:
-    """A bucket plan on one of its owners, which is this rank."""
+    """A bucket on this rank, which is one of its owners."""
 
     plan: BucketPlan
     rank: int
     shard_group: tuple[int, ...]
     """The owners that have all shards together with this rank."""
     owner_collectives: Group | None
-    """Collectives of all owners; None where there is one."""
+    """Collectives of all owners; None where there is one owner."""
     shard_collectives: Group | None
     """Collectives of the shard group; None where it is one rank."""
     copy_collectives: Group | None
@@ -295,8 +302,8 @@ class Bucket:
         return self.ranges[self.shard_group.index(self.rank)]
 
     def begin(self, *, sharded: bool) -> None:
-        """Give all owners the first one's values, and say what this rank updates of them. sharded:
-        its shard (ZeRO 1 to 3), else all."""
+        """Give all owners the first owner's values, and set this rank's shard and shares. sharded:
+        whether the rank updates its shard (ZeRO 1 to 3) or the whole bucket (ZeRO 0)."""
         flat = self.flatten(self.data)
         if self.owner_collectives is not None:
             self.owner_collectives.broadcast(flat, self.plan.owners[0])
@@ -346,8 +353,8 @@ class Bucket:
     def sum_gradients(self) -> Callable[[], None]:
         """Begin to sum the gradients over the contributors.
 
-        What is returned waits for the sum and writes it: under ZeRO 0 to the parameters' gradients,
-        else this rank's shard of it to its shares' gradients.
+        Returns a function that waits for the sum and writes it: under ZeRO 0 to the gradients of
+        the parameters, else this rank's shard of it to the gradients of its shares.
         """
         summed_already = all(len(piece.contributors) == 1 for piece in self.plan.pieces)
         if self.shard is None and (self.owner_collectives is None or summed_already):

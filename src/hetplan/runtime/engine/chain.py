@@ -1,8 +1,8 @@
 """A model as a chain of layers, with its parameters and the shapes between layers; and the contract
 of models that state their layers themselves.
 
-`tracing.split` splits any other module into layers. The contract is for models that state their
-layers, and how tensor ranks divide them. Such a model is a torch module with:
+The contract is for models that state their layers, and how tensor ranks divide them;
+`tracing.split` splits any other module into layers. A model of the contract is a torch module with:
 - `layers`: a ModuleDict with the plan's layer names in the plan's order. The first layer takes the
   inputs [rows, …]. Every other layer takes the output of the layer before: a tensor [rows, …] or a
   tuple of such tensors. Samples must not influence each other (no batch normalisation).
@@ -48,14 +48,15 @@ from hetplan.runtime.engine.transport import Group, mirrored
 from hetplan.runtime.tracing.split import Divided, Shape, Split, divisions, mapped
 from hetplan.schema import Range
 
-Rows = Callable[[int, int], Any]  # rows [first, last) of the global batch -> (inputs, targets)
+# (first, last) -> (inputs, targets) of the rows [first, last) of the global batch
+Rows = Callable[[int, int], Any]
 
 
 @dataclass(frozen=True)
 class Part:
     """The part of the layers that a rank of a tensor group computes."""
 
-    index: int = 0  # of the rank in its tensor group
+    index: int = 0  # number of the rank in its tensor group
     shares: tuple[float, ...] = (1.0,)  # [tensor rank] the share of each
     expert: tuple[int, int] = (0, 1)  # (index, number) among the ranks that divide whole experts
 
@@ -124,7 +125,7 @@ class TensorGroup(Part):
         return x if self.group is None else self.group.reduced(x, dist.ReduceOp.MAX)
 
 
-ALONE = TensorGroup()
+ALONE = TensorGroup()  # the group of a rank that computes whole layers
 
 
 def unchanged(x: Tensor) -> Tensor:
@@ -195,9 +196,9 @@ class InputsAndTargets:
 class Chain:
     """A model as a chain of L layers."""
 
-    names: tuple[str, ...]  # [L]
+    names: tuple[str, ...]  # [L] names of the layers
     layers: tuple[nn.Module, ...]  # [L]
-    parameters: Mapping[str, Parameter]  # by name
+    parameters: Mapping[str, Parameter]  # name -> parameter
     parameter_names: tuple[Mapping[str, str], ...]  # [L] name within the layer -> name
     outputs: tuple[tuple[Shape, ...], ...]  # [L - 1] shapes of a layer's outputs, of one sample
     source: InputsAndTargets | Split  # the data that layers read
@@ -275,6 +276,7 @@ def rounding_again(
     weight_at = {copies[id(weight)].untyped_storage().data_ptr(): weight for weight in weights}
 
     def pack(saved: Tensor) -> Any:
+        """(weight, view of it) for a view of a rounded weight; any other tensor as it is."""
         weight = weight_at.get(saved.untyped_storage().data_ptr())
         if weight is None:
             return saved
@@ -282,6 +284,7 @@ def rounding_again(
         return weight.detach(), view
 
     def unpack(packed: Any) -> Tensor:
+        """The tensor that `pack` was given, with the weight rounded again."""
         if isinstance(packed, Tensor):
             return packed
         weight, view = packed
@@ -303,8 +306,8 @@ def describe(
     """The chain of a module: of the contract's layers where the module has them, else of the layers
     into which `tracing.split` splits it.
 
-    names: of the plan's layers. example: (inputs, targets) of a sample or more. compute: as in
-    `Chain`. loss: a function of (output, targets) for a module that does not return its loss.
+    names: the names of the plan's layers. example: (inputs, targets) of a sample or more. compute:
+    as in `Chain`. loss: a function of (output, targets) for a module that does not return its loss.
     spread: number of ranks over which experts are spread. Raises InputError where the module does
     not match the plan, UnsupportedError where it cannot be split.
     """
@@ -337,7 +340,8 @@ def describe(
 def parameters_of(
     layers: Sequence[nn.Module], prefixes: Sequence[str]
 ) -> tuple[dict[str, Parameter], tuple[dict[str, str], ...]]:
-    """(`parameters`, `parameter_names`) of a chain. prefixes: [L] of the names of parameters."""
+    """(`parameters`, `parameter_names`) of a chain. prefixes: [L] the prefix that turns a
+    parameter's name within the layer into its name in the model."""
     first_name: dict[int, str] = {}  # id of a parameter -> its name under its first layer
     tensors: dict[str, Tensor] = {}
     layers_with: dict[str, list[int]] = defaultdict(list)
@@ -368,10 +372,12 @@ def parameters_of(
 def divided_cuts(
     divided: Mapping[str, Divided], names: Sequence[str], part: Part
 ) -> dict[str, Cut]:
-    """Name -> the cut of each parameter of a split module's layer: an equal part where the
-    parameter divides into equal parts and experts are not spread over ranks; else all of it.
+    """Name -> the cut of a parameter, for the parameters of a split module's layer that tensor
+    ranks can divide. The cut is an equal part where the parameter divides into equal parts and
+    experts are not spread over ranks; else it is the whole parameter.
 
-    divided: parameters that tensor ranks can divide. names: of the layer's parameters.
+    divided: the parameters of the model that tensor ranks can divide. names: the parameters of the
+    layer.
     """
     _, expert_ranks = part.expert
     whole = Part()

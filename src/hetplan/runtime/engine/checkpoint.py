@@ -53,12 +53,12 @@ class Record(StrictModel):
     """`hetplan.json` of a checkpoint."""
 
     step: Count  # iterations done
-    seed: int  # of dropout and of synthetic data
-    optimizer: Annotated[str, Field(min_length=1)]  # its class, in lower case
-    shapes: dict[str, list[Count]]  # sizes of every unsplit parameter
-    states: dict[str, StateKind]  # of every optimizer state
+    seed: int  # seed of dropout and of synthetic data
+    optimizer: Annotated[str, Field(min_length=1)]  # the optimizer's class, in lower case
+    shapes: dict[str, list[Count]]  # parameter -> sizes of the unsplit parameter
+    states: dict[str, StateKind]  # optimizer state -> its kind
     scale: dict[str, float]  # fields of the `LossScale`
-    files: dict[str, str]  # SHA-256 of every file beside the record, and `digest` of the record
+    files: dict[str, str]  # file -> its SHA-256; for the record itself its `digest`
 
     def digest(self) -> str:
         """SHA-256 of all fields but `files`."""
@@ -113,8 +113,8 @@ def stored_boxes(folder: Path) -> Iterator[tuple[str, Box]]:
 
 
 def read_boxes(folder: Path, boxes: Iterable[Box]) -> None:
-    """Copy into the values of boxes what a checkpoint has of them. Raises ValueError where a stored
-    tensor has other sizes, and where elements are missing."""
+    """Copy the elements of boxes from a checkpoint into the boxes' values. Raises ValueError where
+    a stored tensor has other sizes, and where elements are missing."""
     stored = grouped(stored_boxes(folder))
     for box in boxes:
         read = torch.empty(box.sizes, dtype=box.values.dtype)
@@ -275,8 +275,8 @@ def load(model: TrainedPart, optimizer: Any, folder: str) -> None:
 
 
 def add_zero_states(model: TrainedPart, optimizer: Any, kinds: Mapping[str, StateKind]) -> None:
-    """Give each parameter that is trained all its optimizer states, which are 0: an optimizer of
-    torch makes them in its first step only, and a checkpoint is read into them."""
+    """Give each parameter that is trained all its optimizer states, with the value 0. A checkpoint
+    is read into them, and an optimizer of torch makes them only in its first step."""
     for _, parameter in model.updated():
         if not parameter.requires_grad:
             continue

@@ -1,14 +1,15 @@
-"""The data of a step, the same on all ranks that read the same rows.
+"""Makes the data of a step the same on all ranks that read the same rows, and compares them.
 
 Every rank calls the user's code for the rows that it reads: the first stage for their inputs, the
-last one for their labels. So what that code draws has to be the same on every rank. Python's,
-numpy's and torch's own generators are seeded before the user's module is imported, before its
-function is called, and again for each of a step's batches. What is drawn elsewhere (from the
-operating system, by a generator without a seed, by the rank's number, from an iterator that ranks
-advance differently) no seed reaches: a checksum of what each rank reads is compared in every step,
-since ranks may agree in the first ones and part later, as at the end of an epoch. A comparison is
-one all-reduce of two numbers for each set of rows that several ranks read; plans in which no two
-ranks read the same rows compare nothing.
+last stage for their labels. So this code must draw the same random numbers on every rank. The
+generators of Python, numpy and torch are seeded before the user's module is imported, before its
+function is called, and again for each batch of a step.
+
+No seed reaches random numbers from other sources: the operating system, a generator without a seed,
+the rank's number, or an iterator that ranks advance differently. Therefore ranks compare checksums
+of the data that they read. They do so in every step, since their data may begin to differ later, at
+the end of an epoch, say. A comparison is one all-reduce of two numbers for each range of rows that
+several ranks read. Where no two ranks of a plan read the same rows, nothing is compared.
 """
 
 import random
@@ -29,16 +30,18 @@ from hetplan.runtime.engine.position import key_of, splitmix64
 from hetplan.runtime.engine.transport import gather_objects, host_least
 from hetplan.schema import Range
 
-LIMIT = 1 << 62  # of checksums: their negatives are 64-bit numbers, too
+LIMIT = 1 << 62  # checksums are smaller, so that their negatives are 64-bit numbers, too
 WORD_BYTES = 8
-LOW = (1 << 32) - 1
-SHOWN = 4  # keys, ranks, and groups of ranks in an error
-CHUNK = 1 << 16  # words that are multiplied at once: they fit into a core's own cache
-SIMPLE = (bool, int, float, complex, str, bytes, type(None))  # their texts are the same everywhere
+LOW = (1 << 32) - 1  # mask of a word's low half
+SHOWN = 4  # largest number of keys, of ranks, and of groups of ranks in an error
+CHUNK = 1 << 16  # words that are multiplied at once: they fit into the cache of a core
+# Types whose values have the same `repr` in every process.
+SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
 def seed_generators(seed: int, site: str) -> None:
-    """Seed Python's, numpy's and torch's own generators. site: what draws next."""
+    """Seed the global generators of Python, numpy and torch. site: a name for the code that draws
+    next."""
     key = key_of(seed, 0, site)
     random.seed(key)
     np.random.seed(key % (1 << 32))  # noqa: NPY002 (users draw from the generator that numpy has)
@@ -47,10 +50,11 @@ def seed_generators(seed: int, site: str) -> None:
 
 @contextmanager
 def drawing_data(seed: int, step: int, first: int) -> Iterator[None]:
-    """What is drawn inside from Python's, numpy's and torch's own generators follows from seed,
-    step and first row; behind it the generators are what they were."""
+    """A context in which the global generators of Python, numpy and torch are seeded by seed, step
+    and first row. After it they have their earlier states."""
     key = key_of(seed, step, f"data {first}")
-    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002 (as above)
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()  # noqa: NPY002 (as above)
     gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(gpus):
         random.seed(key)
@@ -61,45 +65,57 @@ def drawing_data(seed: int, step: int, first: int) -> Iterator[None]:
         try:
             yield
         finally:
-            random.setstate(python)
-            np.random.set_state(arrays)  # noqa: NPY002
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Rows [first, last) of the global batch that several ranks read. where: for people."""
+    """A range of rows that several ranks read."""
 
-    rows: Range
+    rows: Range  # [first, last) of the global batch
     ranks: tuple[int, ...]
-    where: str
+    where: str  # a text for errors
 
 
 def check_alike(
     step: int, readings: Sequence[Reading], rank: int, data: Callable[[int, int], Any]
 ) -> None:
-    """Raise InputError on every rank where one has other data of some rows than another. All ranks
-    together, with the same readings; each reads those of its own alone."""
-    own = {one.rows: checksums(data(*one.rows)) for one in readings if rank in one.ranks}
-    both = torch.full((2, len(readings)), LIMIT, dtype=torch.int64)
+    """Raise InputError on every rank where two ranks have different data of the same rows. All
+    ranks call this together, with the same readings.
+
+    data: (first, last) -> (inputs, targets) of these rows; called for the readings of this rank.
+    """
+    own: dict[Range, dict[str, int]] = {}  # rows -> this rank's checksums
+    for reading in readings:
+        if rank in reading.ranks:
+            own[reading.rows] = checksums(data(*reading.rows))
+    # [0] checksums, [1] their negatives: one minimum over the ranks gives the least and the largest
+    totals = torch.full((2, len(readings)), LIMIT, dtype=torch.int64)
     for k, reading in enumerate(readings):
         if reading.rows in own:
             total = short_digest(repr(sorted(own[reading.rows].items())))
-            both[0, k], both[1, k] = total, -total
-    least, negative_most = host_least(both)
-    different = [one for one, k in zip(readings, least + negative_most, strict=True) if k]
+            totals[0, k], totals[1, k] = total, -total
+    least, negative_most = host_least(totals)
+    differences = least + negative_most
+    different = [reading for reading, k in zip(readings, differences, strict=True) if k]
     if different:
-        told = gather_objects(own.get(different[0].rows))
-        raise difference(step, different[0], {rank: told[rank] for rank in different[0].ranks})
+        of_ranks = gather_objects(own.get(different[0].rows))
+        readers = different[0].ranks
+        raise difference(step, different[0], {reader: of_ranks[reader] for reader in readers})
 
 
-def difference(step: int, reading: Reading, told: Mapping[int, Mapping[str, int]]) -> InputError:
-    """The error of ranks that read different data. told: rank -> its checksums, which differ."""
-    keys = sorted({key for checksums in told.values() for key in checksums})
-    unequal = [key for key in keys if len({own.get(key) for own in told.values()}) > 1]
-    alike: dict[int | None, list[int]] = defaultdict(list)
-    for rank, own in told.items():
-        alike[own.get(unequal[0])].append(rank)
-    groups = " other than on ".join(ranks_text(ranks) for ranks in list(alike.values())[:SHOWN])
+def difference(
+    step: int, reading: Reading, of_ranks: Mapping[int, Mapping[str, int]]
+) -> InputError:
+    """The error of ranks that read different data. of_ranks: rank -> its checksums; they differ."""
+    keys = sorted({key for checksums in of_ranks.values() for key in checksums})
+    unequal = [key for key in keys if len({own.get(key) for own in of_ranks.values()}) > 1]
+    ranks_with: dict[int | None, list[int]] = defaultdict(list)  # first unequal checksum -> ranks
+    for rank, own in of_ranks.items():
+        ranks_with[own.get(unequal[0])].append(rank)
+    texts = [ranks_text(ranks) for ranks in list(ranks_with.values())[:SHOWN]]
+    groups = " other than on ".join(texts)
     first, last = reading.rows
     return InputError(
         "ranks that read the same rows have different data: "
@@ -110,28 +126,30 @@ def difference(step: int, reading: Reading, told: Mapping[int, Mapping[str, int]
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """For people; of many the first ones."""
+    """The numbers of ranks as a text, "ranks 0, 1"; of many ranks the first ones."""
     shown = ", ".join(map(str, ranks[:SHOWN]))
     more = ", …" if len(ranks) > SHOWN else ""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
 
 
 def checksums(data: Any) -> dict[str, int]:
-    """Path of a leaf -> a number that says which values it has."""
+    """Path of a leaf of the data -> its checksum."""
     inputs, targets = data
-    found = dict(leaf_checksums(inputs, "" if isinstance(inputs, Mapping) else "inputs"))
-    return found if targets is None else found | dict(leaf_checksums(targets, "labels"))
+    of_leaves = dict(leaf_checksums(inputs, "" if isinstance(inputs, Mapping) else "inputs"))
+    if targets is not None:
+        of_leaves |= dict(leaf_checksums(targets, "labels"))
+    return of_leaves
 
 
 def leaf_checksums(value: Any, path: str) -> Iterator[tuple[str, int]]:
-    """Of nested data. Of what is neither tensor, array nor number or text, only the type counts: it
-    may be written differently by every process."""
+    """(path, checksum) for each leaf of nested data. A leaf that is no tensor, array, number or
+    text counts by its type alone, since its `repr` may differ from process to process."""
     if isinstance(value, Mapping):
         for key in value:
             yield from leaf_checksums(value[key], f"{path}.{key}".lstrip("."))
     elif isinstance(value, (tuple, list)):
-        for number, one in enumerate(value):
-            yield from leaf_checksums(one, f"{path}[{number}]")
+        for number, item in enumerate(value):
+            yield from leaf_checksums(item, f"{path}[{number}]")
     elif isinstance(value, Tensor):
         yield path, tensor_checksum(value)
     elif isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
@@ -148,31 +166,34 @@ def kind_of(value: object) -> str:
 
 
 def short_digest(text: str) -> int:
-    """A number below `LIMIT` from a text."""
+    """A hash of a text, below `LIMIT`."""
     return int.from_bytes(blake2b(text.encode(), digest_size=WORD_BYTES).digest()) % LIMIT
 
 
 def tensor_checksum(x: Tensor) -> int:
-    """Of shape, type and every bit: the sum of all words, each times an odd number of its place, in
-    64 bits. Products lose a word's high bits, the only ones of round floating-point numbers: they
-    are added to the low ones before."""
-    shown = f"{tuple(x.shape)} {x.dtype}"
+    """A checksum of shape, type and every bit of a tensor.
+
+    It is the sum, in 64 bits, of all words of 8 bytes, each times an odd factor for its place.
+    Multiplication loses the high bits of a word, and a round floating-point number has no others.
+    So the high half of a word is added to its low half before, by exclusive or.
+    """
+    shape_and_type = f"{tuple(x.shape)} {x.dtype}"
     if x.layout != torch.strided:
         x = x.to_dense()
     flat = x.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    whole = len(flat) // WORD_BYTES * WORD_BYTES
+    bytes_in_words = len(flat) // WORD_BYTES * WORD_BYTES
     total = 0
-    if whole:
-        aligned = flat.storage_offset() % WORD_BYTES == 0
-        words = (flat if aligned else flat.clone())[:whole].view(torch.int64)
+    if bytes_in_words:
+        is_aligned = flat.storage_offset() % WORD_BYTES == 0
+        words = (flat if is_aligned else flat.clone())[:bytes_in_words].view(torch.int64)
         factors = place_factors(str(x.device))
         folded = (part ^ ((part >> 32) & LOW) for part in words.split(CHUNK))
         sums = [(part * factors[: len(part)]).sum() for part in folded]
         total = int((torch.stack(sums) * factors[: len(sums)]).sum())
-    return short_digest(f"{shown} {total} {flat[whole:].tolist()}")
+    return short_digest(f"{shape_and_type} {total} {flat[bytes_in_words:].tolist()}")
 
 
 @cache
 def place_factors(device: str) -> Tensor:
-    """[CHUNK] odd numbers, as if drawn."""
+    """[CHUNK] odd pseudo-random numbers, one for each place of a word."""
     return splitmix64(torch.arange(CHUNK, device=device)) | 1

@@ -11,7 +11,7 @@ of DDP.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from math import floor, inf, isfinite, log2
 from operator import itemgetter
@@ -58,13 +58,12 @@ class Placed(TrainedPart):
     module: the whole model; this rank's layers are cut in place.
     loss: (outputs, targets) -> loss; None: the module's.
     example: (inputs, targets) of one sample; None: from the module's `batch`.
-    device: "cpu", "cuda" (this rank's GPU: by LOCAL_RANK, or torch's current one), "cuda:1" or
-        "auto".
+    device: "cpu", "cuda", "cuda:1" or "auto"; see `local_device`.
     seed: of dropout and of synthetic data.
-    watch: records the spans of the run.
+    watch: records the events of the run.
     precision: type of the passes and of the messages between stages. Weights, gradients and updates
         keep their types.
-    chain: the module as a chain of layers; None: it is made here.
+    chain: the module as a chain of layers; None: `describe` makes it.
     """
 
     def __init__(
@@ -112,12 +111,13 @@ class Placed(TrainedPart):
     def take(self, cuts: LocalCuts) -> dict[str, nn.Parameter]:
         """Replace the parameters of this rank's layers by this rank's parts of them, on the device.
 
-        Returns name -> parameter. Layers that share a parameter share its part.
+        cuts: name of a parameter -> this rank's part. Returns name -> new parameter. Layers that
+        share a parameter share its part.
         """
         parameters: dict[str, nn.Parameter] = {}
-        for k in self.layout.layers(self.place):
-            layer = self.chain.layers[k]
-            for name_in_layer, name in self.chain.parameter_names[k].items():
+        for number in self.layout.layers(self.place):
+            layer = self.chain.layers[number]
+            for name_in_layer, name in self.chain.parameter_names[number].items():
                 submodule, _, attribute = name_in_layer.rpartition(".")
                 if name not in parameters:
                     parameter: Any = layer.get_parameter(name_in_layer)
@@ -129,18 +129,20 @@ class Placed(TrainedPart):
         return parameters
 
     def rows_of(self, step: int, rows: Rows | None) -> Rows:
-        """The function that gives the data of rows in one iteration, and requests each range of
-        rows only once.
+        """A function (first, last) -> (inputs, targets) for the rows of one iteration. It requests
+        each range of rows from `rows` only once.
 
-        rows: gives the loop's data; None: the module's `batch` does. Numbers that it draws at
-        random are the same on all ranks that read the same rows.
+        rows: a function of the user's loop with the same arguments; None: the module's `batch`. The
+        random numbers that it draws are the same on all ranks that read the same rows.
 
-        The function raises InputError where the data have more or fewer rows than requested.
+        The returned function raises InputError where the data have more or fewer rows than
+        requested.
         """
         source = rows or (lambda first, last: self.module.batch(step, first, last))
 
         @cache
         def requested(first: int, last: int) -> Any:
+            """The data of rows, from the user's code; each range is requested once."""
             with drawing_data(self.seed, step, first):
                 batch = paired(source(first, last))
             expected = last - first
@@ -155,6 +157,7 @@ class Placed(TrainedPart):
             return batch
 
         def read(first: int, last: int) -> Any:
+            """The data of rows, which may be a part of a requested range."""
             begin, end = self.layout.requested_rows(self.place.replica, (first, last))
             batch = requested(begin, end)
             if (begin, end) == (first, last):
@@ -197,8 +200,8 @@ class Placed(TrainedPart):
             check_alike(step, self.readings, self.place.rank, rows)
 
     def gather(self) -> nn.Module:
-        """The module, on rank 0 with its trained parameters; of a model that is split, see
-        `tracing.split`. All ranks call this together."""
+        """The module, on rank 0 with its trained parameters. All ranks call this together. Raises
+        UnsupportedError for a module that states its layers itself (see `engine.chain`)."""
         self.chain.check_gathers()
         # Parameter -> (offset, values) of each box of its flat tensor that this rank saves.
         local_parts: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
@@ -219,8 +222,9 @@ class Placed(TrainedPart):
 class Distributed(Placed):
     """This rank's part of a model on hetplan's engine, which runs every plan of stages.
 
-    staging: "always" sends everything by way of the host's memory (see `engine.transport`).
-    bucket_bytes: bytes of the gradients that are summed together while the passes go on.
+    staging: "always" sends all tensors by way of the host's memory (see `engine.transport`).
+    bucket_bytes: least bytes of the layers whose gradients are summed together, while the passes of
+        other layers go on.
     options: those of `Placed`.
 
     Under fp16 the loss is scaled by `scale` times a power of two near the batch's weight. If any
@@ -240,21 +244,19 @@ class Distributed(Placed):
         super().__init__(module, plan, precision=precision, **options)
         self.scaled = precision == "fp16"
         plans = bucket_plans(self.layout, self.chain, bucket_bytes)
-        tensor_groups = [
-            ranks
-            for i, replica in enumerate(plan.replicas)
-            for j in range(len(replica.stages))
-            for ranks in self.layout.computing_groups(i, j)
-        ]
+        group_ranks: list[Sequence[int]] = []
+        for number, replica in enumerate(plan.replicas):
+            for stage in range(len(replica.stages)):
+                group_ranks += self.layout.computing_groups(number, stage)
+        for bucket_plan in plans:
+            group_ranks += bucket_plan.groups
         self.transport = Transport.over(self.device, staging, self.watch)
-        groups = self.transport.groups(
-            [*tensor_groups, *(group for p in plans for group in p.groups)]
-        )
-        exchanging = self.transport.groups(self.layout.expert_groups.values(), number=-1)
+        groups = self.transport.groups(group_ranks)
+        expert_groups = self.transport.groups(self.layout.expert_groups.values(), number=-1)
         self.transport = self.transport.opened(lambda: streams(self.layout))
         cuts = local_cuts(self.layout, self.chain, self.place)
         parameters = self.take(cuts)
-        self._join_groups(groups, exchanging)
+        self._join_groups(groups, expert_groups)
         self.chain = spread(self.chain, self.layout, self.place, groups)
         shares = [plan.zero_shares[p.device] if plan.zero_shares else 1.0 for p in plan.places]
         self.states = States(
@@ -269,12 +271,12 @@ class Distributed(Placed):
     def _join_groups(
         self,
         groups: Mapping[tuple[int, ...], Group],
-        exchanging: Mapping[tuple[int, ...], Group],
+        expert_groups: Mapping[tuple[int, ...], Group],
     ) -> None:
-        """Give modules with a `tensor` attribute this rank's tensor group, experts the group in
-        which they exchange tokens, and modules with selective recomputation the plan's mode.
+        """Set this rank's tensor group in modules with the attribute `tensor`, the group that
+        exchanges tokens in experts, and the mode of modules with selective recomputation.
 
-        groups: sorted ranks of a tensor group -> the group. exchanging: ranks over which experts
+        groups: sorted ranks of a tensor group -> the group. expert_groups: ranks over which experts
         are spread -> the group.
         """
         ranks = self.layout.ranks_of(self.place.replica, self.place.stage)[self.place.group]
@@ -285,7 +287,7 @@ class Distributed(Placed):
             if isinstance(getattr(module, "tensor", None), TensorGroup):
                 module.tensor = group
             if isinstance(module, Experts):
-                module.join(group, exchanging[self.layout.expert_groups[self.place.rank]])
+                module.join(group, expert_groups[self.layout.expert_groups[self.place.rank]])
             if self.plan.recomputation == "selective" and hasattr(module, "selective"):
                 module.selective = True
 
@@ -302,14 +304,13 @@ class Distributed(Placed):
         scale = 1.0
         if self.scaled:
             scale = 2.0 ** floor(log2(weight)) * self.scale.value
-        summed = self.pipeline.run(
-            of_step, Position(self.seed, step, autocast=self.autocast), weight / scale
-        )
+        position = Position(self.seed, step, autocast=self.autocast)
+        summed = self.pipeline.run(of_step, position, weight / scale)
         with self.watch.during("synchronise", 0, step):
             self.pipeline.mail.settle()
             self.states.end()
             if self.scaled:
-                finite = isfinite(self.gradient_norm(inf))  # of the gradients on all ranks
+                finite = isfinite(self.gradient_norm(inf))  # the same on all ranks
                 for _, parameter in self.updated():
                     if parameter.grad is not None:
                         parameter.grad = parameter.grad.div_(scale) if finite else None

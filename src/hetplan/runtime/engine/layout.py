@@ -1,6 +1,6 @@
-"""Where every rank stands in a plan, and which rows of the global batch pass through it.
+"""The place of every rank in a plan, and the rows of the global batch that pass through it.
 
-Every rank computes this from the plan alone, and all ranks get the same.
+Every rank computes this from the plan alone, and all ranks get the same result.
 """
 
 from dataclasses import dataclass
@@ -69,9 +69,9 @@ class Layout:
         return groups
 
     def recomputation_of(self, place: Place, layer: int) -> str:
-        """What a rank computes again of a layer in the backward pass.
+        """The recomputation of a layer in a rank's backward pass, as in `Plan.recomputation`.
 
-        By the method `block`, only the first blocks of a virtual stage are computed again; the
+        With the method `block`, only the first blocks of a virtual stage are computed again; the
         embedding is not counted.
         """
         degrees = self.plan.further
@@ -144,6 +144,7 @@ class Layout:
         return [self._divides_unevenly(replica) for replica in range(len(self.plan.replicas))]
 
     def _divides_unevenly(self, replica: int) -> bool:
+        """Whether some stage divides the rows of a micro-batch differently from the first stage."""
         stages = range(len(self.plan.replicas[replica].stages))
         for batch in range(self.plan.replicas[replica].steps):
             of_first_stage = self.rows(replica, 0, batch)

@@ -1,4 +1,4 @@
-"""A rank's part of a model in training, and what a user's loop does with it beside the passes: it
+"""A rank's part of a model in training, with the methods that a user's loop calls. The loop
 accumulates gradients over iterations, makes an optimizer with groups of parameters, and clips
 gradients by the norm of all of them. The results are the same on every rank.
 

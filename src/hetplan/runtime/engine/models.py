@@ -47,13 +47,14 @@ def check_saved(job: Job, chain: Chain) -> None:
 
 
 def precision_of(job: Job) -> Literal["fp32", "bf16", "fp16"]:
-    """Of the passes: the plan's for reference models; a user's own model and a stand-in choose
-    theirs."""
+    """The precision of the passes: the plan's for a reference model; "fp32", which changes no type,
+    for a user's model and for a stand-in."""
     return "fp32" if job.virtual or job.factory is not None else job.plan.workload.precision
 
 
 def make_module(job: Job) -> nn.Module:
-    """The job's model with its data. Raises InputError for an unusable factory."""
+    """The job's model, whose method `batch` gives the job's data. Raises InputError for an unusable
+    factory."""
     module = model_of(job)
     if job.data is not None:
         require(
@@ -78,29 +79,35 @@ def model_of(job: Job) -> nn.Module:
         model = planned_model(job.plan, job.model)
         check_own_layers(job.plan, model)
         assert model.spec.shape is not None and model.sequence is not None
-        # whatever attention the plan's stack has, torch's fused one computes here
+        # Attention always runs as torch's fused kernel, whatever the plan's framework has.
         shape = replace(model.spec.shape, attention="fused")
         return build(shape, model.sequence, seed=job.seed)
 
 
 def from_factory(text: str, plan: Plan | None, *, seed: int = 0) -> nn.Module:
-    """The torch module that `module:function` makes of the plan; None: there is none yet, a model
-    is described. seed: of what it draws."""
-    made = called(text, plan, seed=seed)
-    if not isinstance(made, nn.Module):
+    """The torch module that the user's function returns.
+
+    text: `module:function`. plan: the function's argument; None where a model is described before
+    there is a plan. seed: of the random numbers that the function draws.
+    """
+    module = called(text, plan, seed=seed)
+    if not isinstance(module, nn.Module):
         raise InputError(
-            "--factory made something else", got=type(made).__name__, expected="a torch.nn.Module"
+            "--factory made something else", got=type(module).__name__, expected="a torch.nn.Module"
         )
-    return made
+    return module
 
 
 def called(text: str, plan: Plan | None, option: str = "--factory", *, seed: int = 0) -> Any:
-    """What `module:function` makes of the plan; the module is installed, or else in the working
-    folder. Raises InputError for whatever its author's code raises.
+    """The result of a user's function, called with the plan.
 
-    Every rank imports the module or calls the function itself, so that the generators from which
-    they draw data and weights are seeded before the import, and again before the call: what the
-    function draws does not depend on whether the module was imported just now.
+    text: `module:function`; the module is installed, or else in the working folder. option: the
+    command-line option with the text, for errors. Raises InputError for any exception of the user's
+    code.
+
+    Every rank calls the function itself. So the generators of random numbers are seeded before the
+    import, and again before the call: the numbers that the function draws do not depend on whether
+    the module was imported before.
     """
     require(
         all(text.partition(":")), f"{option} is not usable", got=text, expected="MODULE:FUNCTION"

@@ -36,7 +36,7 @@ from hetplan.runtime.tracing.split import Shape
 from hetplan.schema import Range
 
 Values = tuple[Tensor, ...]  # activations that one layer passes to the next
-Gradients = Sequence[Tensor | None]  # of `Values`; None: no gradient
+Gradients = Sequence[Tensor | None]  # gradients of `Values`; None: no gradient
 Transfer = tuple[int, int, bool]  # hop, micro-batch, whether forward
 
 
@@ -44,24 +44,28 @@ Transfer = tuple[int, int, bool]  # hop, micro-batch, whether forward
 class Mail:
     """One rank's messages to and from the neighbouring stages.
 
-    A micro-batch's rows lie on the row groups of a stage as its shares say. Two stages may divide
-    them differently: every intersection of a sending and a receiving group's rows is one message
-    per receiving tensor rank. Activations are whole on all tensor ranks, so each receives from one
-    sending tensor rank. The messages of a hop arrive in the order of the micro-batches.
+    A stage divides the rows of a micro-batch over its row groups, and two stages may divide them
+    differently. Every intersection of a sending and a receiving group's rows is one message for
+    each receiving tensor rank. Activations are whole on all tensor ranks, so that each of them
+    receives from one sending tensor rank. The messages of a hop arrive in the order of the
+    micro-batches.
     """
 
     layout: Layout
     place: Place
     transport: Transport
-    # messages that may still be on their way, with their tensors
+    # messages that may still be on their way
     sent: list[Message] = field(default_factory=list)
-    # the buffers of begun receives, and the messages to wait for
+    # (buffers, messages to wait for) of each receive that has begun
     expected: dict[Transfer, tuple[list[Tensor], list[Message]]] = field(default_factory=dict)
     # tensors that the rank sends to itself
     local: dict[Transfer, list[Tensor]] = field(default_factory=dict)
 
     def send(self, values: Sequence[Tensor], hop: int, batch: int, *, forward: bool) -> None:
-        """Begin to send this rank's rows to every rank across the hop that needs some of them."""
+        """Begin to send this rank's rows over a hop, to every rank that needs some of them.
+
+        values: tensors [rows, …]. forward: the direction of the hop.
+        """
         first_row, _ = self.layout.local_rows(self.place, batch)
         rank = self.place.rank
         self.sent = self.transport.pending(self.sent)
@@ -91,13 +95,15 @@ class Mail:
         self.expected[hop, batch, forward] = buffers, begun
 
     def _messages(self, hop: int, batch: int, *, forward: bool) -> Iterator[tuple[Stream, Range]]:
+        """All messages of a hop of the rank's replica, see `messages`."""
         return messages(self.layout, self.place.replica, hop, batch, forward=forward)
 
     def _tag(self, hop: int, *, forward: bool) -> int:
+        """The tag of a hop of the rank's replica, see `tag_of`."""
         return tag_of(self.layout, self.place.replica, hop, forward=forward)
 
     def receive(self, hop: int, batch: int, *, forward: bool) -> list[Tensor]:
-        """Wait for a receive that `expect` began; the tensors, on this rank's device."""
+        """Wait for a receive that `expect` began. Returns the tensors, on this rank's device."""
         buffers, begun = self.expected.pop((hop, batch, forward))
         done(begun)
         values = self.local.pop((hop, batch, forward), buffers)
@@ -157,7 +163,7 @@ def streams(layout: Layout) -> list[Stream]:
         hops, batches = range(virtual_stages - 1), range(replica.steps)
         for hop, batch, forward in product(hops, batches, (False, True)):
             used |= {stream for stream, _ in messages(layout, i, hop, batch, forward=forward)}
-    return sorted((tag, a, b) for tag, a, b in used if a != b)
+    return sorted((tag, sender, receiver) for tag, sender, receiver in used if sender != receiver)
 
 
 @dataclass
@@ -172,7 +178,8 @@ def every_second_product() -> Callable[..., CheckpointPolicy]:
     """The policy of the recomputation `operators` for one pass of a layer: fused attention and
     every second product are kept, all else is computed again. Source: torchtitan's selective
     activation checkpointing."""
-    products = Counter[bool]()  # in the first pass (False) and in the recomputation (True)
+    # number of products so far, in the first pass (False) and in the recomputation (True)
+    products = Counter[bool]()
 
     def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
         name = str(operator).split(".")[1]
@@ -200,8 +207,8 @@ def layer_pass(
     recomputation: the plan's. The last layer is never computed again, since its backward pass
     follows at once.
 
-    The outputs have the types that the stages agree upon, `chain.outputs`, whatever autocast gives.
-    Autocast keeps no rounded weights for the next pass.
+    The outputs are converted to the types in `chain.outputs`, which the next stage expects, also
+    where autocast computes in another type. Autocast keeps no rounded weights for the next pass.
     """
     is_last = k + 1 == len(chain.names)
     types = [None] if is_last else [dtype for _, dtype in chain.outputs[k]]
@@ -228,7 +235,7 @@ def layer_pass(
 
 @dataclass
 class Pipeline:
-    """A rank's passes of an iteration."""
+    """Runs a rank's passes of an iteration."""
 
     layout: Layout
     place: Place
@@ -238,7 +245,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         self.ranges = self.layout.stage(self.place).layers
-        """[chunk] layers [first, last)."""
+        """[chunk] the chunk's layers [first, last)."""
         self.end = len(self.chain.names)
         """Number of the model's layers."""
         self.watch = self.mail.transport.watch
@@ -264,8 +271,11 @@ class Pipeline:
         has_loss = self.ranges[-1][1] == self.end
         if not has_loss or not self.layout.reports_loss(self.place):
             return 0.0
-        batches = [self.layout.local_rows(self.place, k) for k in range(self.replica.steps)]
-        weights = [self.chain.source.weigh(rows(a, b)) for a, b in batches if a < b]
+        weights = []
+        for batch in range(self.replica.steps):
+            first_row, last_row = self.layout.local_rows(self.place, batch)
+            if first_row < last_row:
+                weights.append(self.chain.source.weigh(rows(first_row, last_row)))
         return float(sum(weights))
 
     def run(self, rows: Rows, position: Position, weight: float) -> float:
@@ -292,20 +302,22 @@ class Pipeline:
 
     def _forward(self, chunk: int, batch: int, rows: Rows) -> None:
         """A chunk's forward pass of a micro-batch."""
-        (first, last), (a, b) = self.ranges[chunk], self.layout.local_rows(self.place, batch)
-        has_rows = a < b
+        first, last = self.ranges[chunk]
+        first_row, last_row = self.layout.local_rows(self.place, batch)
+        has_rows = first_row < last_row
         x: Values = ()
         data: Sequence[tuple[Any, ...]] = [()] * (last - first)
         if has_rows:
             if first > 0:
                 x = tuple(self._receive(chunk, batch, forward=True))
-            data = self.chain.read(rows, (a, b), first, last, self.mail.transport.device)
+            device = self.mail.transport.device
+            data = self.chain.read(rows, (first_row, last_row), first, last, device)
         kept: list[Saved] = []
         with self.watch.during("forward", chunk, batch):
             for k in range(first, last):
                 self.states.before_layer(k)
                 if has_rows:
-                    kept.append(self._layer(k, x, data[k - first], a))
+                    kept.append(self._layer(k, x, data[k - first], first_row))
                     x = tuple(value.detach() for value in kept[-1].outputs)
                 self.states.after_layer(k, backward=False)
         self.saved[chunk, batch] = kept
@@ -321,10 +333,12 @@ class Pipeline:
             self.mail.send(x, self._virtual_stage(chunk), batch, forward=True)
 
     def _expect(self, backward: bool, chunk: int, batch: int) -> None:
-        """Begin the receive that a pass needs, while the pass before it computes."""
-        (first, last), (a, b) = self.ranges[chunk], self.layout.local_rows(self.place, batch)
+        """Begin the receive that a pass needs. `run` calls this before the pass before, so that the
+        messages arrive while that pass computes."""
+        first, last = self.ranges[chunk]
+        first_row, last_row = self.layout.local_rows(self.place, batch)
         receives = last < self.end if backward else first > 0
-        if a == b or not receives:
+        if first_row == last_row or not receives:
             return
         stage = self._virtual_stage(chunk)
         if backward:
@@ -334,8 +348,8 @@ class Pipeline:
             self.mail.expect(self.chain.outputs[first - 1], stage - 1, batch, forward=True)
 
     def _receive(self, chunk: int, batch: int, *, forward: bool) -> list[Tensor]:
-        """The inputs of a chunk, from the virtual stage before; or the gradients of its outputs,
-        from the one behind."""
+        """The inputs of a chunk, from the virtual stage before it; with forward=False the gradients
+        of its outputs, from the virtual stage after it."""
         stage = self._virtual_stage(chunk)
         with self.watch.during("receive", chunk, batch):
             return self.mail.receive(stage - 1 if forward else stage, batch, forward=forward)
@@ -360,33 +374,34 @@ class Pipeline:
 
     def _backward(self, chunk: int, batch: int, weight: float) -> None:
         """A chunk's backward pass of a micro-batch."""
-        (first, last), (a, b) = self.ranges[chunk], self.layout.local_rows(self.place, batch)
+        first, last = self.ranges[chunk]
+        first_row, last_row = self.layout.local_rows(self.place, batch)
         kept = self.saved.pop((chunk, batch))
         grads: Gradients = []
         if kept:
             grads = self._output_gradients(chunk, batch, kept[-1].outputs, weight)
         # layers that are computed again draw random numbers by position
-        position = replace(self.position, first_row=a)
+        position = replace(self.position, first_row=first_row)
         with self.watch.during("backward", chunk, batch), at(position):
             for k in reversed(range(first, last)):
                 self.states.before_layer(k)
                 if kept:
                     grads = self._layer_backward(kept.pop(), grads)
                 self.states.after_layer(k, backward=True)
-        if a < b and first > 0:
+        if first_row < last_row and first > 0:
             self._send_gradients(chunk, batch, grads)
 
     def _send_gradients(self, chunk: int, batch: int, grads: Gradients) -> None:
         """Send the gradients of a chunk's inputs to the virtual stage before."""
         first, _ = self.ranges[chunk]
-        a, b = self.layout.local_rows(self.place, batch)
+        first_row, last_row = self.layout.local_rows(self.place, batch)
         sent = []
         for (shape, dtype), grad in zip(self.chain.outputs[first - 1], grads, strict=True):
             if not dtype.is_floating_point:
                 continue
             if grad is None:  # the loss does not depend on this input
                 device = self.mail.transport.device
-                grad = torch.zeros(b - a, *shape, dtype=dtype, device=device)
+                grad = torch.zeros(last_row - first_row, *shape, dtype=dtype, device=device)
             sent.append(grad)
         self.mail.send(sent, self._virtual_stage(chunk) - 1, batch, forward=False)
 

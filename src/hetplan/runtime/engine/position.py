@@ -1,4 +1,4 @@
-"""Random numbers by global position, so that one process and every plan draw the same.
+"""Random numbers by global position, so that one process and every plan draw the same numbers.
 
 `Dropout` draws each element of its masks as a hash of (seed, step, site, global row, place within
 the row). Ranks that compute other rows, other heads, or a pass for the second time draw the same
@@ -29,22 +29,22 @@ KEY_FACTORS = (0x2545F4914F6CDD1D, 0xD6E8FEB86659FD93)  # odd, of a key's seed a
 
 @dataclass(frozen=True)
 class Position:
-    """The place of the layers that run now."""
+    """The position of a pass, by which its layers draw random numbers."""
 
     seed: int = 0
     step: int = 0
     first_row: int = 0
-    """Global number of the first row of their micro-batch."""
+    """Global number of the first row of the pass."""
     autocast: Any = None
     """Type that torch.autocast gives the passes; None outside of it."""
 
 
-_now: Position | None = None
+_now: Position | None = None  # the position of the pass that runs; None outside of passes
 
 
 @contextmanager
 def at(position: Position) -> Iterator[None]:
-    """Give the layers that run inside this position."""
+    """A context whose passes have this position."""
     global _now  # noqa: PLW0603 (one engine per process, and layers have no other way to know)
     before, _now = _now, position
     try:
@@ -55,8 +55,8 @@ def at(position: Position) -> Iterator[None]:
 
 @contextmanager
 def seeded_layer(layer: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's generators by position for a layer's pass inside; restore their states after
-    it."""
+    """A context for a layer's pass, in which torch's generators are seeded by position. After it
+    they have their earlier states."""
     assert _now is not None, "passes have a position"
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(gpus):

@@ -1,10 +1,10 @@
 """A rank's parameters, gradients and optimizer states under data parallelism and ZeRO 0 to 3.
 
-ZeRO 0  gradients are summed over the owners; every owner updates all that it has.
-ZeRO 1  every owner updates its shard of each bucket; the updated parameters are gathered.
-ZeRO 2  gradients are kept as shards only: replicas of one stage sum them after every micro-batch.
-ZeRO 3  parameters, too: replicas of one stage gather each layer before its passes and release it
-behind them.
+ZeRO 0  Gradients are summed over the owners, and every owner updates all of its parameters.
+ZeRO 1  Every owner updates its shard of each bucket; the updated parameters are gathered.
+ZeRO 2  Gradients, too, are kept as shards: replicas of one stage sum them after every micro-batch.
+ZeRO 3  Parameters, too, are kept as shards: replicas of one stage gather each layer before its
+        passes and release it after them.
 
 In replicas of one stage collectives run beside the passes: a bucket's gradients are summed once its
 lowest layer has computed them, and ZeRO 3 gathers one layer ahead. In pipelines all collectives run
@@ -28,16 +28,16 @@ PENDING_SUMS = 2  # buckets whose sums may be under way: each is a copy of its g
 
 
 class States:
-    """All buckets of one rank, and when their collectives run."""
+    """The buckets of one rank. Its methods begin and end their collectives around the passes."""
 
     zero: int
     """ZeRO level."""
     parameters: Mapping[str, nn.Parameter]
-    """Name in the unsplit model -> what this rank has of it."""
+    """Name in the unsplit model -> this rank's part of the parameter."""
     per_step: bool
-    """ZeRO 2: gradients are summed after every micro-batch."""
+    """Whether gradients are summed after every micro-batch (ZeRO 2)."""
     per_layer: bool
-    """ZeRO 3: each layer is gathered before its passes and released behind them."""
+    """Whether each layer is gathered before its passes and released after them (ZeRO 3)."""
     buckets: list[Bucket]
 
     def __init__(
@@ -52,7 +52,9 @@ class States:
         shares: Sequence[float],
         in_step: bool,
     ) -> None:
-        """shares: [rank] its share of ZeRO's shards. in_step: all ranks take each pass together."""
+        """plans: the plans of all buckets. groups: ranks -> their collectives. cuts: the rank's
+        parts of parameters. shares: [rank] the rank's share of ZeRO's shards. in_step: whether all
+        ranks take each pass together, as replicas of one stage do."""
         self.zero = zero
         self.parameters = parameters
         self.per_step = in_step and zero == 2
@@ -77,7 +79,7 @@ class States:
             self.buckets.append(bucket)
         for bucket in self.buckets:
             bucket.begin(sharded=zero > 0)
-        self._pending: deque[Callable[[], None]] = deque()  # sums under way, to be waited for
+        self._pending: deque[Callable[[], None]] = deque()  # wait for the sums under way
         self._release(self.buckets)
 
     def begin(self, visits: Sequence[tuple[bool, int]] = ()) -> None:
@@ -129,13 +131,14 @@ class States:
         """Begin to sum the gradients of some buckets."""
         if self.zero == 0:
             for parameter in parameters_of(buckets):
-                if parameter.grad is None and parameter.requires_grad:  # where no row came by
+                # a rank without rows has no gradient
+                if parameter.grad is None and parameter.requires_grad:
                     parameter.grad = torch.zeros_like(parameter)
         for bucket in buckets:
             self._pending.append(bucket.sum_gradients())
             if len(self._pending) > PENDING_SUMS:
                 self._pending.popleft()()
-        if self.zero:  # only now: a parameter's pieces may lie in several buckets
+        if self.zero:  # after all buckets: a parameter's pieces may be in several of them
             for parameter in parameters_of(buckets):
                 parameter.grad = None
 

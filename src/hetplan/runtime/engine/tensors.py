@@ -1,15 +1,16 @@
-"""Layers of users' models on several ranks at once, by torch's DTensor.
+"""Runs the layers of users' models on several ranks at once, by torch's DTensor.
 
-The graphs that `tracing.split` makes have the sizes of whole tensors, so that DTensor can run them:
-each rank has columns or rows of a weight, as `tracing.split` says, and DTensor moves the values
+The graphs that `tracing.split` makes have the sizes of whole tensors, so that DTensor can run them.
+Each rank has columns or rows of a weight, as `tracing.split` says, and DTensor moves the values
 that an operator needs. An operator for which DTensor has no rule is computed on every rank, from
-gathered values. Attention runs on whole sequences of some heads: where tokens are divided, an
-all-to-all exchanges tokens for heads; or keys and values of all tokens go round a ring of context
-ranks. Random numbers are drawn for whole tensors, so that the ranks drop the elements that one
-process drops.
+gathered values.
+
+Attention runs on whole sequences of some heads. Where tokens are divided, an all-to-all exchanges
+tokens for heads, or keys and values of all tokens go round a ring of context ranks. Random numbers
+are drawn for whole tensors, so that the ranks drop the elements that one process drops.
 
 Between layers a value is whole on every rank; under context and sequence parallelism its tokens
-(dimension 1) are divided. Source of the latter: Korthikanti et al. 2022, Section 4.2.2.
+(dimension 1) are divided. Source of the division: Korthikanti et al. 2022, Section 4.2.2.
 """
 
 import sys
@@ -34,11 +35,11 @@ from hetplan.runtime.engine.transport import Group, mirrored
 from hetplan.runtime.tracing.split import RESHAPES, Shape, Split, mapped, name_of
 
 ATTENTION = "scaled_dot_product_attention"
-Form = Sequence[Any]  # DTensor's placements, one for each dimension of a mesh
+Form = Sequence[Any]  # the placements of a DTensor, one for each dimension of its mesh
 
 
 def contiguous(x: Any) -> Any:
-    """A distributed tensor with contiguous memory on this rank, as views take for granted."""
+    """A distributed tensor with contiguous memory on this rank, which views require."""
     local = x.to_local()
     if local.is_contiguous():
         return x
@@ -52,7 +53,7 @@ def contiguous(x: Any) -> Any:
 
 
 def contiguous_both_ways(x: Any) -> Any:
-    """x with contiguous memory on this rank, and gradients alike; x itself if not distributed."""
+    """x with contiguous memory on this rank, and so its gradient; x itself if not distributed."""
     return mirrored(contiguous, contiguous, x) if isinstance(x, DTensor) else x
 
 
@@ -71,18 +72,12 @@ def local_for_part(x: Any) -> Any:
     """
     if not isinstance(x, DTensor):
         return x
-    gradients = [Partial() if edge.is_replicate() else edge for edge in x.placements]
-    return x.to_local(grad_placements=gradients)
+    of_gradient = [Partial() if part.is_replicate() else part for part in x.placements]
+    return x.to_local(grad_placements=of_gradient)
 
 
 class Spread(fx.Interpreter):
-    """A layer's graph, run on the ranks of a mesh.
-
-    parameters: name within the layer -> form of the parameter; whole where left out. before: forms
-    of the values from the layer before. after: forms of the outputs. form_of: shape of a value of
-    one sample -> form of the value between products. context: whether the ranks along the mesh's
-    first dimension are context ranks. ring: their group, where keys and values go round a ring.
-    """
+    """Runs a layer's graph on the ranks of a mesh."""
 
     def __init__(
         self,
@@ -96,14 +91,20 @@ class Spread(fx.Interpreter):
         context: bool,
         ring: Group | None,
     ) -> None:
+        """parameters: name within the layer -> form of the parameter; a parameter left out is
+        whole. before: forms of the values from the layer before. after: forms of the outputs.
+        form_of: shape of a value of one sample -> form of the value between products. context:
+        whether the ranks along the mesh's first dimension are context ranks. ring: the group of
+        these ranks, where keys and values go round a ring."""
         super().__init__(layer)
         self.mesh, self.parameters, self.before, self.after = mesh, parameters, before, after
         self.form_of, self.context, self.ring = form_of, context, ring
         self.whole: Form = [Replicate()] * mesh.ndim
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
-        """The layer's pass, from and to this rank's parts of the values in the forms `before` and
-        `after`. Values of the data, behind those of the layer before, are whole."""
+        """The layer's pass: this rank's parts of the inputs in the forms `before` -> this rank's
+        parts of the outputs in the forms `after`. The data, which follow the values from the layer
+        before, are whole."""
         forms = zip_longest(values, self.before, fillvalue=self.whole)
         outputs = self.run(*(self.distributed(value, form) for value, form in forms))
         local = []
@@ -132,14 +133,15 @@ class Spread(fx.Interpreter):
         )
 
     def context_summand(self, gradient: Any, form: Form) -> Tensor:
-        """This context rank's summand of a parameter's gradient; they are summed behind the passes.
+        """This context rank's summand of a parameter's gradient. The summands of all ranks are
+        added up after the passes.
 
         Where every context rank has the whole gradient, the first one's summand is the gradient and
         the others' are zeros.
         """
         are_summands = gradient.placements[0] == Partial()
-        context_edge = Partial() if are_summands else Replicate()
-        local = gradient.redistribute(placements=[context_edge, *form[1:]]).to_local()
+        context_placement = Partial() if are_summands else Replicate()
+        local = gradient.redistribute(placements=[context_placement, *form[1:]]).to_local()
         if are_summands or self.mesh.get_local_rank(0) == 0:
             return local
         return torch.zeros_like(local)
@@ -162,18 +164,21 @@ class Spread(fx.Interpreter):
         return mapped(output, lambda y: self.distributed(y, self.whole))
 
     def without_summands(self, x: Any) -> Any:
-        """A value with summands on the ranks added up; else an operator that reads it would gather
-        weights to pass the summands on.
+        """A value in which the summands on the ranks are added up. Otherwise an operator that reads
+        the value would gather its weight, to compute with each summand.
 
-        Along the dimensions of the mesh where the value has no summands its placements stay: a
-        divided embedding's output is summed over the ranks that looked up rows of the table.
+        Along the dimensions of the mesh where the value has no summands its placements stay. For
+        example, the output of a divided embedding is summed over the ranks that looked up rows of
+        the table.
         """
-        if not isinstance(x, DTensor) or not any(edge.is_partial() for edge in x.placements):
+        if not isinstance(x, DTensor):
+            return x
+        if not any(placement.is_partial() for placement in x.placements):
             return x
         between = self.form_of(x.shape[1:])
         form = [
-            summed if edge.is_partial() else edge
-            for edge, summed in zip(x.placements, between, strict=True)
+            summed if placement.is_partial() else placement
+            for placement, summed in zip(x.placements, between, strict=True)
         ]
         return contiguous_both_ways(x.redistribute(placements=form))
 
@@ -187,12 +192,13 @@ class Spread(fx.Interpreter):
             return args[0] * self.distributed(n.target(ones, *args[1:]), self.whole)
         if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()):
             return self._on_whole_values(n, args, kwargs)
-        # an operator that splits the columns of a weight that is made of blocks
+        # An operator that splits a product's columns into the blocks of its weight. A rank has its
+        # columns of each block, one after the other.
         name, blocks = n.meta.get("blocks", ("", 1))
-        divided = any(not edge.is_replicate() for edge in self.parameters.get(name, ()))
-        if divided:  # a rank has its columns of each block, one behind the other
+        divided = any(not placement.is_replicate() for placement in self.parameters.get(name, ()))
+        if divided:
             x = args[0]
-            assert Shard(x.dim() - 1) in x.placements, "columns of blocks lie where they were made"
+            assert Shard(x.dim() - 1) in x.placements, "the columns have not been gathered"
             parts = x.to_local().chunk(blocks, -1)
             return tuple(self.distributed(part.contiguous(), x.placements) for part in parts)
         return None
@@ -208,8 +214,8 @@ class Spread(fx.Interpreter):
         return contiguous_both_ways(output) if kind in RESHAPES else output
 
     def _attention(self, n: Node, args: Any, kwargs: Any) -> Any:
-        """Attention, by heads where all ranks get equally many; else, and with dropout, which is
-        drawn for all heads, from whole values."""
+        """Attention with the heads divided over the ranks. It is computed from whole values where
+        the heads do not divide evenly, and with dropout, which is drawn for all heads."""
         names = [argument.name for argument in n.target._schema.arguments]
         values: dict[str, Any] = dict(zip(names, args, strict=False)) | kwargs
         q, k, v = (values[name] for name in ("query", "key", "value"))
@@ -221,18 +227,18 @@ class Spread(fx.Interpreter):
         )
         if not evenly or values.get("dropout_p", 0.0) > 0:
             return self._on_whole_values(n, args, kwargs)
-        # [samples, heads, tokens, width]: heads are divided over the mesh; with a ring, over its
-        # other dimensions, and tokens over the ring
+        # Values are [samples, heads, tokens, width]. The mesh divides the heads; with a ring, its
+        # first dimension divides the tokens, and the others divide the heads.
         by_heads: list[Any] = [Shard(1)] * self.mesh.ndim
         divided = [Shard(2), *by_heads[1:]] if self.ring else by_heads
         mask = values.get("attn_mask")
         if mask is not None:
             mask = mask[(None,) * (4 - mask.dim())]  # as attention broadcasts it
-            mask_by_heads = [Replicate(), *by_heads[1:]] if self.ring else by_heads
+            mask_form = self.whole
             has_heads = mask.shape[1] > 1
-            values["attn_mask"] = mask.redistribute(
-                placements=mask_by_heads if has_heads else self.whole
-            )
+            if has_heads:
+                mask_form = [Replicate(), *by_heads[1:]] if self.ring else by_heads
+            values["attn_mask"] = mask.redistribute(placements=mask_form)
         for name, x in (("query", q), ("key", k), ("value", v)):
             values[name] = in_form(x, divided)
         local = mapped(values, local_for_part)
@@ -270,8 +276,11 @@ def in_ring(
 
     query, key, value: [samples, heads, tokens, width], successive tokens on successive ranks. own:
     this rank's number in the ring. The other arguments are those of
-    `scaled_dot_product_attention`. Keys and values go round the ring, so that those of one rank, a
-    block, are here at a time. A block's result is weighed by its share of the sum of exponentials.
+    `scaled_dot_product_attention`.
+
+    A block is the keys and values of one rank. The blocks go round the ring, so that each rank has
+    one block at a time. The result for a block is weighed by the block's share of the sum of
+    exponentials.
 
     Source: Liu et al. 2023 (Ring Attention), Section 3.
     """
@@ -281,6 +290,8 @@ def in_ring(
     is_previous = [rank == (own - 1) % ranks for rank in range(ranks)]
 
     def passed_on(receivers: Sequence[bool], senders: Sequence[bool], x: Tensor) -> Tensor:
+        """The x of the sender. receivers, senders: [rank] whether this rank sends its x to it, and
+        receives from it; one of each."""
         leaving = [x.numel() * receives for receives in receivers]
         coming = [x.numel() * sends for sends in senders]
         return ring.swap(x.reshape(-1), leaving, coming).view(x.shape)
@@ -332,15 +343,15 @@ def spread(
 ) -> Chain:
     """The chain with layers that this rank computes together with other ranks of its stage.
 
-    groups: ranks -> their process group. The chain's outputs become this rank's parts of them. A
-    chain of a model that says itself how it is divided is returned as it is. Raises
+    groups: ranks -> their process group. In the returned chain, `outputs` are the shapes of this
+    rank's parts. The chain of a model that states its layers itself is returned as it is. Raises
     UnsupportedError where the ranks cannot compute the layers together.
     """
     check_spread(chain, layout, place)
     if not isinstance(chain.source, Split) or layout.plan.further.expert > 1:
         return chain
     for layer in chain.layers:
-        layer.__dict__.pop("forward", None)  # as a plan before this one had set it
+        layer.__dict__.pop("forward", None)  # set below by an earlier call for the same layers
     axes = axes_of(layout, place)
     token_parts = token_parts_of(axes)
     sliced = sliced_dimensions(chain, layout, place)
@@ -361,12 +372,14 @@ def spread(
     )
 
     def form_of(shape: Sequence[int]) -> Form:
+        """The form of a value between layers. shape: of one sample of the value."""
         has_tokens = len(shape) > 1 and shape[0] == layout.plan.workload.sequence
         return [Shard(1) if has_tokens and axis.divides_tokens else Replicate() for axis in axes]
 
     passed_on = [[form_of(shape) for shape, _ in shapes] for shapes in chain.outputs]
     loss = form_of(())
-    edges: list[list[Form]] = [[], *passed_on, [loss]]  # layer k's inputs; layer k - 1's outputs
+    # [L + 1] forms of the values before each layer, and after the last one
+    boundaries: list[list[Form]] = [[], *passed_on, [loss]]
     for k in layout.layers(place):
         weights: dict[str, Form] = {}
         for inside, name in chain.parameter_names[k].items():
@@ -377,8 +390,8 @@ def spread(
             chain.layers[k],
             mesh,
             weights,
-            edges[k],
-            edges[k + 1],
+            boundaries[k],
+            boundaries[k + 1],
             form_of,
             context=layout.context > 1,
             ring=groups[tuple(axes[0].ranks)] if in_a_ring(layout) else None,
@@ -387,15 +400,17 @@ def spread(
     for shapes, forms in zip(chain.outputs, passed_on, strict=True):
         local: list[Shape] = []
         for (shape, dtype), form in zip(shapes, forms, strict=True):
-            divided = Shard(1) in form
-            local.append(((shape[0] // token_parts, *shape[1:]) if divided else shape, dtype))
+            if Shard(1) in form:  # this rank has a part of the tokens
+                tokens, *rest = shape
+                shape = (tokens // token_parts, *rest)
+            local.append((shape, dtype))
         outputs.append(tuple(local))
     return replace(chain, outputs=tuple(outputs))
 
 
 def sliced_dimensions(chain: Chain, layout: Layout, place: Place) -> dict[str, int]:
-    """Parameter -> the dimension that tensor ranks divide, for those that this rank has a part
-    of."""
+    """Name -> the dimension that tensor ranks divide, for each parameter of which this rank has
+    only a part."""
     part = layout.part(place)
     dimensions = {}
     for k in layout.layers(place):

@@ -1,14 +1,15 @@
-"""How tensors get from rank to rank: the one module that knows gloo, NCCL, and the host's memory
-between them.
+"""Messages and collectives between ranks. Only this module chooses between gloo and NCCL, and
+copies tensors to and from the host's memory.
 
-Process groups are made once each, by all ranks in the same order. Where every rank has a GPU of its
-own, tensors on GPUs go by NCCL. Else (CPUs, several ranks on one GPU, CPUs and GPUs mixed) they go
-by gloo: what is on a GPU is copied to pinned host memory, exchanged, and copied back (staging).
+Each process group is made once, by all ranks in the same order. Where every rank has a GPU of its
+own, NCCL exchanges tensors on GPUs. Else (CPUs, several ranks on one GPU, CPUs and GPUs mixed) gloo
+does: a tensor on a GPU is copied to pinned host memory, exchanged, and copied back (staging).
 
-NCCL knows no tags, and messages of two ranks wait for each other in one queue per process group. So
-messages get lanes, process groups of their own, one for each tag: on a lane, two ranks send in one
-direction only, what one hop carries, in the order of the micro-batches. The first message of two
-ranks makes them meet; `opened` has them do so in one order everywhere.
+NCCL has no tags, and messages of two ranks wait for each other in one queue per process group. So
+each tag gets a process group of its own, a lane. On a lane, two ranks send in one direction only,
+the messages of one hop (see `engine.pipeline`), in the order of the micro-batches. With its first
+message, a pair of ranks sets up a connection, for which both ranks wait; `opened` lets all pairs do
+so in an order that cannot block.
 """
 
 import socket
@@ -25,217 +26,228 @@ from torch import Tensor
 from hetplan.runtime.events import Watch
 from hetplan.schema import Range
 
-# whoever watches over the ranks notices earlier; NCCL's own are 10
+# Timeout of the collectives of NCCL and gloo; NCCL's default is 10 minutes. The parent of the
+# ranks, or `worker.look_after` under torchrun, notices a rank that hangs earlier.
 PATIENCE = timedelta(minutes=30)
 
 
 @cache
 def group_inside(world: Any, ranks: tuple[int, ...], backend: str, number: int) -> Any:
-    """The group of some ranks of the process group `world`, which is itself that of all ranks where
-    it has gloo."""
-    everyone = len(ranks) == world.size() and (backend, number) == ("gloo", 0)
-    return (
-        world
-        if everyone and "gloo" in dist.get_backend_config()
-        else dist.new_group(list(ranks), backend=backend, timeout=PATIENCE)
-    )
+    """The process group of some ranks of the process group `world`. All ranks call this together;
+    the first call with these arguments makes the group. It is `world` itself for all ranks on gloo,
+    where `world` has gloo and `number` is 0."""
+    of_all_ranks = len(ranks) == world.size() and (backend, number) == ("gloo", 0)
+    if of_all_ranks and "gloo" in dist.get_backend_config():
+        return world
+    return dist.new_group(list(ranks), backend=backend, timeout=PATIENCE)
 
 
 def one_group(ranks: Iterable[int], backend: str, number: int = 0) -> Any:
-    """The group of these ranks; number: where several of the same ranks are to be told apart."""
+    """The process group of these ranks. number: distinguishes several groups of the same ranks."""
     return group_inside(dist.group.WORLD, tuple(ranks), backend, number)
 
 
 def host_group() -> Any:
-    """All ranks, for tensors in host memory."""
+    """The process group of all ranks for tensors in host memory."""
     return one_group(range(dist.get_world_size()), "gloo")
 
 
 def gather_objects(value: object) -> list[Any]:
-    """[ranks] what each one has given."""
+    """[rank] the value that each rank gives. All ranks call this together."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value, group=host_group())
     return values
 
 
 def host_total(value: float) -> float:
-    """The sum over all ranks."""
+    """The sum of the values of all ranks. All ranks call this together."""
     total = torch.tensor(value, dtype=torch.float64)
     dist.all_reduce(total, group=host_group())
     return float(total)
 
 
 def host_least(values: Tensor) -> Tensor:
-    """The least over all ranks, elementwise, in place."""
+    """The elementwise minimum over all ranks, in place. All ranks call this together."""
     dist.all_reduce(values, dist.ReduceOp.MIN, group=host_group())
     return values
 
 
 Staging = Literal["auto", "always"]
 Stream = tuple[int, int, int]  # (tag, sender, receiver) of messages
-Message = tuple[Any, Sequence[Tensor]]  # what to wait for, and what must live until then
+Message = tuple[Any, Sequence[Tensor]]  # (work to wait for, tensors that must live until then)
 HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class Transport:
-    """One rank's. device: where its tensors are; carrier: where they are exchanged, cuda by NCCL,
-    cpu by gloo.
-
-    always: copied to buffers of the carrier's, even where they are there already. lanes: a process
-    group for each tag, NCCL's only.
-    """
+    """The exchange of this rank's tensors with other ranks."""
 
     device: torch.device
+    """The device of the rank's tensors."""
     carrier: torch.device
+    """The device on which tensors are exchanged: a GPU by NCCL, the CPU by gloo."""
     always: bool = False
+    """Whether tensors that are on the carrier already are copied all the same."""
     watch: Watch = field(default_factory=Watch)
     lanes: Mapping[int, Any] = field(default_factory=dict)
+    """Tag -> process group, for NCCL; empty for gloo."""
 
     @classmethod
     def over(
         cls, device: str, staging: Staging = "auto", watch: Watch | None = None
     ) -> "Transport":
-        """All ranks together. staging: "always" also where NCCL could do."""
-        here = torch.device(device)
-        direct = staging == "auto" and own_gpus(here)
-        carrier = here if direct else torch.device("cpu")
-        return cls(here, carrier, staging == "always", watch or Watch())
+        """The transport of a rank with this device. All ranks call this together. staging: "always"
+        copies tensors to host memory even where NCCL could exchange them."""
+        own_device = torch.device(device)
+        direct = staging == "auto" and own_gpus(own_device)
+        carrier = own_device if direct else torch.device("cpu")
+        return cls(own_device, carrier, staging == "always", watch or Watch())
 
     @property
     def backend(self) -> str:
-        """What exchanges."""
+        """torch.distributed's name of the library that exchanges tensors."""
         return "gloo" if self.carrier.type == "cpu" else "nccl"
 
     def groups(
         self, members: Iterable[Sequence[int]], number: int = 0
     ) -> "dict[tuple[int, ...], Group]":
-        """A group for each set of two ranks or more; the same call on every rank. number: see
-        `one_group`."""
-        everyone = sorted({tuple(sorted(ranks)) for ranks in members})
-        several = [ranks for ranks in everyone if len(ranks) > 1]
+        """Sorted ranks -> group, for each set of two ranks or more. All ranks call this together,
+        with the same members. number: see `one_group`."""
+        different = sorted({tuple(sorted(ranks)) for ranks in members})
+        several = [ranks for ranks in different if len(ranks) > 1]
         return {ranks: Group(self, one_group(ranks, self.backend, number)) for ranks in several}
 
     @property
     def everyone(self) -> "Group":
-        """All ranks, for tensors in host memory."""
+        """The group of all ranks, which exchanges tensors in host memory."""
         return Group(replace(self, carrier=torch.device("cpu")), host_group())
 
     def space(self, shape: Sequence[int], dtype: Any) -> Tensor:
-        """Memory of the carrier's; the host's is pinned where a GPU reads and writes it."""
+        """An empty tensor on the carrier. Host memory is pinned where a GPU reads and writes it."""
         pinned = self.carrier.type == "cpu" and self.device.type == "cuda"
         return torch.empty(tuple(shape), dtype=dtype, device=self.carrier, pin_memory=pinned)
 
     def carried(self, x: Tensor) -> Tensor:
-        """x where the carrier can take it: itself, or a copy that is complete."""
-        return (
-            x
-            if x.device.type == self.carrier.type and not self.always
-            else self.space(x.shape, x.dtype).copy_(x.detach())
-        )
+        """x on the carrier: x itself, or a copy that is complete."""
+        if x.device.type == self.carrier.type and not self.always:
+            return x
+        return self.space(x.shape, x.dtype).copy_(x.detach())
 
     def post(self, rows: Sequence[tuple[Tensor, int]], tag: int) -> list[Message]:
-        """Begin to send each of these rows to another rank; contiguous, in the order in which they
-        are received."""
+        """Begin to send tensors. rows: (contiguous tensor, receiver), in the order in which the
+        receivers fetch them."""
         return self._begun(dist.isend, [(self.carried(x), rank) for x, rank in rows], tag)
 
     def fetch(self, into: Sequence[tuple[Tensor, int]], tag: int) -> list[Message]:
-        """Begin to receive rows, each from another rank, into contiguous memory of the
-        carrier's."""
+        """Begin to receive tensors. into: (contiguous tensor on the carrier, sender)."""
         return self._begun(dist.irecv, into, tag)
 
     def _begun(self, act: Any, rows: Sequence[tuple[Tensor, int]], tag: int) -> list[Message]:
-        """What one hop carries, as one batch."""
+        """Begin sends or receives as one batch. act: dist.isend or dist.irecv. rows: (tensor, the
+        other rank)."""
         group, tag = self.lane(tag)
-        one_hops = [dist.P2POp(act, x, rank, group, tag) for x, rank in rows]
-        works = dist.batch_isend_irecv(one_hops) if one_hops else []
+        operations = [dist.P2POp(act, x, rank, group, tag) for x, rank in rows]
+        works = dist.batch_isend_irecv(operations) if operations else []
         return [(work, [x for x, _ in rows]) for work in works]
 
     def lane(self, tag: int) -> tuple[Any, int]:
-        """The group that a tag's messages go by, and the tag that is left to give."""
+        """(process group, tag within the group) for the messages of a tag."""
         return (self.lanes[tag], 0) if self.lanes else (host_group(), tag)
 
     def pending(self, sent: list[Message]) -> list[Message]:
-        """Those still on their way, as far as NCCL tells; the memory of others is free again."""
-        return sent if self.backend == "gloo" else [m for m in sent if not m[0].is_completed()]
+        """The messages that may still be on their way; the memory of the others is free again.
+        gloo does not say so, and all its messages count as pending."""
+        if self.backend == "gloo":
+            return sent
+        return [(work, tensors) for work, tensors in sent if not work.is_completed()]
 
     def opened(self, streams: Callable[[], Sequence[Stream]]) -> "Transport":
-        """With a lane for every tag, on which both ends of each stream have met; all ranks
-        together. gloo needs none."""
+        """A transport with a lane for every tag, on which the ends of each stream are connected.
+        All ranks call this together. On gloo, which needs no lanes, it is this transport."""
         return self if self.backend == "gloo" else self.on_lanes(streams(), self.backend)
 
     def on_lanes(self, streams: Sequence[Stream], backend: str) -> "Transport":
-        """The same for a given backend. streams: in one order on all ranks."""
-        everyone, rank = range(dist.get_world_size()), dist.get_rank()
+        """As `opened`, with lanes of a given backend. streams: in the same order on all ranks."""
+        all_ranks, rank = range(dist.get_world_size()), dist.get_rank()
         tags = sorted({tag for tag, _, _ in streams})
-        made = replace(self, lanes={tag: one_group(everyone, backend, 1 + tag) for tag in tags})
-        # one order everywhere: each waits for its other end only
+        opened = replace(self, lanes={tag: one_group(all_ranks, backend, 1 + tag) for tag in tags})
+        # All ranks go through the streams in the same order, so that no two wait for each other.
         for tag, sender, receiver in streams:
             if rank == sender:
-                done(made.post([(torch.zeros(1, device=self.device), receiver)], tag))
+                done(opened.post([(torch.zeros(1, device=self.device), receiver)], tag))
             elif rank == receiver:
-                done(made.fetch([(made.space((1,), torch.get_default_dtype()), sender)], tag))
-        return made
+                done(opened.fetch([(opened.space((1,), torch.get_default_dtype()), sender)], tag))
+        return opened
 
 
 def done(messages: Sequence[Message]) -> None:
-    """Wait for them."""
+    """Wait for messages to be done."""
     for work, _ in messages:
         work.wait()
 
 
 @dataclass(frozen=True)
 class Group:
-    """Some ranks, and what they do together; every member makes the same calls in the same order.
+    """The collectives of some ranks. All members make the same calls in the same order.
 
-    Those that only begin a collective return what waits for it.
+    The methods `totalling`, `scattering` and `gathering` begin a collective, and return a function
+    that waits for its result.
     """
 
     transport: Transport
     process: Any
+    """torch's process group."""
 
     def total(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
-        """All-reduce in place."""
+        """All-reduce x in place."""
         self.totalling(x, operation)()
 
     def totalling(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> Callable[[], None]:
-        """The same, begun."""
+        """Begin to all-reduce x in place."""
         return self._in_place(
             x, lambda y: [dist.all_reduce(y, operation, group=self.process, async_op=True)]
         )
 
     def reduced(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
-        """The same as a new tensor."""
+        """The all-reduce of x, as a new tensor."""
         result = x.detach().clone(memory_format=torch.contiguous_format)
         self.total(result, operation)
         return result
 
     def broadcast(self, x: Tensor, owner: int) -> None:
-        """The values of a member (its number among all ranks), everywhere."""
+        """Write the owner's x to the x of all members. owner: its number among all ranks."""
         act = partial(dist.broadcast, src=owner, group=self.process, async_op=True)
         self._in_place(x, lambda y: [act(y)])()
 
     def reduce(self, x: Tensor, owner: int) -> None:
-        """The sum, for one member; the others' x is used up."""
+        """Write the sum over the members to the owner's x. The other members' x is undefined
+        afterwards."""
         self.scattering(x, [owner], [(0, len(x))])()
 
     def scattering(
         self, x: Tensor, owners: Sequence[int], parts: Sequence[Range]
     ) -> Callable[[], None]:
-        """Begin to sum parts [first, last) of x, of any length, each for one member; what others
-        have there is used up. gloo's and NCCL's own reduce-scatter know equal parts only."""
-        each = list(zip(owners, parts, strict=True))
-        act = partial(dist.reduce, group=self.process, async_op=True)
-        return self._in_place(
-            x, lambda y: [act(y[a:b], dst=owner) for owner, (a, b) in each if a < b]
-        )
+        """Begin to sum x over the members, each part [first, last) for its owner. A part may have
+        any length, and is undefined afterwards on all members but its owner. The reduce-scatter of
+        gloo and NCCL takes equal parts only."""
+        owned_parts = list(zip(owners, parts, strict=True))
+
+        def reduce_parts(y: Tensor) -> list[Any]:
+            return [
+                dist.reduce(y[first:last], dst=owner, group=self.process, async_op=True)
+                for owner, (first, last) in owned_parts
+                if first < last
+            ]
+
+        return self._in_place(x, reduce_parts)
 
     def gather(self, own: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-        """Every member's [length, …]."""
+        """[member] the tensor `own` of every member, [length, …]."""
         return self.gathering(own, lengths)()
 
     def gathering(self, own: Tensor, lengths: Sequence[int]) -> Callable[[], list[Tensor]]:
-        """The same, begun; padded to the longest, since gloo and NCCL gather equal parts."""
+        """Begin to gather the members' tensors `own`, [length, …]. They are padded to the longest,
+        since gloo and NCCL gather equal parts."""
         longest, rest = max(lengths), own.shape[1:]
         if longest == 0 or 0 in rest:
             return lambda: [own.new_empty((length, *rest)) for length in lengths]
@@ -253,7 +265,8 @@ class Group:
         return finish
 
     def swap(self, sent: Tensor, leaving: Sequence[int], coming: Sequence[int]) -> Tensor:
-        """From every member to every other one: parts of flat tensors, of any length."""
+        """All-to-all of flat tensors: the received parts, one after the other. leaving, coming:
+        [member] number of elements sent to it, and received from it."""
         carried = self.transport.carried(sent)
         received = self.transport.space((sum(coming),), sent.dtype)
         with self.transport.watch.meets():
@@ -263,10 +276,12 @@ class Group:
         return received.to(sent.device)
 
     def _in_place(self, x: Tensor, act: Callable[[Tensor], list[Any]]) -> Callable[[], None]:
-        """Half precision goes by way of fp32: sums are more exact."""
+        """Begin a collective whose result is written to x. act: begins it on a tensor on the
+        carrier. Half precision is exchanged as fp32, in which sums are more exact."""
         if x.numel() == 0:
             return lambda: None
-        y = self.transport.carried(x.float() if x.dtype in HALF else x).contiguous()
+        exact = x.float() if x.dtype in HALF else x
+        y = self.transport.carried(exact).contiguous()
         works = act(y)
 
         def finish() -> None:
@@ -280,13 +295,14 @@ class Group:
 
 
 def own_gpus(device: torch.device) -> bool:
-    """Whether every rank has a GPU that no other rank has, and NCCL; all ranks together."""
-    everyone = gather_objects(identity(device))
-    return None not in everyone and len(set(everyone)) == len(everyone)
+    """Whether every rank has NCCL, and a GPU that no other rank has. All ranks call this
+    together."""
+    gpus = gather_objects(identity(device))
+    return None not in gpus and len(set(gpus)) == len(gpus)
 
 
 def identity(device: torch.device) -> str | None:
-    """What tells a GPU from all others; None for a CPU, or without NCCL."""
+    """A name of a GPU that no other GPU has; None for a CPU, or without NCCL."""
     if device.type != "cuda" or not dist.is_nccl_available():
         return None
     properties = torch.cuda.get_device_properties(device)
@@ -294,7 +310,7 @@ def identity(device: torch.device) -> str | None:
 
 
 class _Mirrored(torch.autograd.Function):
-    """A step whose backward pass is given."""
+    """A function of tensors with a given backward pass."""
 
     @staticmethod
     def forward(ctx: Any, forward: Any, backward: Any, *inputs: Tensor) -> Any:
@@ -303,13 +319,16 @@ class _Mirrored(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        made = ctx.mirror(*gradients)
-        return None, None, *(made if isinstance(made, tuple) else (made,))
+        of_inputs = ctx.mirror(*gradients)
+        if not isinstance(of_inputs, tuple):
+            of_inputs = (of_inputs,)
+        return None, None, *of_inputs
 
 
 def mirrored(
     forward: Callable[..., Tensor], backward: Callable[..., Any], *inputs: Tensor
 ) -> Tensor:
-    """What `forward` makes of the inputs, with `backward` from its gradient to theirs."""
-    made: Tensor = _Mirrored.apply(forward, backward, *inputs)
-    return made
+    """forward(*inputs), for which autograd calls `backward`: gradient of the output -> gradient of
+    the input, or a tuple of those of all inputs."""
+    output: Tensor = _Mirrored.apply(forward, backward, *inputs)
+    return output

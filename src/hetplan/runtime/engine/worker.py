@@ -1,5 +1,5 @@
-"""What one rank does: it joins the group, makes its part of the model, takes the steps, writes
-checkpoints, reports, and dies with whoever started it."""
+"""The run of one rank: it joins the process group, makes its part of the model, takes the steps,
+writes checkpoints and reports. It ends when the process that started it ends."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -44,9 +44,11 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 
 def check_job(job: Job) -> Any:
-    """What the job's ranks share when they are forked from this process, None for nothing.
+    """The objects that the job's ranks share when they are forked from this process; None for an
+    engine without such objects.
 
-    Raises InputError for all that can be wrong with plan and model, before a process starts.
+    Raises InputError and UnsupportedError where plan, model and options do not fit, before a
+    process starts.
     """
     check_executed(job.plan)
     check_folder(job)
@@ -54,8 +56,11 @@ def check_job(job: Job) -> Any:
 
 
 def check_folder(job: Job) -> None:
-    """Raise InputError where a run from the beginning would mix its checkpoints with another run's,
-    and where one that goes on would not be the run that it goes on with."""
+    """Raise InputError where the folder of checkpoints cannot be used.
+
+    The folder of a new run must be writable and without checkpoints. A run that is resumed must
+    have the options with which the latest checkpoint was written.
+    """
     if job.checkpoint is None:
         return
     check_writable(job.checkpoint)
@@ -69,7 +74,7 @@ def check_folder(job: Job) -> None:
 
 
 def watch_of(job: Job, rank: int) -> Watch:
-    """What watches this rank: with virtual devices, what sleeps for them, too."""
+    """The watch of this rank. In a rehearsal it is one that sleeps for the virtual device."""
     if not job.virtual or job.rehearsal is None:
         return Watch()
     spans = job.rehearsal.spans(rank)
@@ -85,7 +90,8 @@ def train(
 ) -> None:
     """Take all steps on this rank, inside a process group.
 
-    stopping: whether to end behind a step. shared: of `check_job`, by whoever forked this rank.
+    stopping: asked after each step; where it is true on any rank, all ranks end. shared: the result
+    of `check_job` in the process that forked this rank, or in this process.
     """
     device = local_device(job.device)
     model: Any = engine_of(job.plan, job.backend).part(job, watch, device, shared)
@@ -94,16 +100,17 @@ def train(
         load(model, optimizer, job.checkpoint)
     first, last = model.step, model.step + job.steps - 1
     for step in range(first, last + 1):
-        if device != "cpu" and step == last:  # else a GPU never waits to be looked at
+        if device != "cpu" and step == last:
+            # Only this step's passes are timed: a GPU that waits after each pass is slower.
             watch.settle = lambda: settle(device)
         loss = model.train_step()
         with watch.during("optimizer", 0, step):
             optimizer.step()
             optimizer.zero_grad()
         report(step_report(job, watch, step, loss, peak_bytes(device), traced=step == last))
-        stop = host_total(float(stopping())) > 0  # where any rank wishes so, on all
-        due = stop or step == last or (job.every is not None and (step + 1) % job.every == 0)
-        if job.checkpoint is not None and due:
+        stop = host_total(float(stopping())) > 0  # the same on all ranks
+        is_periodic = job.every is not None and (step + 1) % job.every == 0
+        if job.checkpoint is not None and (stop or step == last or is_periodic):
             with watch.during("checkpoint", 0, step):
                 save(model, optimizer, job.checkpoint)
         if stop:
@@ -120,18 +127,28 @@ def train(
 def step_report(
     job: Job, watch: Watch, step: int, loss: float, peak: int, *, traced: bool
 ) -> StepReport:
-    """A step's times from its events; it begins behind the preparation, where all ranks have met.
+    """The report of a step, from its events. A step begins after the preparation, in which all
+    ranks meet.
 
-    Virtual devices have slept their updates with the gradients.
+    traced: whether the report has the events. In a rehearsal the optimizer does not count: the rank
+    sleeps through the device's update at the end of the iteration.
     """
     events = [e for e in watch.events if not (job.virtual and e.what == "optimizer")]
-    forward, backward, waits = (
-        sum(e.end - e.start for e in events if e.what in kinds)
-        for kinds in (["forward"], ["backward"], set(WAITS) - {"prepare"})
+
+    def seconds_in(kinds: Collection[str]) -> float:
+        return sum(e.end - e.start for e in events if e.what in kinds)
+
+    return StepReport(
+        step=step,
+        loss=loss,
+        begin=next(e.end for e in events if e.what == "prepare"),
+        end=events[-1].end,
+        forward=seconds_in(["forward"]),
+        backward=seconds_in(["backward"]),
+        waits=seconds_in(set(WAITS) - {"prepare"}),
+        peak_bytes=peak,
+        events=events if traced else [],
     )
-    begin, end = next(e.end for e in events if e.what == "prepare"), events[-1].end
-    traced_events = events if traced else []
-    return StepReport(step, loss, begin, end, forward, backward, waits, peak, traced_events)
 
 
 def rank_main(
@@ -143,26 +160,28 @@ def rank_main(
     stop: Any,
     shared: Any,
 ) -> None:
-    """Never returns. Exit code 0, or 1 with the reason told.
+    """Run one rank in a process that the parent has forked. Never returns: the process ends with
+    exit code 0, or with 1 after it has sent its error to the parent.
 
-    parents: ends of pipes that are the parent's alone. stop: its value says whether to end behind
-    the step.
+    store: the file by which the ranks meet. connection: the rank's end of its pipe to the parent.
+    parents: the parent's ends of pipes, which this process must close. stop: its value says whether
+    to end after the step. shared: the result of `check_job`.
     """
     lock = threading.Lock()
 
-    def tell(kind: str, what: object = None) -> None:
-        """Send (kind, what) to the parent; the process ends where it no longer listens."""
+    def tell(kind: str, content: object = None) -> None:
+        """Send a message to the parent. End this process where the parent is gone."""
         with lock:
             try:
-                connection.send((kind, what))
+                connection.send((kind, content))
             except BrokenPipeError:
                 os._exit(1)
 
-    for end in parents:
-        end.close()
+    for parent_end in parents:
+        parent_end.close()
     code = 1
     try:
-        # signals to the whole group are the parent's to act upon
+        # The terminal sends signals to all processes of the run; the parent acts upon them.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         torch.set_num_threads(1)
@@ -182,7 +201,7 @@ def rank_main(
         dist.destroy_process_group()
         tell("done")
         code = 0
-    except BaseException as error:  # noqa: BLE001 (the last boundary of the process: whatever it is, it is told)
+    except BaseException as error:  # noqa: BLE001 (the parent must learn of any exception)
         tell("failed", (error_text(error), is_lost(error)))
     finally:
         with contextlib.suppress(OSError):
@@ -191,7 +210,7 @@ def rank_main(
 
 
 def every_beat(act: Callable[[], None]) -> None:
-    """Do something again and again, in a thread of its own."""
+    """Call `act` every `PATIENCE.beat` seconds, in a thread of its own."""
 
     def beats() -> NoReturn:
         while True:
@@ -202,29 +221,36 @@ def every_beat(act: Callable[[], None]) -> None:
 
 
 def look_after(watch: Watch, limit: float, plan: Plan) -> None:
-    """Where nobody else watches: from now on a thread ends the process, with one line, where a pass
-    neither goes on nor computes, or where the next rank is stopped.
+    """Begin to watch this rank and the next one, for a run under torchrun, which has no parent that
+    does. A thread ends the process, with one line, where this rank hangs in a pass, or where the
+    next rank gives no heartbeats.
 
-    Ranks beat in a store of torch's, by a connection of its own: a rank that waits in the group's
-    store would hold up the thread. A beat that stays away is counted in this thread's own looks, so
-    that a machine that slept, or a rank without a core, suspects nobody.
+    limit: seconds without progress, or without heartbeats. The ranks count their heartbeats in a
+    store of torch's. The thread has a connection of its own to the store, since a rank that waits
+    in the group's store would block a shared one. Silence is counted in this thread's own rounds,
+    so that a machine that slept, or a rank without a core, suspects no other rank.
     """
-    activity, rank, following = Activity(), dist.get_rank(), (dist.get_rank() + 1) % plan.world_size
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    everyones = dist.TCPStore(address, port, wait_for_workers=False) if following != rank else None
-    store = dist.PrefixStore(f"hetplan {again}", everyones or dist.HashStore())
-    looks = Counter[int]()  # by the number of the following rank's beats
+    activity = Activity()
+    rank = dist.get_rank()
+    next_rank = (rank + 1) % plan.world_size
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    shared_store: Any = dist.HashStore()
+    if next_rank != rank:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        shared_store = dist.TCPStore(address, port, wait_for_workers=False)
+    store = dist.PrefixStore(f"hetplan {restart}", shared_store)
+    rounds = Counter[int]()  # number of the next rank's heartbeats -> rounds with this number
 
     def look() -> None:
+        """Count a heartbeat of this rank, and end the process where the next or this rank hangs."""
         state = watch.state()
-        with contextlib.suppress(dist.DistError):  # behind the last step the store may end first
+        with contextlib.suppress(dist.DistError):  # after the last step the store may end first
             store.add(str(rank), 1)
-            beats = store.add(str(following), 0)
-            looks[beats] += 1
-            silent = looks[beats] * PATIENCE.beat
+            beats = store.add(str(next_rank), 0)
+            rounds[beats] += 1
+            silent = rounds[beats] * PATIENCE.beat
             if beats and silent > limit and state["what"] != "end":
-                give_up(plan, following, f"no sign of life for {silent:.0f} s")
+                give_up(plan, next_rank, f"no sign of life for {silent:.0f} s")
         activity.note(state["used"])
         quiet = min(state["quiet"], activity.idle())
         waits = state["what"] not in PASSES or state["meeting"] is not None
@@ -236,13 +262,13 @@ def look_after(watch: Watch, limit: float, plan: Plan) -> None:
 
 
 def give_up(plan: Plan, rank: int, why: str) -> NoReturn:
-    """End this process because a rank hangs."""
+    """End this process because a rank hangs, with one line that names the rank."""
     text = one_line(f"hetplan: {plan.rank_text(rank)}: hangs; {why}")
     print(text, file=sys.stderr, flush=True)
     os._exit(1)
 
 
-# What errors of torch.distributed say where another rank is gone.
+# Words in errors of torch.distributed that another rank is gone.
 PEER_GONE = (
     "connection closed", "connection reset", "broken pipe", "connection refused", "timed out",
     "socket closed", "peer closed", "read error", "aborted", "gloo",
@@ -250,20 +276,20 @@ PEER_GONE = (
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether a rank died because another one did."""
+    """Whether a rank's error says that another rank is gone."""
+    if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
+        return False
     text = str(error).lower()
-    peers = isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
-    return peers and any(word in text for word in PEER_GONE)
+    return any(word in text for word in PEER_GONE)
 
 
 def error_text(error: BaseException) -> str:
-    """An error as one line; what the CPU's allocator raises has no type of its own."""
+    """An error as one line."""
     if isinstance(error, HetplanError):
         return str(error)
     text = one_line(str(error))
-    short = isinstance(error, RuntimeError) and "allocate memory" in text
-    return (
-        f"out of memory: {text[:300]}"
-        if short or isinstance(error, (MemoryError, torch.OutOfMemoryError))
-        else kind_and_text(error)
-    )
+    # torch's allocator on the CPU raises a plain RuntimeError
+    of_cpu_allocator = isinstance(error, RuntimeError) and "allocate memory" in text
+    if of_cpu_allocator or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return f"out of memory: {text[:300]}"
+    return kind_and_text(error)

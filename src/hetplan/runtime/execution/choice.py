@@ -10,8 +10,11 @@ from hetplan.runtime.execution.stock import StockEngine
 
 
 def engine_of(plan: Plan, backend: Backend = "hetplan") -> Engine:
-    """The engine that executes the plan. backend: "torch" for stock torch's engines. Raises
-    UnsupportedError for a program on these."""
+    """The engine that executes the plan.
+
+    backend: "torch" for stock torch's engines. Raises UnsupportedError for a plan with an SPMD
+    program on them.
+    """
     if plan.schedule != "spmd":
         return StockEngine() if backend == "torch" else StageEngine()
     require(
@@ -26,7 +29,8 @@ def engine_of(plan: Plan, backend: Backend = "hetplan") -> Engine:
 
 
 def refusal(plan: Plan, model: Model) -> str | None:
-    """Why `hetplan run` refuses the plan, and what would help; None where it runs it."""
+    """The reason why `hetplan run` refuses the plan, and the expected input; None where it runs
+    the plan."""
     try:
         engine_of(plan).check_model(plan, model)
     except UnsupportedError as error:

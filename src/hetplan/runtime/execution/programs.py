@@ -17,7 +17,7 @@ from hetplan.runtime.execution.protocol import DeviceIntervals, ModelPart
 from hetplan.runtime.job import Job
 from hetplan.runtime.launch.rehearsal import Virtual, own_pass
 
-COLLECTIVE_SECONDS = 0.002  # processor seconds of a rehearsed collective, of a single number
+COLLECTIVE_SECONDS = 0.002  # processor seconds of a collective of a single number
 
 
 class ProgramEngine:
@@ -55,14 +55,14 @@ class ProgramEngine:
         return intervals
 
     def real_seconds(self, plan: Plan, timeline: Timeline, place: Place) -> float:
-        """Processor seconds that a rank needs in a rehearsed iteration: its collectives are of a
-        single number each."""
+        """Processor seconds that a rank needs in a rehearsed iteration. Each of its collectives
+        has a single number."""
         collectives = np.count_nonzero(timeline.tasks.kind == Kind.COLLECTIVE)
         return COLLECTIVE_SECONDS * int(collectives)
 
     def moment(self, event: dict[str, Any], unit: int) -> str | None:
-        """The role of an event for a rank: "collective", in which all ranks take part, or the
-        direction of a pass of its own unit; None for all other events."""
+        """The role of an event for a rank: "collective" for a collective, in which all ranks take
+        part; "forward" or "backward" for a pass of the rank's unit; None for all other events."""
         if event["kind"] == LABELS[Kind.COLLECTIVE]:
             return "collective"
         return own_pass(event, unit)
@@ -75,7 +75,8 @@ class ProgramEngine:
         check_program(job)
 
     def part(self, job: Job, watch: Watch, device: str, shared: Any) -> ModelPart:
-        """The rank's shards of the job's program; in a rehearsal only its collectives."""
+        """The rank's shards of the job's program; in a rehearsal a part that only takes part in
+        the collectives."""
         if isinstance(watch, Virtual):
             from hetplan.runtime.spmd.rehearsed import RehearsedProgram
 

@@ -17,7 +17,7 @@ from hetplan.runtime.launch.rehearsal import Rehearsing
 
 Backend = Literal["hetplan", "torch"]
 Interval = tuple[float, float]
-"""[first, last) of a layer's parameters, which lie one behind the other in [0, 1)."""
+"""[first, last) within [0, 1), in which a layer's parameters follow each other."""
 DeviceIntervals = list[tuple[int, Interval]]
 """(device, interval of a layer's parameters on that device)."""
 

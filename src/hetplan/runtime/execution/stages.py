@@ -31,12 +31,15 @@ class StageEngine:
     def owners(self, plan: Plan, workload: Workload) -> dict[int, DeviceIntervals]:
         """Layer -> (device, the interval of its tensor rank) for all replicas and row groups."""
         parts: dict[int, DeviceIntervals] = defaultdict(list)
-        for stage in (stage for replica in plan.replicas for stage in replica.stages):
+        stages = [stage for replica in plan.replicas for stage in replica.stages]
+        for stage in stages:
             whole = sum(stage.tensor_shares)
             ends = [end / whole for end in accumulate(stage.tensor_shares, initial=0.0)]
-            for layer in (layer for span in stage.layers for layer in range(*span)):
-                for group in stage.devices:
-                    parts[layer] += zip(group, pairwise(ends), strict=True)
+            intervals = list(pairwise(ends))  # one for each tensor rank
+            for first, last in stage.layers:
+                for layer in range(first, last):
+                    for row_group in stage.devices:
+                        parts[layer] += zip(row_group, intervals, strict=True)
         return parts
 
     def real_seconds(self, plan: Plan, timeline: Timeline, place: Place) -> float:
@@ -48,11 +51,12 @@ class StageEngine:
         return 2 * replica.steps * seconds_of_a_direction
 
     def moment(self, event: dict[str, Any], unit: int) -> str | None:
-        """A rank rehearses its own passes."""
+        """The direction of a pass of the rank's unit, "forward" or "backward"; None for all other
+        events."""
         return own_pass(event, unit)
 
     def check_job(self, job: Job) -> Any:
-        """(Module, chain) of the job. Raises InputError for an unusable factory, UnsupportedError
+        """(module, chain) of the job. Raises InputError for an unusable factory, UnsupportedError
         for layers that the plan cannot divide."""
         from hetplan.runtime.engine.models import check_saved, described
 
@@ -65,7 +69,7 @@ class StageEngine:
         """Raise UnsupportedError for a plan and a chain that the engine does not execute."""
 
     def part(self, job: Job, watch: Watch, device: str, shared: Any) -> ModelPart:
-        """The rank's layers, with the job's data."""
+        """The rank's part of the job's model, with the job's data."""
         from hetplan.runtime.engine.models import make_module, precision_of
 
         module, chain = shared or (make_module(job), None)
@@ -81,11 +85,11 @@ class StageEngine:
         return part
 
     def distribute(self, module: Any, plan: Plan, **options: Any) -> Any:
-        """The rank's layers of a torch module; see `engine.distributed`."""
+        """The rank's part of a torch module; see `engine.distributed`."""
         return self.trained(module, plan, **options)
 
     def trained(self, module: Any, plan: Plan, **options: Any) -> Any:
-        """The rank's layers."""
+        """The rank's part of a torch module on this engine. options: those of `Distributed`."""
         from hetplan.runtime.engine.distributed import Distributed
 
         return Distributed(module, plan, **options)

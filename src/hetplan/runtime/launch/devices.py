@@ -13,7 +13,7 @@ from hetplan.profiling.hardware.detect import Host, catalogued, local_network_gb
 from hetplan.profiling.profiles.profile import Provenance
 from hetplan.runtime.job import Job
 
-COPIED_BYTES = 256 * 2**20  # of the copy that `copy_gbit` measures
+COPIED_BYTES = 256 * 2**20  # bytes of each copy that `copy_gbit` times
 
 
 def on_devices(job: Job, local_ranks: int | None = None) -> Job:
@@ -110,7 +110,8 @@ def device_name(device: str) -> str:
 
 
 def measured_here(how: str, device: str) -> Provenance:
-    """The provenance of a measurement made today with this torch. how: the measuring command."""
+    """The provenance of a measurement on a device, made today with the installed torch. how: the
+    command that measures."""
     return Provenance(
         kind="measured",
         source=f"{how}, torch {torch_here().__version__} on {device_name(device)}"[:200],
@@ -168,9 +169,9 @@ def copy_gbit(torch: Any) -> float:
 def local_device(device: str) -> str:
     """This rank's device, "cpu" or for example "cuda:0"; a GPU becomes torch's current device.
 
-    device: "auto" is "cuda" where there is a GPU. "cuda" without a number is the GPU that
-    LOCAL_RANK, which torchrun sets, gives modulo the number of GPUs; torch's current device where
-    LOCAL_RANK is not set. Raises InputError where there is no such device.
+    device: "auto" is "cuda" where there is a GPU, else "cpu". "cuda" without a number is the GPU
+    whose number is LOCAL_RANK modulo the number of GPUs; where torchrun has not set LOCAL_RANK, it
+    is torch's current device. Raises InputError where there is no such device.
     """
     if device == "auto":
         device = "cuda" if usable_gpus() else "cpu"

@@ -1,8 +1,9 @@
-"""Whether a rank's process computes, and how long a rank is waited for before it counts as hung.
+"""Whether a rank's process computes, and how long the parent waits for a rank before the rank
+counts as hung.
 
-A rank's heartbeats say how much its process has computed. Whether a process that gives none, or
-seems idle, could run, Linux says in /proc. On other systems no process counts as runnable, and
-every one as at work.
+A rank's heartbeats say how much its process has computed. For a process that gives no heartbeat or
+seems idle, Linux says in /proc whether it could run. On other systems no process counts as
+runnable, and every process counts as at work.
 """
 
 import time
@@ -14,26 +15,25 @@ RUNNABLE = ("R", "D")  # states of threads that run, would run if they got a cor
 
 @dataclass(frozen=True)
 class Patience:
-    """How long ranks are waited for, beside the run's own `hang_seconds`.
-
-    Longer waits are safer on a slow machine, and notice a fault later.
-    """
+    """The times after which ranks count as hung, beside the run's `hang_seconds`. Longer times are
+    safer on a slow machine, and notice a fault later."""
 
     starting: float = 90.0
     """Seconds that making the model, a layer's first pass or a checkpoint may take while the
     process computes."""
     together: float = 5.0
-    """Seconds that all ranks may wait for each other at least: the last one's message may be on
-    its way."""
+    """Seconds for which all ranks may wait at the same time: the message that one of them waits for
+    may be on its way."""
     spinning: float = 2.0
-    """Further seconds for ranks on GPUs: one that waits for another one's kernel seems to
+    """Further seconds for ranks on GPUs: a rank that waits for another rank's kernel seems to
     compute."""
     grace: float = 1.5
-    """Seconds after a first failure in which its cause may still be reported."""
+    """Seconds after a first failure, in which the parent waits for another rank to report the
+    cause."""
     beat: float = 0.5
     """Seconds between a rank's heartbeats."""
     idle: float = 0.05
-    """Share of a core: a process that uses less does not compute. Heartbeats use less."""
+    """Share of a core. A process that uses less counts as idle; heartbeats alone use less."""
 
 
 PATIENCE = Patience()
@@ -41,10 +41,10 @@ PATIENCE = Patience()
 
 @dataclass
 class Activity:
-    """When a process has last computed."""
+    """The time when a process last computed, as its heartbeats show."""
 
     last: float = field(default_factory=time.monotonic)
-    """Seconds on the monotonic clock, when it has last computed."""
+    """Seconds on the monotonic clock, when the process last computed."""
     seen: tuple[float, float] | None = None
     """(seconds on the monotonic clock, processor seconds used by then) of the last heartbeat."""
 
@@ -60,13 +60,13 @@ class Activity:
         self.seen = (now, used)
 
     def idle(self) -> float:
-        """Seconds for which the process has not computed."""
+        """Seconds since the process last computed."""
         return time.monotonic() - self.last
 
 
 def at_work(pid: int, ignored_thread: int | None = None) -> bool:
-    """Whether a process, or one that it started (a compiler, say), has a thread that runs, would
-    run if it got a core, or waits for a disk.
+    """Whether a process, or a process that it started (a compiler, say), has a thread that runs,
+    would run if it got a core, or waits for a disk; True where the system does not say.
 
     ignored_thread: native number of a thread that does not count.
     """
@@ -76,7 +76,7 @@ def at_work(pid: int, ignored_thread: int | None = None) -> bool:
             return True
         for child in descendants(pid):
             states += thread_states(child)
-    except (OSError, ValueError, IndexError):  # something has just ended: look again
+    except (OSError, ValueError, IndexError):  # a process or thread has just ended: ask again later
         return True
     return any(state in RUNNABLE for state in states)
 
@@ -105,7 +105,7 @@ def thread_states(pid: int, ignored_thread: int | None = None) -> list[str]:
     states = []
     for file in Path(f"/proc/{pid}/task").glob("*/stat"):
         if file.parent.name != str(ignored_thread):
-            # the state follows the name in brackets, which may hold anything
-            behind_name = file.read_text().rpartition(")")[2]
-            states.append(behind_name.split()[0])
+            # the state follows the name in brackets, and the name may contain brackets
+            after_name = file.read_text().rpartition(")")[2]
+            states.append(after_name.split()[0])
     return states

@@ -36,7 +36,7 @@ def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[l
     # for this check, and a process that has initialized CUDA cannot fork ranks that use CUDA.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     job = on_devices(job)
-    shared = check_job(job)  # what the forked ranks need not compute again
+    shared = check_job(job)  # objects that the forked ranks then need not make again
     require(
         not (job.device == "cuda" and torch.cuda.is_initialized()),
         "CUDA was used before the ranks are forked",
@@ -54,8 +54,8 @@ def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[l
     return [rank.steps for rank in supervisor.ranks]
 
 
-# (job of the plan that ran, numbers of all nodes lost so far) -> job of a plan for the remaining
-# nodes, or None where no plan fits them
+# Makes the job to go on with: (job of the plan that ran, numbers of all nodes lost so far) -> job
+# of a plan for the remaining nodes, or None where no plan fits them.
 Again = Callable[[Job, tuple[int, ...]], Job | None]
 
 
@@ -92,7 +92,7 @@ def launch_elastic(
         except RankError as error:
             if error.device is None:
                 raise
-            begun = time.monotonic()
+            failed_at = time.monotonic()
             devices = job.plan.devices
             lost_node = devices[error.device].node
             lost_nodes = (*(loss.node for loss in losses), lost_node)
@@ -109,7 +109,7 @@ def launch_elastic(
                 node=lost_node,
                 step=step,
                 plan=job.plan.name,
-                seconds=time.monotonic() - begun,
+                seconds=time.monotonic() - failed_at,
             )
             losses.append(loss)
             if lost is not None:

@@ -1,13 +1,13 @@
 """Rehearsals: a plan for a mixed cluster runs on one machine, whose ranks compute little and sleep
-until their device would be done.
+until the devices of the plan would be done.
 
-Every pass begins and ends when it does in the plan's replay, times a scale; an iteration ends when
-the replay does. Messages and collectives are real and come in the plan's order. A rank that waits
-for one which the replay does not know of, or that this machine's cores hold up, is late. Times are
-measured on the wall clock.
+Every pass begins and ends as in the plan's replay, with all times multiplied by a scale. An
+iteration ends when the scaled replay ends. Messages and collectives are real and come in the plan's
+order. A rank is late where it waits for a message that the replay leaves out, or where this machine
+gives it no core in time. Times are measured on the wall clock.
 
-An SPMD program is not trained in a rehearsal: no program is narrow enough on every model to stand
-for it. Its schedule is rehearsed, with real collectives of a single number.
+A rehearsal does not train an SPMD program, because not every model has a narrow program that could
+stand for its own. It rehearses the program's schedule, with real collectives of a single number.
 """
 
 import time
@@ -20,43 +20,48 @@ from hetplan.plans.plan import Plan
 from hetplan.profiling.workload import Workload
 from hetplan.replays.replay import replay
 from hetplan.replays.simulator.tasks import Kind, Timeline
-from hetplan.runtime.events import PASSES, Watch
+from hetplan.runtime.events import Watch
 
-MEETING_SECONDS = 0.02  # in which ranks agree on when an iteration begins
+MEETING_SECONDS = 0.02  # seconds in which the ranks agree on the time when an iteration begins
 
 Moment = tuple[str, int, int]
-"""(what, model chunk, micro-batch) of an event."""
+"""(what, model chunk, micro-batch) of an event, as in `events.Event`."""
 
 
 class Rehearsing(Protocol):
-    """What a rehearsal asks of the engine that executes its plan."""
+    """The methods of an engine that a rehearsal calls.
+
+    A unit is a row of the replay's timeline: the devices that take the same passes together.
+    """
 
     def real_seconds(self, plan: Plan, timeline: Timeline, place: Place) -> float:
-        """Processor seconds that an iteration of a rank needs here."""
+        """Processor seconds that a rank's work in an iteration takes on this machine."""
 
     def moment(self, event: dict[str, Any], unit: int) -> str | None:
-        """What an event of the replay is for a rank of this unit, which sleeps through it; None for
-        an event that the rank has no part in."""
+        """The `what` of the rank's event that sleeps through this event of the replay; None where
+        the event is none of a rank of this unit."""
 
 
 def own_pass(event: dict[str, Any], unit: int) -> str | None:
-    """The direction of an event that is a pass of this unit; None for all other events."""
+    """The direction of an event that is a pass of this unit, "forward" or "backward"; None for all
+    other events."""
     kind: str = event["kind"]
-    return kind if kind in PASSES[:2] and event["unit"] == unit else None
+    is_own = kind in ("forward", "backward") and event["unit"] == unit
+    return kind if is_own else None
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A plan's replay, to be slept through by ranks on this machine."""
+    """A plan's replay, through which the ranks of a rehearsal sleep."""
 
     plan: Plan
     engine: Rehearsing
     timeline: Timeline
-    """The replay, in the seconds of the plan's devices."""
+    """The replay, in seconds of the plan's devices."""
     units: tuple[int, ...]
-    """[rank] its unit in the timeline."""
+    """[rank] the rank's unit in the timeline."""
     scale: float
-    """Seconds here for one second of the replay."""
+    """Seconds on this machine for one second of the replay."""
 
     @classmethod
     def of(
@@ -69,12 +74,12 @@ class Rehearsal:
     ) -> "Rehearsal":
         """The rehearsal of a plan on its engine.
 
-        scale: default such that an iteration takes one second, or longer where the ranks' real
-        work needs it: all of it fits on the `cores` of this machine, and that of each rank fits
-        into the time of its passes.
+        scale: None: an iteration takes one second, or longer where the ranks' real work needs more
+        time. The work of all ranks fits on the `cores` of this machine, and the work of each rank
+        fits into the time of its passes.
         """
         replayed = replay(plan, workload)
-        unit_of = dict[int, int]()  # of each device in use
+        unit_of: dict[int, int] = {}  # device in use -> unit
         for unit, devices in enumerate(replayed.devices):
             unit_of |= dict.fromkeys(devices, unit)
         units = tuple(unit_of[place.device] for place in plan.places)
@@ -84,8 +89,8 @@ class Rehearsal:
         return replace(unscaled, scale=scale or 1.0)
 
     def default_scale(self, cores: float) -> float:
-        """The scale for which an iteration takes one second, or as long as its real work needs. Of
-        a rehearsal with scale 1."""
+        """The scale with which an iteration takes one second, or as long as its real work needs.
+        This rehearsal has the scale 1."""
         if self.seconds <= 0:
             return 1.0
         work = [
@@ -100,24 +105,25 @@ class Rehearsal:
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds of an iteration here: the replay's, scaled."""
+        """Predicted seconds of an iteration on this machine: the replay's seconds, scaled."""
         return self.scale * self.timeline.seconds
 
     def busy(self, rank: int) -> float:
-        """Predicted seconds of a rank's passes here."""
+        """Predicted seconds of a rank's passes in an iteration on this machine."""
         pass_seconds = self.timeline.spent(Kind.FORWARD, Kind.BACKWARD)
         return self.scale * float(pass_seconds[self.units[rank]])
 
     def spans(self, rank: int) -> dict[Moment, tuple[float, float]]:
-        """When the passes and collectives that a rank sleeps through begin and end in the
-        replay."""
+        """Moment -> (begin, end) in seconds of the replay, for each pass and collective that a rank
+        sleeps through."""
         spans: dict[Moment, tuple[float, float]] = {}
         for event in self.timeline.events():
             what = self.engine.moment(event, self.units[rank])
             if what is None:
                 continue
             moment = what, event["chunk"], event["micro_batch"]
-            # a pass in parts, or with its tensor ranks' collectives, is several tasks
+            # A pass is several tasks where it has several parts or collectives of its tensor ranks:
+            # it lasts from the first task's begin until the last task's end.
             begin, _ = spans.get(moment, (event["start"], 0.0))
             spans[moment] = begin, event["end"]
         return spans
@@ -125,19 +131,18 @@ class Rehearsal:
 
 @dataclass(kw_only=True)
 class Virtual(Watch):
-    """A rank's watch in a rehearsal, which sleeps for the rank's device."""
+    """A rank's watch in a rehearsal, which sleeps as long as the plan's device would compute."""
 
     rehearsal: Rehearsal
     spans: Mapping[Moment, tuple[float, float]]
-    """Seconds from the iteration's beginning, when the rank's passes begin and end in the
-    replay."""
+    """The rank's `Rehearsal.spans`, counted from the iteration's beginning."""
     gather: Callable[[float], list[float]]
     """Gives every rank the numbers of all ranks."""
     begun: float = 0.0
     """Seconds on the monotonic clock, when the iteration began."""
 
     def begins(self, what: str, chunk: int, batch: int) -> None:
-        """Record that an event begins; a pass, once its input would be there."""
+        """Record that an event begins. Before a pass, sleep until it begins in the replay."""
         if (what, chunk, batch) in self.spans:
             start, _ = self.spans[what, chunk, batch]
             if self.seconds_until(start) > 0:
@@ -146,8 +151,8 @@ class Virtual(Watch):
         super().begins(what, chunk, batch)
 
     def ends(self, what: str, chunk: int, batch: int) -> None:
-        """Record that an event ends: a pass, once the device would be done; an iteration, once all
-        devices would be."""
+        """Record that an event ends. Before, sleep until a pass ends in the replay, and at the end
+        of an iteration until the replay ends."""
         if what == "prepare":
             self.begun = max(self.gather(time.monotonic() + MEETING_SECONDS))
             self.sleep_until(0.0)
@@ -157,13 +162,14 @@ class Virtual(Watch):
             _, end = self.spans[what, chunk, batch]
             self.sleep_until(end)
         super().ends(what, chunk, batch)
-        if what == "prepare":  # a rank that this machine wakes late began then, too
+        if what == "prepare":
+            # The iteration begins at the same time on all ranks, even on one that wakes up late.
             self.events[-1] = self.events[-1]._replace(end=self.begun)
 
-    def seconds_until(self, moment: float) -> float:
-        """Seconds here until a moment of the replay, negative where it is past."""
-        return self.begun + self.rehearsal.scale * moment - time.monotonic()
+    def seconds_until(self, replay_seconds: float) -> float:
+        """Seconds on this machine until the replay reaches a time; negative where it has passed."""
+        return self.begun + self.rehearsal.scale * replay_seconds - time.monotonic()
 
-    def sleep_until(self, moment: float) -> None:
-        """Sleep until a moment of the replay."""
-        time.sleep(max(0.0, self.seconds_until(moment)))
+    def sleep_until(self, replay_seconds: float) -> None:
+        """Sleep until the replay reaches a time."""
+        time.sleep(max(0.0, self.seconds_until(replay_seconds)))

@@ -1,7 +1,8 @@
-"""One rank of a plan, started by torchrun on every node: `torchrun --no-python --nproc-per-node N …
-hetplan run PLAN`.
+"""One rank of a plan, started by torchrun on every node:
 
-Ranks follow the order of the plan's devices in use; torchrun numbers its processes node by node, as
+    torchrun --no-python --nproc-per-node N … hetplan run PLAN
+
+Ranks follow the order of the plan's devices in use. torchrun numbers its processes node by node, as
 clusters number their devices. Rank 0 prints the measured times.
 """
 
@@ -21,15 +22,16 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def is_rank() -> bool:
-    """Whether torchrun, or whatever sets its variables, started this process."""
+    """Whether the environment has torchrun's variables, so that this process is a rank."""
     return all(name in os.environ for name in VARIABLES)
 
 
 def serve(job: Job) -> Measured | None:
-    """Train as one rank of many; what rank 0 measured, None for the others.
+    """Train as one rank of many. Returns the measurements of all ranks on rank 0, None on the
+    other ranks.
 
-    An error is one line with the rank's place, and ends the process: a peer's death aborts it where
-    gloo's threads outlive the interpreter.
+    An error is printed as one line with the rank's place, and ends this process at once: if the
+    interpreter ended first, gloo's threads would abort the process when a peer dies.
     """
     try:
         check_world(job.plan, int(os.environ["WORLD_SIZE"]))
@@ -41,8 +43,8 @@ def serve(job: Job) -> Measured | None:
 
 
 def serve_rank(job: Job) -> Measured | None:
-    """Join the group and train. Raises InputError where the port is taken, RankError for an
-    error of this rank's."""
+    """Join the process group and train; returns as `serve` does. Raises InputError where the
+    ranks cannot meet at the address, RankError for an error of this rank."""
     torch = required_torch("running plans")
     from torch import distributed as dist
 
@@ -55,7 +57,7 @@ def serve_rank(job: Job) -> Measured | None:
         watch_of,
     )
 
-    made = check_job(job)
+    shared = check_job(job)
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(max(1, torch.get_num_threads() // local_ranks))
     try:
@@ -67,18 +69,21 @@ def serve_rank(job: Job) -> Measured | None:
         ) from None
     reports: list[StepReport] = []
     watch, place = watch_of(job, dist.get_rank()), job.plan.rank_text(dist.get_rank())
-    asked: list[int] = []  # by SIGTERM, which torchrun hands on: all then end behind their step
-    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    # torchrun hands SIGTERM on to its ranks. All ranks then end after their step.
+    received_signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: received_signals.append(number))
     try:
         look_after(watch, job.hang_seconds, job.plan)
-        train(job, watch, reports.append, lambda: bool(asked), made)
+        train(job, watch, reports.append, lambda: bool(received_signals), shared)
         watch.begins("end", 0, 0)
     except HetplanError:
         raise
     except Exception as error:
         text = f"lost a peer: {error_text(error)}" if is_lost(error) else error_text(error)
         raise RankError(f"{place}: {text}") from error
-    everyone: list[Any] | None = [None] * job.plan.world_size if dist.get_rank() == 0 else None
-    dist.gather_object(reports, everyone)
+    reports_of_ranks: list[Any] | None = None
+    if dist.get_rank() == 0:
+        reports_of_ranks = [None] * job.plan.world_size
+    dist.gather_object(reports, reports_of_ranks)
     dist.destroy_process_group()
-    return None if everyone is None else Measured(job, everyone)
+    return None if reports_of_ranks is None else Measured(job, reports_of_ranks)

@@ -1,4 +1,4 @@
-"""What is measured with torch, on this machine's devices. Importing this without torch raises
+"""Measurements with torch on this machine's devices. Importing this package without torch raises
 UnsupportedError."""
 
 from hetplan.runtime.launch.devices import required_torch

@@ -1,13 +1,16 @@
-"""Poplar's Algorithm 1 on a live device: passes of a real model, timed, within a memory limit.
+"""Poplar's Algorithm 1 on a live device: it times passes of a real model within a memory limit.
 
-One device tries for a whole ZeRO group: it is charged with the model states that it would hold as
-one of `devices` (see `replays.model_states`) and with the activations that the pass really
-kept, measured. On CUDA these are what torch's allocator says at its peak, temporaries of the
-backward pass included; on a CPU, where nothing keeps such books, the distinct storages that
-autograd saves. A model whose weights and gradients exceed the limit, which only ZeRO 3 trains, is
-measured with one block's weights in the place of all blocks': values do not matter to seconds nor
-to activations. Where torchrun starts several ranks, these hold the weights in shards, and each
-layer is gathered before it passes.
+One device is measured for a whole ZeRO group. Its memory counts the model states that it would have
+as one of `devices` (see `replays.model_states`), and the activations that are measured in the pass.
+On CUDA the activations are the peak of torch's allocator, which includes temporaries of the
+backward pass. On a CPU, where no allocator counts, they are the distinct storages that autograd
+saves.
+
+A model whose weights and gradients exceed the limit, which only ZeRO 3 trains, is measured with one
+block's weights in all blocks: seconds and activations do not depend on the values of weights. Where
+torchrun starts several ranks, each rank has a shard of the weights, and each layer's weights are
+gathered before its passes.
+
 Source: Poplar (AAAI 2025), Algorithm 1.
 """
 
@@ -54,13 +57,14 @@ def measure_batch_curve(
 ) -> BatchCurve:
     """Measure `model` on the torch device `device` under every ZeRO stage.
 
-    memory: bytes to keep within, default what the GPU has free (a CPU needs a figure). name: the
-    device's type in cluster files. devices: size of the ZeRO group that shares the states, at least
-    the ranks of torch.distributed, which then hold the weights in shards. largest: of the
-    micro-batches tried. repeats: timed passes per size. tell: receives a line per size
-    tried.
+    memory: limit of bytes; None: the free memory of the GPU (a CPU needs a limit). name: the
+    device's type in cluster files; None: torch's name of it. devices: number of devices in the ZeRO
+    group; it becomes the number of torch.distributed's ranks where these are more. largest: the
+    largest micro-batch to try. repeats: timed passes of each size. tell: receives a line for each
+    size tried.
+
     Raises UnsupportedError without torch or for a model that has no torch layers, InputError for
-    arguments.
+    arguments out of range.
     """
     for what, value in (
         ("devices", devices), ("largest micro-batch", largest), ("repeats", repeats),
@@ -77,10 +81,16 @@ def measure_batch_curve(
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     devices = max(devices, ranks)
     trial = Trial(model, device, limit, devices, largest, repeats, tell or silent)
-    sizes = [stage.largest for stage in explore_stages(trial)]
-    sample = max(trial.passes, default=None)
-    sharing = ", one block's weights for all blocks" if trial.shared else ""
-    held = f", weights in shards on {ranks} ranks" if ranks > 1 else sharing
+    sizes = [stage.largest for stage in explore_stages(trial)]  # [ZeRO stage] largest micro-batch
+    largest_timed = max(trial.passes, default=None)
+    saved_bytes_per_sample = None
+    if largest_timed:
+        saved_bytes_per_sample = trial.passes[largest_timed].saved_bytes / largest_timed
+    weights = ""
+    if ranks > 1:
+        weights = f", weights in shards on {ranks} ranks"
+    elif trial.shared:
+        weights = ", one block's weights for all blocks"
     return BatchCurve(
         model=model.name,
         sequence=model.sequence or 1,
@@ -88,88 +98,86 @@ def measure_batch_curve(
         device=name or device_name(device),
         devices=devices,
         memory_bytes=trial.limit,
-        provenance=measured_here(f"hetplan profile batch-curve{held}", device),
+        provenance=measured_here(f"hetplan profile batch-curve{weights}", device),
         zero_stage=next((stage for stage, size in enumerate(sizes) if size), None),
         largest=sizes,
-        saved_bytes_per_sample=trial.passes[sample].saved_bytes / sample if sample else None,
+        saved_bytes_per_sample=saved_bytes_per_sample,
         tried_up_to=largest,
         points=[
-            CurvePoint(micro_batch=batch, seconds=one.seconds, spread_seconds=one.spread)
-            for batch, one in sorted(trial.passes.items())
+            CurvePoint(micro_batch=batch, seconds=timed.seconds, spread_seconds=timed.spread)
+            for batch, timed in sorted(trial.passes.items())
         ],
     )
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One micro-batch size, measured. saved_bytes: activations at their peak; all others in
-    seconds."""
+    """The measured passes of one micro-batch size."""
 
-    seconds: float
-    spread: float
-    saved_bytes: float
+    seconds: float  # median of a forward and backward pass
+    spread: float  # seconds of the slowest pass less those of the fastest
+    saved_bytes: float  # peak bytes of the activations
 
 
 @dataclass
 class Trial:
-    """A model on a torch device; `at(stage)` is the device as Algorithm 1 sees it under one ZeRO
-    stage.
-
-    limit: bytes that training may use. devices: size of the ZeRO group. largest: no micro-batch
-    beyond this is tried. repeats: timed passes behind one that is not. tell: receives a line per
-    micro-batch tried. shared: all blocks have one block's weights, or those that ranks gather.
-    """
+    """A model on a torch device. `at(stage)` is the device as Algorithm 1 sees it under one ZeRO
+    stage; the measured passes are the same for all stages."""
 
     model: Model
     device: str
-    limit: float
-    devices: int = 1
-    largest: int = 256
-    repeats: int = 3
-    tell: Callable[[str], None] = silent
+    limit: float  # bytes that training may use
+    devices: int = 1  # number of devices in the ZeRO group
+    largest: int = 256  # largest micro-batch to try
+    repeats: int = 3  # timed passes, after one that is not timed
+    tell: Callable[[str], None] = silent  # receives a line for each micro-batch tried
     network: Network = field(init=False, repr=False)
     states: States = field(init=False)
-    shared: bool = field(init=False)
-    passes: dict[int, Pass] = field(init=False, default_factory=dict)
+    shared: bool = field(init=False)  # whether all blocks have one block's weights
+    passes: dict[int, Pass] = field(init=False, default_factory=dict)  # micro-batch -> its passes
 
     def __post_init__(self) -> None:
-        # the parameters that really exist; activations are measured
-        own = network(self.model, "meta").own
-        weights = [sum(p.numel() * p.element_size() for p in layer) for layer in own]
+        parameters_of_layers = network(self.model, "meta").own
+        weights = [  # bytes
+            sum(p.numel() * p.element_size() for p in parameters)
+            for parameters in parameters_of_layers
+        ]
         self.states = States.of_weights(weights, self.model.precision)
         self.shared = dist.is_initialized() or 2 * sum(weights) > self.limit
         self.network = network(self.model, self.device, blocks=1 if self.shared else None)
         if self.shared:
             embedding, block, head = self.network.layers
-            self.network.layers = (embedding, *[block] * (len(own) - 2), head)
+            self.network.layers = (embedding, *[block] * (len(weights) - 2), head)
         if dist.is_initialized():
             self.network = Sharded(self.network, self.device)
-            self.limit = -self.network.largest(-self.limit)
+            self.limit = -self.network.largest(-self.limit)  # the smallest limit of all ranks
 
     def at(self, stage: int) -> "TrialAt":
         """The device under a ZeRO stage."""
         return TrialAt(self, self.states.resident(stage, 1.0 / self.devices))
 
     def measure(self, batch: int, free: float) -> Pass:
-        """Times and activations of a micro-batch, each size once; raises OutOfMemoryOnDevice beyond
-        `free` bytes."""
+        """The passes of a micro-batch, which are measured once for each size. Raises
+        OutOfMemoryOnDevice where the activations need more than `free` bytes."""
         if batch not in self.passes:
             try:
                 with out_of_memory(batch):
-                    one = self.passes[batch] = self._timed(batch, free)
+                    measured = self._timed(batch, free)
             except OutOfMemoryOnDevice as error:
                 self.tell(f"micro-batch {batch}: {error}")
                 raise
+            self.passes[batch] = measured
             self.tell(
-                f"micro-batch {batch}: {1e3 * one.seconds:.4g} ms, "
-                f"{one.saved_bytes / 2**20:.4g} MiB"
+                f"micro-batch {batch}: {1e3 * measured.seconds:.4g} ms, "
+                f"{measured.saved_bytes / 2**20:.4g} MiB"
             )
         if self.passes[batch].saved_bytes > free:
             raise OutOfMemoryOnDevice(f"{batch} samples exceed {free:.0f} bytes")
         return self.passes[batch]
 
     def forward_bytes(self, batch: int, free: float) -> float:
-        """Bytes that the forward pass of a micro-batch keeps; raises OutOfMemoryOnDevice."""
+        """Bytes that the forward pass of a micro-batch keeps. Raises OutOfMemoryOnDevice where they
+        are more than `free`."""
         tokens = tokens_of(self.model, batch, self.device)
         with out_of_memory(batch), self._kept(free) as kept:
             loss = self.network.loss(tokens)
@@ -178,10 +186,10 @@ class Trial:
         return size
 
     def _timed(self, batch: int, free: float) -> Pass:
+        """Measure the passes of a micro-batch, after a warm-up that measures the activations."""
         tokens = tokens_of(self.model, batch, self.device)
         with self._kept(free, whole=True) as kept:
-            # the warm-up, which makes the gradients too where they are missing
-            self.network.loss(tokens).backward()
+            self.network.loss(tokens).backward()  # the warm-up, which also allocates gradients
             size = kept()
         times = []
         for _ in range(self.repeats):
@@ -193,17 +201,18 @@ class Trial:
 
     @contextmanager
     def _kept(self, free: float, *, whole: bool = False) -> Iterator[Callable[[], float]]:
-        """Measure what passes inside keep: yields a function that gives the bytes so far.
+        """A context that measures the bytes of activations. It yields a function that returns them.
 
-        whole: at the peak of the pass on CUDA, else what is allocated when asked. Raises
-        OutOfMemoryOnDevice as soon as it is more than `free`: on a CPU in the middle of the pass,
-        on CUDA when asked.
+        whole: on CUDA the function returns the peak so far; False: the bytes allocated at the call.
+        OutOfMemoryOnDevice is raised where the bytes are more than `free`: on a CPU in the middle
+        of the pass, on CUDA by the function.
         """
         if self.device == "cpu":
             with saved_bytes(self.network.parameters, free) as kept:
                 yield kept
             return
-        for parameter in self.network.parameters:  # gradients are no activations
+        # Gradients are allocated before, so that they do not count as activations.
+        for parameter in self.network.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -222,23 +231,24 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialAt:
-    """A `Trial` under one ZeRO stage; resident: bytes of model states there. Speaks Algorithm 1's
-    protocol."""
+    """A `Trial` under one ZeRO stage: the `TrialDevice` of Algorithm 1."""
 
     trial: Trial
-    resident: float
+    resident: float  # bytes of model states on the device
 
     @property
     def free(self) -> float:
-        """What is left for activations."""
+        """Bytes left for activations."""
         return self.trial.limit - self.resident
 
     def forward_memory(self, batch: int) -> MemoryReading:
-        """States before the forward pass, states and activations after it, and the limit (not
-        beyond `largest`).
+        """The memory around a forward pass: the model states before it, and the states with the
+        activations of `batch` samples after it.
 
-        What a pass keeps once, whatever its samples (masks), would make the estimate too low: what
-        a second sample adds counts instead, where two fit.
+        Activations are the bytes that `batch` further samples add, where they fit. Bytes that do
+        not depend on the number of samples, such as masks, would make Algorithm 1's estimate of the
+        largest micro-batch too low. The total is limited to the bytes of `largest` samples, so that
+        the estimate does not exceed `largest`.
         """
         if self.free <= 0:
             raise OutOfMemoryOnDevice(f"the states alone exceed {self.trial.limit:.0f} bytes")
@@ -247,18 +257,20 @@ class TrialAt:
             added = self.trial.forward_bytes(2 * batch, self.free) - kept
         except OutOfMemoryOnDevice:
             added = kept
+        # half a sample more, so that rounding errors do not lower the estimate
+        of_largest = self.resident + added / batch * (self.trial.largest + 0.5)
         return MemoryReading(
-            min(self.trial.limit, self.resident + added / batch * (self.trial.largest + 0.5)),
-            self.resident,
-            self.resident + added,
+            total=min(self.trial.limit, of_largest),
+            before=self.resident,
+            after=self.resident + added,
         )
 
     def step_seconds(self, batch: int) -> float:
-        """Median seconds of forward and backward."""
+        """Median seconds of a forward and backward pass."""
         return self.trial.measure(batch, self.free).seconds
 
 
 def explore_stages(trial: Trial) -> list[Awareness]:
-    """[4] what Algorithm 1 finds under each ZeRO stage; the first that holds a sample is where it
-    would stop."""
+    """[ZeRO stage, 0 to 3] the result of Algorithm 1 under the stage. The algorithm itself would
+    stop at the first stage with which a sample fits."""
     return [explore(trial.at(stage)) for stage in STAGES]

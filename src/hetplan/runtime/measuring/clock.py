@@ -8,15 +8,16 @@ import torch
 
 from hetplan.runtime.launch.devices import now
 
-WARM_UP = 2  # repeats that are not counted
-LAUNCHES = {"cpu": 1, "cuda": 10}  # of a function between two looks at the clock
+WARM_UP = 2  # repeats before those that count
+LAUNCHES = {"cpu": 1, "cuda": 10}  # calls of the function in a repeat
 
 
 def timed(run: Callable[[], Any], device: str, repeats: int) -> list[float]:
-    """Seconds of each repeat behind the warm-up; on one thread of a CPU, the thread's own time.
+    """[repeat] seconds of one call of a function, after the warm-up. Where torch has a single
+    thread on a CPU, they are the processor seconds of this thread.
 
-    Of operators the fastest repeat counts, for the others were disturbed. On a GPU several launches
-    share a repeat, so that they hide behind each other.
+    On a GPU a repeat consists of several calls, so that the host launches a call's kernels while
+    the GPU still runs those of the call before.
     """
     single_thread = device == "cpu" and torch.get_num_threads() == 1
     launches = LAUNCHES[device.partition(":")[0]]

@@ -1,8 +1,9 @@
-"""Collectives timed under torchrun, on gloo or NCCL, for every kind of group that the job has.
+"""Measures collectives under torchrun, on gloo or NCCL, for every kind of group that the job has.
 
-Every rank makes all groups in the same order and takes part in those it is in; rank 0 collects.
-Uneven gathers cost as much as `all-gather` (padded: every rank sends the largest part) or
-`grouped-broadcast` (exact parts, one launch per rank).
+Every rank makes all groups in the same order, and takes part in the collectives of its own groups.
+Rank 0 collects the results. A gather of unequal parts costs as much as `all-gather`, where every
+rank sends as much as the largest part, or as `grouped-broadcast`, with one broadcast of the exact
+part for each rank.
 """
 
 import datetime
@@ -27,15 +28,19 @@ from hetplan.profiling.profiles.measured_collectives import (
 from hetplan.runtime.launch.devices import check_device, device_name, measured_here
 from hetplan.runtime.measuring.networks import silent
 
+# Kind of group: the ranks of a node, the first ranks of all nodes, or all ranks.
 Kind = Literal["node", "between", "all"]
-SIZES = tuple(4**k * 1024 for k in range(1, 8))  # 4 KiB to 16 MiB per rank
-WARM_UP = 2
+SIZES = tuple(4**k * 1024 for k in range(1, 8))  # bytes of a rank, 4 KiB to 16 MiB
+WARM_UP = 2  # runs before those that count
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def groups_of(ranks: int, per_node: int) -> dict[Kind, list[list[int]]]:
-    """The ranks of every group with more than one member, by kind of group; kinds with equal groups
-    stand once. ranks: at least 2."""
+    """Kind of group -> the groups of this kind, each a list of two ranks or more. Where two kinds
+    have equal groups, only one of them is listed.
+
+    ranks: number of all ranks, at least 2. per_node: number of ranks on a node.
+    """
     nodes = [list(range(first, first + per_node)) for first in range(0, ranks, per_node)]
     if len(nodes) == 1:
         return {"node": nodes}
@@ -46,8 +51,8 @@ def groups_of(ranks: int, per_node: int) -> dict[Kind, list[list[int]]]:
 
 
 def torchrun_place() -> list[int]:
-    """This process's rank, all ranks, its rank within the node and the node's ranks; raises
-    InputError outside of torchrun, or with a single rank."""
+    """[this process's rank, number of all ranks, its rank within the node, number of the node's
+    ranks]. Raises InputError outside of torchrun, or with a single rank."""
     for name in VARIABLES:
         require(
             os.environ.get(name, "").isdecimal(),
@@ -69,7 +74,7 @@ def torchrun_place() -> list[int]:
 
 @contextmanager
 def joined_ranks(device: str) -> Iterator[str]:
-    """torchrun's ranks as a process group; yields this rank's device.
+    """A context in which torchrun's ranks are a process group; it yields this rank's device.
 
     device: cpu (gloo) or cuda (NCCL, each rank on the GPU of its local number).
     """
@@ -93,23 +98,24 @@ def measure_collectives(
     repeats: int = 10,
     tell: Callable[[str], None] | None = None,
 ) -> Collectives | None:
-    """Measure all operations; returns the result on rank 0, None on the others.
+    """Measure all operations. Returns the result on rank 0, None on all other ranks.
 
     device: cpu (gloo) or cuda (NCCL, each rank on the GPU of its local number). repeats: timed runs
-    of each size. tell: receives a line per operation and kind of group.
+    of each size. tell: receives a line for each operation and kind of group.
     """
     tell = tell or silent
     rank, ranks, _, per_node = torchrun_place()
     fits = []
     with joined_ranks(device) as place:
         for kind, members in groups_of(ranks, per_node).items():
-            made = [dist.new_group(group) for group in members]  # all ranks, in the same order
-            mine = next((i for i, group in enumerate(members) if rank in group), None)
+            # every rank makes all groups, in the same order
+            groups = [dist.new_group(group_ranks) for group_ranks in members]
+            own = next((i for i, group_ranks in enumerate(members) if rank in group_ranks), None)
             for operation in OPERATIONS:
                 dist.barrier()
-                if mine is None:
+                if own is None:
                     continue
-                points = _points(operation, members[mine], made[mine], place, repeats)
+                points = _points(operation, members[own], groups[own], place, repeats)
                 if rank != 0:
                     continue
                 line = fit_line([p.bytes for p in points], [p.seconds for p in points])
@@ -141,7 +147,8 @@ def measure_collectives(
 def _points(
     operation: str, ranks: list[int], group: Any, place: str, repeats: int
 ) -> list[SizePoint]:
-    """Fastest and median of the repeats; each repeat counts as long as its slowest rank."""
+    """The fastest and the median seconds of a collective for each size. A repeat takes as long as
+    on its slowest rank. ranks: the ranks of the group. place: this rank's device."""
     points = []
     for size in SIZES:
         run = _operation(operation, ranks, group, place, size)
@@ -168,12 +175,12 @@ def _points(
 def _operation(
     operation: str, ranks: list[int], group: Any, place: str, size: int
 ) -> Callable[[], Any]:
-    """A function that runs the collective once on `size` bytes of this rank (reduce-scatter and
-    all-to-all: all parts together)."""
-    each = max(size // 4 // len(ranks), 1)
-    own = torch.ones(each * len(ranks), device=place)
+    """A function that runs the collective once on `size` bytes of each rank. For reduce-scatter and
+    all-to-all, these are the parts for all ranks together."""
+    part_elements = max(size // 4 // len(ranks), 1)  # 4 bytes an element
+    own = torch.ones(part_elements * len(ranks), device=place)
     pieces, target = list(own.chunk(len(ranks))), torch.empty_like(own)
-    everyones = [torch.empty_like(own) for _ in ranks]
+    of_all_ranks = [torch.empty_like(own) for _ in ranks]
 
     def send() -> None:
         if dist.get_rank() == ranks[0]:
@@ -182,18 +189,18 @@ def _operation(
             dist.recv(target, ranks[0], group=group)
 
     def broadcast() -> None:
-        work = [
+        works = [
             dist.broadcast(part, rank, group=group, async_op=True)
-            for part, rank in zip(everyones, ranks, strict=True)
+            for part, rank in zip(of_all_ranks, ranks, strict=True)
         ]
-        for one in work:
-            one.wait()
+        for work in works:
+            work.wait()
 
     runs: dict[str, Callable[[], Any]] = {
         "send": send,
         "all-reduce": lambda: dist.all_reduce(own, group=group),
-        "all-gather": lambda: dist.all_gather(everyones, own, group=group),
-        "reduce-scatter": lambda: dist.reduce_scatter(target[:each], pieces, group=group),
+        "all-gather": lambda: dist.all_gather(of_all_ranks, own, group=group),
+        "reduce-scatter": lambda: dist.reduce_scatter(target[:part_elements], pieces, group=group),
         "all-to-all": lambda: dist.all_to_all_single(target, own, group=group),
         "grouped-broadcast": broadcast,
     }

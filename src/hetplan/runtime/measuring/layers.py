@@ -1,8 +1,9 @@
-"""A profile of a model's layers, measured on a torch device.
+"""Measures the profile of a model's layers on a torch device.
 
-A profile is written after each table, and gone on with where it stopped. Equal layers are measured
-once: embedding, one block, head. A tensor degree is one rank's part of the layer (Megatron's split
-of heads, feed-forward width and vocabulary), run alone: its all-reduces are priced elsewhere.
+The profile is written after each table, and a later run goes on from the file. Equal layers are
+measured once: the embedding, one block, and the head. For a tensor degree, one rank's part of the
+layer (Megatron's split of heads, feed-forward width and vocabulary) runs alone. The planner adds
+the seconds of its all-reduces.
 """
 
 import os
@@ -50,36 +51,41 @@ def measure_profile(
     """Measure every layer of `model` for each tensor degree and micro-batch on the torch device
     `device`.
 
-    name: the device's type in cluster files, default what torch calls it. output: a file that is
-    written after every table; one that is there already must be of the same model, and its tables
-    are kept. tell: receives a line a table.
-    Raises UnsupportedError without torch or for a model without torch layers, InputError for
-    arguments, and where not even one size fits in memory.
+    name: the device's type in cluster files; None: torch's name of it. output: a file that is
+    written after every table. Where it exists it must be of the same model, and its tables are
+    kept. tell: receives a line for each table.
+
+    Raises UnsupportedError without torch or for a model without torch layers. Raises InputError for
+    arguments out of range, and where no micro-batch fits in memory.
     """
     check_device(device)
     shape_of(model)
     tell = tell or silent
     require(repeats >= 1, "repeats", got=repeats, expected="at least 1")
-    kind = name or device_name(device)
+    device_type = name or device_name(device)
     tables = _kept(model, output)
-    have = {(table.device, table.tensor, table.micro_batch) for table in tables}
-    wanted = [(tp, b) for tp in sorted(set(tensor_degrees)) for b in sorted(set(micro_batches))]
-    too_large: dict[int, int] = {}
+    measured = {(table.device, table.tensor, table.micro_batch) for table in tables}
+    wanted = [
+        (tensor, batch)
+        for tensor in sorted(set(tensor_degrees))
+        for batch in sorted(set(micro_batches))
+    ]
+    too_large: dict[int, int] = {}  # tensor degree -> a micro-batch that does not fit in memory
     for i, (tensor, batch) in enumerate(wanted):
-        place = f"{i + 1}/{len(wanted)} tensor {tensor}, micro-batch {batch}"
-        if (kind, tensor, batch) in have:
-            tell(f"{place}: already in the file")
+        progress = f"{i + 1}/{len(wanted)} tensor {tensor}, micro-batch {batch}"
+        if (device_type, tensor, batch) in measured:
+            tell(f"{progress}: already in the file")
             continue
-        if batch >= too_large.get(tensor, batch + 1):
+        if tensor in too_large and batch >= too_large[tensor]:
             continue
         try:
-            table = measure_layers(model, kind, device, tensor, batch, repeats)
+            table = measure_layers(model, device_type, device, tensor, batch, repeats)
         except OutOfMemoryOnDevice as error:
             too_large[tensor] = batch
-            tell(f"{place}: {error}")
+            tell(f"{progress}: {error}")
             continue
         tables.append(table)
-        tell(f"{place}: {1e3 * sum(table.layer_seconds()):.4g} ms forward and backward")
+        tell(f"{progress}: {1e3 * sum(table.layer_seconds()):.4g} ms forward and backward")
         if output is not None:
             _profile(model, tables, device).save(output)
     require(tables, "no size fits in the device's memory", where=device, got=min(micro_batches))
@@ -87,7 +93,8 @@ def measure_profile(
 
 
 def _kept(model: Model, output: str | os.PathLike[str] | None) -> list[ProfileTable]:
-    """The tables of an earlier run; raises InputError where the file is of another model."""
+    """The tables in the file `output`, none where there is no such file. Raises InputError where
+    the file is of another model, or was predicted."""
     if output is None or not Path(output).exists():
         return []
     where = os.fspath(output)
@@ -112,6 +119,7 @@ def _kept(model: Model, output: str | os.PathLike[str] | None) -> list[ProfileTa
 
 
 def _profile(model: Model, tables: Sequence[ProfileTable], device: str) -> Profile:
+    """The measured profile of a model with these tables."""
     return Profile(
         model=model.name,
         sequence=model.sequence,
@@ -125,19 +133,20 @@ def _profile(model: Model, tables: Sequence[ProfileTable], device: str) -> Profi
 def measure_layers(
     model: Model, kind: str, device: str, tensor: int, batch: int, repeats: int
 ) -> ProfileTable:
-    """The table of one tensor degree and micro-batch, in which every layer has its kind's readings;
-    raises OutOfMemoryOnDevice where it does not fit. kind: the device's type."""
-    readings: dict[str, dict[str, float]] = {}
+    """The table of one tensor degree and micro-batch. Layers of the same kind (embedding, block,
+    head) have the same readings. kind: the device's type. Raises OutOfMemoryOnDevice where the
+    micro-batch does not fit in memory."""
+    readings: dict[str, dict[str, float]] = {}  # kind of layer -> its readings
     with out_of_memory(batch):
-        small = network(model, device, tensor=tensor, blocks=1)  # embedding, one block, head
+        one_of_each = network(model, device, tensor=tensor, blocks=1)
         tokens = tokens_of(model, batch, device, tensor=tensor)
         with torch.no_grad():
-            x = small.layers[0](tokens)
+            x = one_of_each.layers[0](tokens)
         inputs = ((tokens,), (x,), (x, tokens))
-        for layer_kind, layer, own, arguments in zip(
-            KINDS, small.layers, small.own, inputs, strict=True
+        for layer_kind, layer, parameters, arguments in zip(
+            KINDS, one_of_each.layers, one_of_each.own, inputs, strict=True
         ):
-            readings[layer_kind] = _read(layer, arguments, own, device, repeats)
+            readings[layer_kind] = _read(layer, arguments, parameters, device, repeats)
     rows = [readings[layer.kind] for layer in model.layers]
     columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}
     seconds = {key: columns.pop(key) for key in ("forward_seconds", "backward_seconds")}
@@ -147,26 +156,28 @@ def measure_layers(
 
 
 def _read(
-    layer: Any, arguments: tuple[Any, ...], own: Sequence[Any], device: str, repeats: int
+    layer: Any, arguments: tuple[Any, ...], parameters: Sequence[Any], device: str, repeats: int
 ) -> dict[str, float]:
-    """The readings of one layer on (x,) or (x, targets), by their names in the profile: medians and
-    spreads (slowest less fastest repeat) in seconds, and bytes.
+    """The readings of one layer by their names in the profile. Seconds are medians; spreads are the
+    seconds of the slowest repeat less those of the fastest.
 
-    saved_bytes: the bytes that autograd keeps between the passes. peak_bytes: the bytes beside the
-    parameters and the kept ones at the passes' peak; not on a CPU, where nothing counts them.
+    arguments: (x,) or (x, targets). parameters: those that the layer's optimizer updates.
+    saved_bytes: bytes that autograd keeps between the passes. peak_bytes: further bytes, without
+    those of the parameters, at the peak of the passes; left out on a CPU, where no allocator counts
+    them.
     """
     x, targets = arguments[0].detach(), arguments[1:]
     x.requires_grad_(x.is_floating_point())
     with saved_bytes(layer.parameters()) as kept:
-        once = layer(x, *targets)
+        warm_up = layer(x, *targets)
         saved = kept()
-    gradient = torch.ones_like(once)
-    once.backward(gradient)
-    del once
+    gradient = torch.ones_like(warm_up)
+    warm_up.backward(gradient)
+    del warm_up
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-    times = []
+    times = []  # (forward seconds, backward seconds) of each repeat
     for _ in range(WARM_UP + repeats):
         x.grad = None
         begun = now(device)
@@ -184,8 +195,8 @@ def _read(
         "optimizer_seconds": 0.0,
         "saved_bytes": saved,
     }
-    if own:
-        step = torch.optim.AdamW(own, lr=0.0).step
+    if parameters:
+        step = torch.optim.AdamW(parameters, lr=0.0).step
         reading["optimizer_seconds"] = statistics.median(timed(step, device, repeats))
     if device != "cpu":
         peak = torch.cuda.max_memory_allocated(device) - before - saved

@@ -1,14 +1,12 @@
-"""Reference layers as measurements take them: on a device, with random weights in the model's
-precision and torch's own dropout, and what autograd keeps of their passes.
+"""The models that are measured: reference layers on a device, with random weights in the model's
+precision and torch's own dropout. Times and memory of a step do not depend on the weights' values.
 
-What a step costs and holds does not depend on the weights' values.
+`Network` is a model on one device. `Sharded` is a model whose weights are in shards on several
+ranks (ZeRO 3): a rank has no more of it than its shards and the weights of one layer of each kind.
+Before each pass of a layer its weights are gathered into the memory of its kind. Gathering does not
+overlap with passes, so that its seconds can be subtracted. Gradients are not summed over the ranks,
+since a batch curve does not include the seconds of this sum.
 
-A text model whose weights lie in shards over ranks (ZeRO 3), as measurements take it: no rank
-holds more of it than its shards and one layer of each kind.
-
-Before each of its passes a layer's weights are gathered into the memory of its kind. Gathering does
-not overlap with passes, so that its seconds can be taken off. Gradients stay where they arise: what
-summing them takes is no part of a batch curve.
 Source: Rajbhandari et al. 2020 (ZeRO), Section 5.3.
 """
 
@@ -36,32 +34,35 @@ KINDS = ("embedding", "block", "head")
 
 @dataclass
 class Network:
-    """A text model on a device. layers: embedding, blocks, head; own: the parameters of each, a
-    shared table with the embedding alone; seconds_apart: of collectives so far."""
+    """A text model on a device."""
 
     layers: tuple[nn.Module, ...]
+    """The embedding, the blocks, and the head."""
     own: tuple[tuple[Tensor, ...], ...]
+    """[layer] parameters; a table that embedding and head share is listed for the embedding
+    alone."""
     seconds_apart: float = 0.0
+    """Seconds of all collectives so far, which the times of passes do not include."""
 
     def loss(self, tokens: Tensor) -> Any:
-        """Of one micro-batch [B, S]; the targets are the tokens themselves."""
+        """The loss of one micro-batch [B, S]; the targets are the tokens."""
         x = tokens
         for layer in self.layers[:-1]:
             x = layer(x)
         return self.layers[-1](x, tokens)
 
     def largest(self, value: float) -> float:
-        """Of all ranks, of which there is one."""
+        """The largest value of all ranks. Here there is one rank."""
         return value
 
     @property
     def parameters(self) -> list[Tensor]:
-        """All, each once."""
+        """All parameters, each once."""
         return [parameter for layer in self.own for parameter in layer]
 
 
 def shape_of(model: Model) -> tuple[Transformer, int]:
-    """Shape and sequence of a text model; raises UnsupportedError for others."""
+    """(shape, tokens of a sample) of a text model. Raises UnsupportedError for any other model."""
     shape = model.spec.shape
     if shape is None or model.sequence is None:
         raise UnsupportedError(f"{model.name} has no torch layers here; text transformers have")
@@ -69,12 +70,12 @@ def shape_of(model: Model) -> tuple[Transformer, int]:
 
 
 def silent(line: str) -> None:
-    """Tell nobody."""
+    """Drop a line about the progress: the `tell` of a measurement that is not watched."""
 
 
 def shard(shape: Transformer, tensor: int) -> Transformer:
-    """One rank's part of a shape; raises InputError where the degree divides heads or feed-forward
-    unevenly."""
+    """One rank's part of a shape under a tensor degree. Raises InputError where the degree does not
+    divide the heads and the feed-forward size."""
     require(
         shape.heads % tensor == shape.feed_forward % tensor == 0,
         "tensor degree does not divide heads and feed-forward size",
@@ -90,23 +91,25 @@ def shard(shape: Transformer, tensor: int) -> Transformer:
 
 
 def network(model: Model, device: str, *, tensor: int = 1, blocks: int | None = None) -> Network:
-    """The model's layers on a torch device, one rank's part of them; blocks: fewer than it has.
+    """One rank's part of the model's layers on a torch device.
 
-    Raises UnsupportedError for a model without torch layers.
+    tensor: the tensor degree. blocks: number of blocks; None: as many as the model has. Raises
+    UnsupportedError for a model without torch layers.
     """
     shape = shard(shape_of(model)[0], tensor)
     shape = replace(shape, layers=shape.layers if blocks is None else blocks)
     with torch.device(device):
         layers = nn.ModuleList(text_layers(shape).values()).to(DTYPES[model.precision])
     own: list[list[Tensor]] = [[] for _ in layers]
-    for name, parameter in layers.named_parameters():  # a shared one under its first name
+    for name, parameter in layers.named_parameters():  # a shared parameter by its first name
         nn.init.normal_(parameter, std=0.02)
-        own[int(name.partition(".")[0])].append(parameter)
+        layer_number = int(name.partition(".")[0])
+        own[layer_number].append(parameter)
     return Network(tuple(layers), tuple(map(tuple, own)))
 
 
 def tokens_of(model: Model, batch: int, device: str, *, tensor: int = 1) -> Tensor:
-    """[B, S] random tokens of one rank's part of the vocabulary."""
+    """Random tokens [B, S] of one rank's part of the vocabulary. tensor: the tensor degree."""
     shape, sequence = shape_of(model)
     return torch.randint(shard(shape, tensor).vocabulary, (batch, sequence), device=device)
 
@@ -115,9 +118,9 @@ def tokens_of(model: Model, batch: int, device: str, *, tensor: int = 1) -> Tens
 def saved_bytes(
     parameters: Iterable[Tensor], limit: float = float("inf")
 ) -> Iterator[Callable[[], float]]:
-    """Yields how many bytes of distinct storages autograd has saved inside, parameters left out;
-    raises OutOfMemoryOnDevice as soon as they are more than `limit`."""
-
+    """A context that counts the bytes of the distinct storages that autograd saves, without those
+    of parameters. It yields a function that returns the bytes so far. Raises OutOfMemoryOnDevice as
+    soon as they are more than `limit`."""
     sizes: list[float] = []
 
     def add(size: float) -> None:
@@ -131,8 +134,8 @@ def saved_bytes(
 
 @contextmanager
 def out_of_memory(batch: int) -> Iterator[None]:
-    """What torch raises where memory is short, as OutOfMemoryOnDevice; what the pass held is given
-    back first."""
+    """A context that raises OutOfMemoryOnDevice where torch is out of memory, after it has freed
+    the memory of the failed pass. batch: the micro-batch, for the error."""
     try:
         yield
         return
@@ -148,12 +151,19 @@ def out_of_memory(batch: int) -> Iterator[None]:
 
 
 class Sharded(Network):
-    """A network in which one block's weights stand for all blocks', on one of torch.distributed's
-    ranks. shards: this rank's weights, by layer.
+    """One rank's part of a network whose weights are in shards on torch.distributed's ranks. All
+    blocks have one block's weights.
 
-    A rank whose memory is short computes no more, but goes on gathering with the others; then all
-    raise OutOfMemoryOnDevice.
+    A rank that is out of memory computes no more, but goes on gathering with the other ranks. At
+    the end of the pass all ranks raise OutOfMemoryOnDevice.
     """
+
+    short: bool
+    """Whether this rank is out of memory in the present pass."""
+    whole: list[Tensor]
+    """[layer] memory for the gathered weights of the layer, which all blocks share."""
+    shards: list[Tensor]
+    """[layer] this rank's shard of the layer's weights."""
 
     def __init__(self, network: Network, device: str) -> None:
         super().__init__(network.layers, network.own)
@@ -163,7 +173,8 @@ class Sharded(Network):
         self.shards = [weights.chunk(self.ranks)[dist.get_rank()].clone() for weights in self.whole]
 
     def _flat(self, own: tuple[Tensor, ...]) -> Tensor:
-        """The weights of a layer, padded to equal shards; its parameters become views of them."""
+        """The weights of a layer as one flat tensor, padded to equal shards. The layer's parameters
+        `own` become views of it."""
         sizes = [parameter.numel() for parameter in own]
         padding = self.ranks - sum(sizes) % self.ranks
         flat = self.parameters[0].new_zeros(sum(sizes) + padding, requires_grad=False)
@@ -172,19 +183,22 @@ class Sharded(Network):
         return flat
 
     def largest(self, value: float) -> float:
-        """Of all ranks."""
+        """The largest value of all ranks. All ranks call this together."""
         result = torch.tensor(value, dtype=torch.float64, device=self.device)
         dist.all_reduce(result, dist.ReduceOp.MAX)
         return float(result)
 
     def loss(self, tokens: Tensor) -> Any:
-        """The forward pass; what is returned has a `backward`."""
+        """Run the forward pass. Returns an object whose method `backward` runs the backward
+        pass."""
         inputs, outputs, gradient = list[Tensor](), list[Any](), None
+        last = len(self.layers) - 1
         self.short = False
         for k, layer in enumerate(self.layers):
             x = outputs[-1].detach().requires_grad_() if k else tokens
             inputs.append(x)
-            outputs.append(self._pass(k, layer, x, *[tokens] * (k == len(self.layers) - 1)))
+            arguments = (x, tokens) if k == last else (x,)
+            outputs.append(self._pass(k, layer, *arguments))
         self._agree()
 
         def backward() -> None:
@@ -197,7 +211,8 @@ class Sharded(Network):
         return SimpleNamespace(backward=backward)
 
     def _pass(self, k: int, act: Callable[..., Any], *values: Any) -> Any:
-        """What layer k makes of the values; the first one where memory is short."""
+        """Gather the weights of layer k and return act(*values); the first value where this rank is
+        out of memory."""
         begun = now(self.device)
         dist.all_gather_into_tensor(self.whole[k], self.shards[k])
         self.seconds_apart += now(self.device) - begun
@@ -208,6 +223,7 @@ class Sharded(Network):
         return values[0]
 
     def _agree(self) -> None:
-        """Raise OutOfMemoryOnDevice where memory is short on some rank."""
+        """Raise OutOfMemoryOnDevice where some rank is out of memory. All ranks call this
+        together."""
         if self.largest(self.short):
             raise OutOfMemoryOnDevice("out of memory on some rank")

@@ -29,15 +29,15 @@ from hetplan.runtime.measuring.networks import silent
 from hetplan.runtime.tracing.counter import DTYPES
 
 # The largest drawn operators, by the kind of the device.
-LARGEST_FLOPS = {"cpu": 4e9, "cuda": 2e13}  # of a product
-LARGEST_ELEMENTS = {"cpu": 2e7, "cuda": 1e9}  # of an elementwise operator's output
+LARGEST_FLOPS = {"cpu": 4e9, "cuda": 2e13}  # FLOPs of a product
+LARGEST_ELEMENTS = {"cpu": 2e7, "cuda": 1e9}  # elements of an elementwise operator's output
 
 
 class Sizes(NamedTuple):
     """The sizes of a batch of products and of an elementwise operator, measured in turn."""
 
     product: tuple[int, int, int, int]  # number of products; m, k, n of each
-    elements: int  # of the elementwise operator's output
+    elements: int  # elements of the elementwise operator's output
     is_sum: bool  # True: the elementwise operator is x + y; False: x * x
 
 
@@ -50,7 +50,7 @@ QUICK = (
     Sizes((1, 2048, 8192, 2048), 2**25, is_sum=False),
     Sizes((64, 1024, 64, 1024), 2**27, is_sum=True),
 )
-QUICK_BYTES = 2**28  # of the all-reduce that `measure_quickly` measures
+QUICK_BYTES = 2**28  # bytes of the all-reduce that `measure_quickly` measures
 
 
 def measure_operators(
@@ -65,8 +65,8 @@ def measure_operators(
 ) -> OperatorData:
     """Measure `count` batches of products and `count` elementwise operators of random sizes.
 
-    seed: of the sizes. The other arguments are those of `operators_of`. Raises InputError where
-    `count` or `repeats` is less than 1, or there is no such device.
+    seed: seed of the random sizes. The other arguments are those of `operators_of`. Raises
+    InputError where `count` or `repeats` is less than 1, or there is no such device.
     """
     check_device(device)
     require(
@@ -157,7 +157,7 @@ def measure_quickly(
         for i in range(gpus):
             torch.cuda.synchronize(i)
 
-    bytes_per_link = 2 * (gpus - 1) / gpus * QUICK_BYTES  # of a ring
+    bytes_per_link = 2 * (gpus - 1) / gpus * QUICK_BYTES  # in a ring all-reduce
     bus_bytes_per_second = bytes_per_link / min(timed(all_reduce, device, 10))
     return data.model_copy(update={"bus_bytes_per_second": bus_bytes_per_second})
 

@@ -1,2 +1,2 @@
-"""SPMD programs on ranks: local computation as on simulated devices, collectives by
-torch.distributed."""
+"""hetplan's own engine for SPMD programs, which runs one rank's shards of a program with torch, and
+its collectives with torch.distributed."""

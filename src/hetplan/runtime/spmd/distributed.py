@@ -1,13 +1,13 @@
-"""A rank's part of an SPMD plan: its shards of the parameters, both passes, gradients where they
-are held, and checkpoints.
+"""A rank's part of an SPMD plan: its shards of the parameters, its passes, its gradients, and its
+part of the checkpoints.
 
-A rank holds a parameter as the operator that reads it wants it: whole, or a slice. A parameter that
-operators read in different ways (a tied embedding, sliced in one place and whole in another) is
-held whole, and slices of its gradient are gathered. Gradients add up over the runs of an iteration;
-gradients of whole parameters are all-reduced in the last run.
+A rank has a parameter in the form in which an operator reads it: whole, or a slice. A parameter
+that operators read in different forms (a tied embedding, read as a slice by one operator and whole
+by another) is whole on every rank, and slices of its gradient are gathered. Gradients add up over
+the runs of an iteration. Gradients of whole parameters are all-reduced in the last run.
 
-Checkpoints hold parameters and optimizer states under the program's names, every rank's slices as
-boxes of the whole: another program reads its own boxes from them.
+Checkpoints contain parameters and optimizer states under the program's names. Every rank writes its
+slices as boxes of the whole tensors, so that a run under another program can read its own boxes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,12 +37,12 @@ from hetplan.runtime.spmd.models import (
     synthetic_initial,
 )
 
-# (first, last) row -> placeholder -> values, as arrays or tensors
+# (first, last) -> {placeholder: values} of the rows [first, last) of the global batch
 Data = Callable[[int, int], Mapping[str, Array]]
 
 
 class DistributedProgram(TrainedPart):
-    """A rank's part of a program under an SPMD plan. step: iterations begun."""
+    """A rank's part of a program under an SPMD plan."""
 
     def __init__(
         self,
@@ -54,23 +54,26 @@ class DistributedProgram(TrainedPart):
         watch: Watch | None = None,
         staging: Staging = "auto",
     ) -> None:
+        """model: see `spmd.models.as_model`. seed: of synthetic data and of first values. watch:
+        records the events of the run. staging: see `engine.transport`."""
         check_world(plan, dist.get_world_size())
-        made = as_model(model, plan)
-        check_samples(made.program, plan)
+        program_model = as_model(model, plan)
+        program = program_model.program
+        check_samples(program, plan)
         self.plan, self.seed, self.step = plan, seed, 0
         self.watch, self.device = watch or Watch(), torch.device(device)
         transport = Transport.over(device, staging, self.watch)
-        everyone = tuple(range(dist.get_world_size()))
-        groups = {} if transport.backend == "gloo" else transport.groups([everyone])
-        self.everyone = groups.get(everyone, transport.everyone)
-        self.synthetic = made.batch is None
-        self.batch = made.batch or synthetic_batch(made.program, seed)
-        decided = read_program(plan, made.program)
+        all_ranks = tuple(range(dist.get_world_size()))
+        groups = {} if transport.backend == "gloo" else transport.groups([all_ranks])
+        self.everyone = groups.get(all_ranks, transport.everyone)
+        self.synthetic = program_model.batch is None
+        self.batch = program_model.batch or synthetic_batch(program, seed)
+        decided = read_program(plan, program)
         self.shards = decided.shards
         self.shapes = {name: shard.shape for name, shard in self.shards.items()}
-        first = made.initial or synthetic_initial(seed)
+        initial = program_model.initial or synthetic_initial(seed)
         self.parameters = {
-            name: nn.Parameter(self.own_part(shard, first(name, shard.shape)))
+            name: nn.Parameter(self.own_part(shard, initial(name, shard.shape)))
             for name, shard in self.shards.items()
         }
         self.runs = plan.replicas[0].steps
@@ -99,14 +102,16 @@ class DistributedProgram(TrainedPart):
         return copied(whole)
 
     def tensor(self, value: Array) -> Tensor:
-        """Values on this rank's device, real ones in torch's default precision."""
-        here = torch.as_tensor(value, device=self.device)
-        if here.is_floating_point():
-            return here.to(torch.get_default_dtype())
-        return here
+        """The values as a tensor on this rank's device; floating-point values in torch's default
+        type."""
+        on_device = torch.as_tensor(value, device=self.device)
+        if on_device.is_floating_point():
+            return on_device.to(torch.get_default_dtype())
+        return on_device
 
     def iteration(self, step: int, rows: Data | None) -> float:
-        """All runs of the program; rows: (first, last) -> placeholder -> these global rows."""
+        """Run the program once for each micro-batch, and return the loss of the whole batch. rows:
+        None: the model's data."""
         require(
             self.autocast is None,
             "SPMD programs are computed in their parameters' own type",
@@ -127,13 +132,13 @@ class DistributedProgram(TrainedPart):
         with self.watch.during("synchronise", 0, step):
             total = host_total(loss)
             for parameter in self.parameters.values():
-                if parameter.grad is None:  # nothing depends on it
+                if parameter.grad is None:  # the loss does not depend on it
                     parameter.grad = torch.zeros_like(parameter)
         return total / self.runs
 
     def _data(self, step: int, run: int, of_step: Data, *, compared: bool) -> Mapping[str, Array]:
-        """A run's data, which all ranks read. Raises InputError where they are compared and
-        differ."""
+        """The data of a run, which all ranks read. compared: whether to raise InputError where
+        ranks have different data."""
         samples = samples_of(self.plan)
         rows = run * samples, (run + 1) * samples
         with drawing_data(self.seed, step, rows[0]):
@@ -146,7 +151,7 @@ class DistributedProgram(TrainedPart):
         return data
 
     def updated(self) -> list[tuple[str, nn.Parameter]]:
-        """This rank's shards."""
+        """(name, this rank's shard) of each parameter."""
         return list(self.parameters.items())
 
     def boxes(
@@ -156,7 +161,8 @@ class DistributedProgram(TrainedPart):
         deduplicated: bool = False,
         scalars: bool = False,
     ) -> Iterator[Box]:
-        """Slices, and whole parameters, which ranks save in turns."""
+        """The boxes of this rank's slices and whole parameters. Every rank saves its slices; the
+        whole parameters are distributed over the ranks in turn."""
         rank, world = dist.get_rank(), dist.get_world_size()
         for number, (name, parameter) in enumerate(self.parameters.items()):
             shard, offsets = self.shards[name], [0] * len(self.shapes[name])

@@ -1,9 +1,12 @@
 """One rank's execution of an SPMD program on torch tensors.
 
 torch runs the backward pass. A collective is an autograd function whose backward pass is the
-opposite collective (`programs.forms` says in which form a gradient is). torch runs the backward
+opposite collective; `programs.forms` says in which form a gradient is. torch runs the backward
 passes of operations in reverse order, so that every rank mirrors the instructions in the same
 order. Slices may have any length, 0 included.
+
+A property says that a tensor is available in a form (`programs.forms`). An instruction needs the
+property `before`, and establishes the property `after`.
 """
 
 import math
@@ -56,8 +59,8 @@ def copied(value: Tensor) -> Tensor:
 class Ranks:
     """This rank's collectives with all ranks of a program. Results are new tensors.
 
-    A reduce-scatter is an all-reduce of which each rank keeps a slice: gloo's own is slower, and
-    takes equal slices only.
+    A padded reduce-scatter is an all-reduce of which each rank keeps a slice: gloo's own is slower,
+    and takes equal slices only.
     """
 
     def __init__(
@@ -171,7 +174,8 @@ class Machine:
         self.runs, self.watch = runs, watch or Watch()
         self.order = first_to_establish(decided.order)
         self.gathers: dict[str, Manner] = {}
-        """Property that a gathering of factors needs -> how the backward pass gathers them."""
+        """Property before a synchronisation by sufficient factors -> how the backward pass gathers
+        these factors."""
         for instruction in self.order:
             if isinstance(instruction, Synchronise) and instruction.how != "All-Reduce":
                 grouped = instruction.how.startswith("Grouped")
@@ -183,11 +187,15 @@ class Machine:
         self._summed: dict[tuple[str, Form, int], Tensor] = {}
         """Use of a parameter (name, form, segment) -> its gradient, summed over the iteration's
         runs so far."""
-        self._pass, self._run_number, self._stage = "forward", 0, 0
+        self._pass: str = "forward"
+        """The pass that runs, "forward" or "backward"."""
+        self._run_number = 0
+        self._stage = 0
+        """Number of the stretch of the run between two collectives, which its events carry."""
 
     def begin(self, run: int, data: Mapping[str, Tensor]) -> None:
-        """Begin the iteration's run with this number, from 0, and data. Raises InputError for data
-        of another shape."""
+        """Begin a run of the iteration. run: its number, from 0. data: placeholder -> the whole
+        tensor. Raises InputError for data of another shape."""
         for node in self.program.nodes:
             shape = tuple(data[node.name].shape) if node.kind == PLACEHOLDER else node.shape
             require(
@@ -215,7 +223,8 @@ class Machine:
 
     @contextmanager
     def _collective(self) -> Iterator[None]:
-        """Record that a collective ends a stage of the pass and begins the next one."""
+        """A context for a collective. It records that the pass is interrupted by the collective,
+        and goes on as the next stage."""
         self.watch.ends(self._pass, self._stage, self._run_number)
         self._stage += 1
         self.watch.begins("collective", self._stage, self._run_number)
@@ -247,14 +256,15 @@ class Machine:
         return piece(value, form, self._slice(node.name, form, segment))
 
     def _parameter(self, node: Node, form: Form, segment: int, *, complete: bool) -> Tensor:
-        """A parameter in a form: this rank's shard, or a slice of it where ranks hold it whole.
+        """A parameter in a form: this rank's shard, or a slice of it where the shard is the whole
+        parameter.
 
         complete: whether every rank computes the whole gradient of a whole parameter, rather than a
         summand.
         """
         owner = self.program.copies.get(node.name, node.name)
-        held_whole = self.decided.shards[owner].dimension is None
-        sliced = form != WHOLE and held_whole
+        shard_is_whole = self.decided.shards[owner].dimension is None
+        sliced = form != WHOLE and shard_is_whole
         use = node.name, form, segment
 
         def read(parameter: Tensor) -> Tensor:
@@ -264,6 +274,7 @@ class Machine:
             return value
 
         def summed(gradient: Tensor) -> Tensor | None:
+            """The parameter's gradient in the last run of the iteration; None in earlier runs."""
             if use in self._summed:
                 gradient = gradient + self._summed.pop(use)
             is_last_run = self._run_number + 1 >= self.runs
@@ -288,11 +299,14 @@ class Machine:
             if source.source:
                 inputs.append(self._input(source, form, node.segment, complete=run.factors))
             else:
-                repartitioned = source.segment != node.segment
-                name = f"{source.name}@{node.segment}" if repartitioned else source.name
+                name = source.name
+                if source.segment != node.segment:  # sliced by the ratios of this segment
+                    name = f"{source.name}@{node.segment}"
                 inputs.append(self.values[property_name(name, form)])
-            is_sliced = form >= 0
-            starts.append(self._slice(source.name, form, node.segment)[0] if is_sliced else 0)
+            start = 0
+            if form >= 0:
+                start, _ = self._slice(source.name, form, node.segment)
+            starts.append(start)
         shape = list(node.shape)
         if output >= 0:
             first, last = self._slice(node.name, output, node.segment)

@@ -1,8 +1,7 @@
-"""What an SPMD plan trains: a single-device program with data and first values.
+"""The model that an SPMD plan trains: a single-device program with data and first values.
 
-A plan's program comes from `--factory module:function`, which returns a torch module with data of
-its own (`batch`), a `SingleProgram` or a `ProgramModel`; without it, it is the planner's own of the
-plan's model.
+With `--factory module:function`, the function returns a `SingleProgram`, a `ProgramModel`, or a
+torch module with a method `batch`. Without it, the program is hetplan's own for the plan's model.
 """
 
 import zlib
@@ -27,9 +26,10 @@ from hetplan.runtime.engine.models import called
 from hetplan.runtime.job import Job
 from hetplan.runtime.tracing.program import trace_samples
 
-# a tensor does as well
-Array = NDArray[Any]
+Array = NDArray[Any]  # or a torch tensor
+# (step, first, last) -> {placeholder: values} of the rows [first, last) of the global batch
 Batch = Callable[[int, int, int], Mapping[str, Array]]
+# (name, shape) of a parameter -> its first values, unsplit
 Initial = Callable[[str, tuple[int, ...]], Array]
 
 
@@ -38,16 +38,15 @@ class ProgramModel:
     """A single-device program with its data and first values."""
 
     program: SingleProgram
-    """The program of one run of the plan, on a micro-batch."""
+    """The program of one run, which computes one micro-batch of the plan."""
     batch: Batch | None = None
-    """(step, first, last) -> placeholder -> these rows of the global batch; None: synthetic
-    data."""
+    """None: synthetic data."""
     initial: Initial | None = None
-    """(name, shape) -> a parameter's first values, unsplit; None: drawn ones."""
+    """None: random values, see `synthetic_initial`."""
 
 
 def samples_of(plan: Plan) -> int:
-    """Samples of one run of the program."""
+    """Number of samples in one run of the program. Raises InputError where runs differ."""
     sizes = {batch.samples for batch in plan.replicas[0].micro_batches}
     require(
         len(sizes) == 1,
@@ -60,16 +59,19 @@ def samples_of(plan: Plan) -> int:
 
 
 def planned_program(plan: Plan, model: str | None) -> SingleProgram:
-    """The program of a model's name or config.json (default the plan's), for one run. Raises
-    UnsupportedError."""
-    made = model_of(plan, model)
+    """hetplan's own program of a model, for one run.
+
+    model: a name or the path of a config.json; None: the plan's model. Raises UnsupportedError for
+    a program that hetplan does not compute, InputError where the model does not match the plan.
+    """
+    described = model_of(plan, model)
     check_own_program(plan)
-    check_names([layer.name for layer in made.layers], plan.workload.layers, plan.name)
-    return program_of(made, samples_of(plan))
+    check_names([layer.name for layer in described.layers], plan.workload.layers, plan.name)
+    return program_of(described, samples_of(plan))
 
 
 def check_samples(program: SingleProgram, plan: Plan) -> None:
-    """Raise InputError unless the program's data are of one run."""
+    """Raise InputError unless the program is for as many samples as a run of the plan has."""
     if program.samples != samples_of(plan):
         node = placeholders(program)[0]
         raise InputError(
@@ -79,31 +81,36 @@ def check_samples(program: SingleProgram, plan: Plan) -> None:
 
 
 def placeholders(program: SingleProgram) -> list[Node]:
-    """The nodes that are data."""
+    """The nodes of a program that are data."""
     return [node for node in program.nodes if node.kind == PLACEHOLDER]
 
 
 def synthetic_batch(program: SingleProgram, seed: int) -> Batch:
-    """Rows that follow from seed, step and number alone: tokens that can be learnt, or drawn
-    values.
+    """The synthetic data of a program. A row follows from seed, step and the row's number.
 
-    A text is an arithmetic sequence modulo the vocabulary, its labels the next tokens.
+    A program with tokens and labels gets texts that can be learnt: a text is an arithmetic sequence
+    modulo the vocabulary, and its labels are the next tokens. Any other program gets random values.
     """
     nodes = {node.name: node for node in placeholders(program)}
-    texts = nodes.keys() == {"tokens", "labels"} and nodes["tokens"].shape == nodes["labels"].shape
+    reads_texts = False
+    if nodes.keys() == {"tokens", "labels"}:
+        reads_texts = nodes["tokens"].shape == nodes["labels"].shape
 
     def row(step: int, number: int) -> dict[str, Array]:
-        draw = np.random.default_rng((seed, step, number))
-        if texts:
-            below, length = nodes["tokens"].attributes["below"], nodes["tokens"].shape[1]
-            text = (draw.integers(below) + np.arange(length + 1) * draw.integers(1, 4)) % below
+        random = np.random.default_rng((seed, step, number))
+        if reads_texts:
+            vocabulary = nodes["tokens"].attributes["below"]
+            length = nodes["tokens"].shape[1]
+            first_token = random.integers(vocabulary)
+            increment = random.integers(1, 4)
+            text = (first_token + np.arange(length + 1) * increment) % vocabulary
             return {"tokens": text[:-1], "labels": text[1:]}
         values: dict[str, Array] = {}
         for name, node in nodes.items():
             if "below" in node.attributes:
-                values[name] = draw.integers(node.attributes["below"], size=node.shape[1:])
+                values[name] = random.integers(node.attributes["below"], size=node.shape[1:])
             else:
-                values[name] = draw.standard_normal(node.shape[1:])
+                values[name] = random.standard_normal(node.shape[1:])
         return values
 
     def batch(step: int, first: int, last: int) -> Mapping[str, Array]:
@@ -114,24 +121,27 @@ def synthetic_batch(program: SingleProgram, seed: int) -> Batch:
 
 
 def synthetic_initial(seed: int) -> Initial:
-    """First values that follow from seed and name: 1 for a norm's scale, 0 for shifts and biases,
-    normal ones for all others, with a deviation by the number of inputs."""
+    """The first values of parameters, which follow from the seed and a parameter's name: 1 for the
+    scale of a norm, 0 for shifts and biases, and normal values with variance 1 / inputs for all
+    others."""
 
     def initial(name: str, shape: tuple[int, ...]) -> Array:
         last = name.rpartition(".")[2]
         if last in ("scale", "shift", "bias"):
             return np.full(shape, float(last == "scale"))
-        draw = np.random.default_rng((seed, zlib.crc32(name.encode())))
-        return np.asarray(draw.standard_normal(shape) / np.sqrt(max(1, int(np.prod(shape[1:])))))
+        random = np.random.default_rng((seed, zlib.crc32(name.encode())))
+        inputs = max(1, int(np.prod(shape[1:])))
+        return np.asarray(random.standard_normal(shape) / np.sqrt(inputs))
 
     return initial
 
 
 def as_model(model: Any, plan: Plan) -> ProgramModel:
-    """The model with data and first values.
+    """A `SingleProgram`, a `ProgramModel` or a torch module with a method `batch` as a
+    `ProgramModel`.
 
-    Raises InputError for what is no program and no module with data of its own, UnsupportedError
-    for a module with operators that have no rule.
+    Raises InputError for any other object, UnsupportedError for a module with operators that have
+    no rule.
     """
     if isinstance(model, SingleProgram):
         return ProgramModel(model)
@@ -146,8 +156,8 @@ def as_model(model: Any, plan: Plan) -> ProgramModel:
 
 
 def traced_model(module: Any, plan: Plan) -> ProgramModel:
-    """A module as the program of one run of the plan, with its own data; the values of its
-    parameters are the first ones."""
+    """A module as the program of one run of the plan. The data are those of the module's `batch`,
+    and the first values are those of the module's parameters."""
     samples = samples_of(plan)
     with drawing_data(0, 0, 0):
         traced = trace_samples(module, samples, name=plan.workload.model)
@@ -167,8 +177,9 @@ def make_program(job: Job) -> ProgramModel:
 
 
 def check_program(job: Job) -> None:
-    """Raise InputError where the job's program is not for its plan, and where its options mean
-    nothing for programs. The costs of a rehearsal have read the program already."""
+    """Raise InputError where the job's program does not match its plan, or an option of the job has
+    no meaning for programs; UnsupportedError for --save. The program of a rehearsal is not read:
+    the prediction of its times has read it."""
     require(job.data is None, "SPMD programs take their data from --factory", got="--data")
     if not job.virtual:
         program = make_program(job).program

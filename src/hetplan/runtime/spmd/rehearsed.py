@@ -1,4 +1,4 @@
-"""The schedule of an SPMD program rehearsed on virtual devices."""
+"""The rehearsal of an SPMD program's schedule on virtual devices."""
 
 import math
 from collections.abc import Callable
@@ -13,22 +13,25 @@ from hetplan.runtime.launch.rehearsal import Virtual
 
 
 class RehearsedProgram:
-    """Takes the place of `DistributedProgram` on virtual devices. It trains nothing, so that the
-    loss is not a number."""
+    """A rank of a rehearsal, in the place of a `DistributedProgram`. It trains nothing, so that its
+    loss is NaN."""
 
     def __init__(self, watch: Virtual) -> None:
         self.watch, self.step = watch, 0
         self.everyone = Transport.over("cpu").everyone
 
     def train_step(self) -> float:
-        """One iteration in the devices' time; a real all-reduce of one number stands for every
-        collective."""
+        """Sleep through one iteration, and return NaN. A real all-reduce of one number stands for
+        every collective."""
         step = self.step
         self.step += 1
-        order = sorted(self.watch.spans, key=lambda m: (m[1], m[0] == "collective"))
+        # in the order of the stages, the pass of a stage before its collective
+        moments = sorted(
+            self.watch.spans, key=lambda moment: (moment[1], moment[0] == "collective")
+        )
         with self.watch.during("prepare", 0, step):
             dist.barrier(group=host_group())
-        for what, stage, run in order:
+        for what, stage, run in moments:
             with self.watch.during(what, stage, run):
                 if what == "collective":
                     self.everyone.total(torch.ones(1))

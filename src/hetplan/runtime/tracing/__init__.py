@@ -1,2 +1,2 @@
-"""Modules run on fake tensors, their operators counted: no memory, no arithmetic. These modules
-import torch."""
+"""Traces of torch modules, which allocate no memory and compute nothing: their operators are
+counted, split into layers, or turned into a single-device program. These modules import torch."""

@@ -1,12 +1,15 @@
-"""ATen's operators as operators of a single-device program, and the routing of a mixture of experts
-as one operator of torch.
+"""The rules that turn ATen's operators into operators of a single-device program, and an operator
+of torch for the routing of a mixture of experts.
 
-A rule takes the walker and an operator's arguments, and writes what it is made of. Values along the
-way are tensors of the program, constants (what depends on no input and no parameter is computed at
-once), or tuples of these. An operator without a rule is written down and stands in as data, so that
-one walk finds all of them. Routing written
-out in sorts, cumulative sums and comparisons has no rule; `hetplan::route` is one operator, which
-the tracer knows: gates [b, s, e] -> weights [b, s, e, c] as the operator `route` has them.
+A rule takes the walker and an operator's arguments, writes operators of the program, and returns
+the operator's value. A value is a tensor of the program, a constant, or a tuple of these. An
+operator that depends on no input and no parameter is computed at once, and its value is a constant.
+An operator without a rule is recorded, and data stand in for its value, so that one walk over the
+graph finds all such operators.
+
+Routing written out in sorts, cumulative sums and comparisons has no rule. The operator
+`hetplan::route` has one: gates [b, s, e] -> weights [b, s, e, c], as the program's operator `route`
+defines them.
 """
 
 import math
@@ -24,12 +27,13 @@ from hetplan.programs.program import Writer
 
 
 class MissingRule(Exception):
-    """A rule says that it does not cover a call; the text says what is missing."""
+    """An operator's rule does not cover a call. The text says what the rule lacks."""
 
 
-def refuse(where: object, what: str) -> None:
-    """Raise MissingRule where a call has what its rule does not cover."""
-    if where:
+def refuse(condition: object, what: str) -> None:
+    """Raise MissingRule where `condition` holds. what: the feature of the call that the rule does
+    not cover."""
+    if condition:
         raise MissingRule(what)
 
 
@@ -43,47 +47,48 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Unsupported:
-    """operator: ATen's name; where: path of the module that calls it; missing: the rule that would
-    be needed."""
+    """A call for which there is no rule."""
 
-    operator: str
-    where: str
-    missing: str
+    operator: str  # ATen's name
+    where: str  # path of the module that calls it
+    missing: str  # the missing rule
 
 
-# (walker, arguments of the ATen operator) -> Tensor, tuple of them or constant
+# (walker, arguments of the ATen operator) -> Tensor, tuple of tensors, or constant
 Rule = Callable[..., Any]
 
 
 @dataclass
 class Walker:
-    """What a rule writes to. data: values of constants, by placeholder; notes: what was left out;
-    made: the shape of what the call gives."""
+    """The program that rules write to, with the state of the walk over the graph."""
 
     writer: Writer
     unsupported: list[Unsupported] = field(default_factory=list)
-    data: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)  # placeholder of a constant -> its value
+    # left out of the program (dropout, say) -> how often
     notes: dict[str, int] = field(default_factory=dict)
-    where: str = ""
-    made: Sequence[int] = ()
-    _taken: dict[str, int] = field(default_factory=dict)
+    where: str = ""  # path of the module that calls the present operator
+    output_shape: Sequence[int] = ()  # shape of the present operator's output
+    _taken: dict[str, int] = field(default_factory=dict)  # name -> how often it was asked for
 
     def fresh(self, name: str) -> str:
-        """`name`, numbered where it is taken."""
+        """A name that no tensor of the program has: `name`, with a number where it is taken."""
         name = name.replace("|", "/")
         count = self._taken.get(name, 0)
         self._taken[name] = count + 1
         return name if count == 0 else self.fresh(f"{name}:{count}")
 
     def apply(self, kind: str, *inputs: Any, label: str | None = None, **attributes: Any) -> Tensor:
-        """Write an operator; constants among the inputs become placeholders."""
+        """Write an operator of the program and return its output. Constants among the inputs become
+        placeholders."""
         names = [self.tensor(value).name for value in inputs]
         name = self.fresh(".".join(filter(None, (self.where, label or kind))))
         self.writer.apply(kind, name, *names, **attributes)
         return Tensor(name, self.writer.shape(name))
 
     def tensor(self, value: Any) -> Tensor:
-        """A tensor of the program; a constant is written as data."""
+        """A value as a tensor of the program: a constant is written as a placeholder. Raises
+        MissingRule for anything but a tensor."""
         if isinstance(value, Tensor):
             return value
         if value is None or isinstance(value, (int, float, bool, tuple, list)):
@@ -92,29 +97,31 @@ class Walker:
         self.writer.placeholder(
             name, tuple(value.shape), below=None if value.is_floating_point() else 2
         )
-        if not value.is_meta:  # a module without numbers gives a program without them
+        if not value.is_meta:  # a module on the meta device gives a program without values
             self.data[name] = value.detach().clone()
         return Tensor(name, tuple(value.shape))
 
     def same(self, value: Tensor, note: str | None = None) -> Tensor:
-        """The value itself; `note` says what was left out."""
+        """The value itself, for an operator that is left out of the program. note: what is left
+        out; it is counted in `notes`."""
         if note is not None:
             self.notes[note] = self.notes.get(note, 0) + 1
         return value
 
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        """x in another shape; nothing is written where it has it."""
+        """x in another shape; x itself where it has this shape."""
         wanted = tuple(int(n) for n in shape)
         return x if wanted == x.shape else self.apply("reshape", x, shape=wanted)
 
     def refuse(self, operator: str, missing: str, where: str | None = None) -> None:
-        """Write an operator (or a parameter) down as unsupported, once."""
+        """Record an operator (or a parameter) as unsupported, once for each place."""
         entry = Unsupported(operator, where or self.where or "the module itself", missing)
         if entry not in self.unsupported:
             self.unsupported.append(entry)
 
     def stand_in(self, operator: str, missing: str, shape: Any) -> Any:
-        """Write an operator down as unsupported; data of its shape (or shapes) takes its place."""
+        """Record an operator as unsupported, and return data of its output's shape (or shapes) in
+        its place."""
         self.refuse(operator, missing)
         if shape and isinstance(shape[0], list):
             return tuple(self.stand_in(operator, missing, one) for one in shape)
@@ -133,21 +140,19 @@ def scalar(value: Any) -> float | None:
     return float(value) if value.numel() == 1 else None
 
 
-BATCH = "abcdefg"  # leading dimensions; x, y, z are those of the product
+BATCH = "abcdefg"  # letters of leading dimensions; x, y, z are those of the product
 
 
 def linear(w: Walker, x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
-    """x [..., i] weight [o, i] bias [o]."""
+    """x @ weight^T + bias, for x [..., i], weight [o, i] and bias [o]."""
     lead = BATCH[: len(x.shape) - 1]
-    return (
-        w.apply("contract", x, weight, label="linear", equation=f"{lead}x,yx->{lead}y")
-        if bias is None
-        else w.apply("contract", x, weight, bias, label="linear", equation=f"{lead}x,yx,y->{lead}y")
-    )
+    if bias is None:
+        return w.apply("contract", x, weight, label="linear", equation=f"{lead}x,yx->{lead}y")
+    return w.apply("contract", x, weight, bias, label="linear", equation=f"{lead}x,yx,y->{lead}y")
 
 
 def matmul(w: Walker, left: Tensor, right: Tensor) -> Tensor:
-    """[..., i, j] @ [..., j, k], equal leading dimensions, or a matrix on the right."""
+    """[..., i, j] @ [..., j, k] with equal leading dimensions, or with a matrix on the right."""
     left, right = w.tensor(left), w.tensor(right)
     refuse(len(left.shape) < 2 or len(right.shape) < 2, "a product with a vector")
     lead = BATCH[: len(left.shape) - 2]
@@ -165,15 +170,13 @@ def addmm(
 ) -> Tensor:
     """bias + left @ right."""
     refuse(beta != 1 or alpha != 1, "addmm with factors")
-    return (
-        w.apply("add", matmul(w, left, right), bias)
-        if len(bias.shape) != 1
-        else w.apply("contract", left, right, bias, label="addmm", equation="xy,yz,z->xz")
-    )
+    if len(bias.shape) == 1:
+        return w.apply("contract", left, right, bias, label="addmm", equation="xy,yz,z->xz")
+    return w.apply("add", matmul(w, left, right), bias)
 
 
 def einsum(w: Walker, equation: str, tensors: Sequence[Any], *, path: Any = None) -> Tensor:
-    """Two tensors, every letter once in each."""
+    """einsum of two tensors, with every letter at most once in each."""
     equation = equation.replace(" ", "")
     left, _, output = equation.partition("->")
     terms = left.split(",")
@@ -185,18 +188,19 @@ def einsum(w: Walker, equation: str, tensors: Sequence[Any], *, path: Any = None
         any(len(set(term)) < len(term) for term in (*terms, output)),
         f"einsum {equation} (a letter twice in one tensor)",
     )
+    first, second = set(terms[0]), set(terms[1])
+    new_letters = set(output) - first - second
+    in_one_term_alone = (first ^ second) - set(output)
     refuse(
-        any(x not in left for x in output)
-        or any(
-            x not in output and x not in other for term, other in (terms, terms[::-1]) for x in term
-        ),
+        new_letters or in_one_term_alone,
         f"einsum {equation} (a sum over one tensor alone)",
     )
     return w.apply("contract", *tensors, label="einsum", equation=equation)
 
 
 def equal_figures(value: Any) -> int:
-    """The one number that a list repeats, one entry a direction."""
+    """The number that is given for both directions of an image: alone, or as a list that repeats
+    it."""
     numbers = [value] if isinstance(value, int) else list(value)
     refuse(len(set(numbers)) != 1, f"different figures for the two directions ({numbers})")
     return int(numbers[0])
@@ -227,7 +231,8 @@ def attention(
     w: Walker, q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """scaled_dot_product_attention of [samples, heads, tokens, d], with grouped queries too."""
+    """scaled_dot_product_attention of [samples, heads, tokens, d]. Keys and values may have fewer
+    heads than queries."""
     refuse(attn_mask is not None, "attention with a mask (only is_causal has a rule)")
     refuse(len(q.shape) != 4, f"attention over {len(q.shape)} dimensions (expected 4)")
     q = w.same(q, "dropout in attention" if dropout_p else None)
@@ -262,27 +267,25 @@ def add(w: Walker, left: Any, right: Any, *, alpha: float = 1) -> Tensor:
 
 
 def mul(w: Walker, left: Any, right: Any) -> Tensor:
-    """A product of entries, or with a number."""
-    for one, other in ((left, right), (right, left)):
+    """left * right, entry by entry; each is a tensor or a number."""
+    for tensor, other in ((left, right), (right, left)):
         number = scalar(other)
-        if number is not None and isinstance(one, Tensor):
-            return w.apply("scale", one, factor=number)
+        if number is not None and isinstance(tensor, Tensor):
+            return w.apply("scale", tensor, factor=number)
     return w.apply("multiply", left, right)
 
 
 def div(w: Walker, left: Any, right: Any, *, rounding_mode: Any = None) -> Tensor:
-    """A quotient."""
+    """left / right, entry by entry; right is a tensor or a number."""
     refuse(rounding_mode is not None, "division with rounding")
     number = scalar(right)
-    return (
-        w.apply("scale", left, factor=1 / number)
-        if number is not None
-        else mul(w, left, w.apply("power", right, exponent=-1.0))
-    )
+    if number is not None:
+        return w.apply("scale", left, factor=1 / number)
+    return mul(w, left, w.apply("power", right, exponent=-1.0))
 
 
 def power(w: Walker, x: Any, exponent: Any) -> Tensor:
-    """x to a number."""
+    """x to the power of a number."""
     number = scalar(exponent)
     if number is None or not isinstance(x, Tensor):
         raise MissingRule("a power with a tensor as exponent")
@@ -290,18 +293,18 @@ def power(w: Walker, x: Any, exponent: Any) -> Tensor:
 
 
 def entrywise(kind: str, w: Walker, x: Tensor, **attributes: Any) -> Tensor:
-    """An operator of one tensor that exists under that kind."""
+    """An operator of one tensor that the program has as `kind`."""
     return w.apply(kind, x, **attributes)
 
 
 def greater(w: Walker, x: Tensor, other: Any) -> Tensor:
-    """1 where an entry is more than 0."""
+    """1 where an entry of x is more than 0, else 0."""
     refuse(scalar(other) != 0, "a comparison with anything but 0")
     return w.apply("positive", x)
 
 
 def masked_fill(w: Walker, x: Tensor, mask: Any, value: Any) -> Tensor:
-    """Minus infinity where a constant mask says so: a sum with a constant."""
+    """x with minus infinity where a constant mask is True: the sum of x and a constant."""
     number = scalar(value)
     refuse(
         isinstance(mask, Tensor) or number is None or number > -1e30,
@@ -312,7 +315,7 @@ def masked_fill(w: Walker, x: Tensor, mask: Any, value: Any) -> Tensor:
 
 
 def over_the_last(kind: str, w: Walker, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
-    """softmax, log_softmax."""
+    """An operator over the last dimension: softmax or log-softmax, as `kind` says."""
     refuse(dim % len(x.shape) != len(x.shape) - 1, f"{kind} over another dimension than the last")
     return w.apply(kind, x)
 
@@ -321,7 +324,7 @@ def layer_norm(
     w: Walker, x: Tensor, shape: Sequence[int], weight: Any = None, bias: Any = None,
     eps: float = 1e-5, cudnn_enable: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Over the last dimension, with scale and shift."""
+    """Layer norm over the last dimension, with scale and shift."""
     refuse(
         len(shape) != 1 or weight is None or bias is None,
         "layer norm over several dimensions, or without scale or shift",
@@ -332,7 +335,7 @@ def layer_norm(
 def rms_norm(
     w: Walker, x: Tensor, shape: Sequence[int], weight: Any = None, eps: float | None = None
 ) -> Tensor:
-    """Over the last dimension, with scale."""
+    """RMS norm over the last dimension, with scale."""
     if len(shape) != 1 or weight is None or eps is None:
         raise MissingRule("RMS norm over several dimensions, without scale, or without eps")
     return w.apply("rms-norm", x, weight, epsilon=float(eps))
@@ -342,7 +345,7 @@ def embedding(
     w: Walker, table: Tensor, ids: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Rows of a table."""
+    """The rows of a table that `ids` name."""
     refuse(
         padding_idx >= 0 or scale_grad_by_freq,
         "embedding with a padding index or gradients by frequency",
@@ -354,7 +357,7 @@ def cross_entropy(
     w: Walker, logits: Tensor, labels: Any, weight: Any = None, reduction: int = 1,
     ignore_index: int = -100, label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """The mean or the sum over rows of [rows, classes]."""
+    """The mean or the sum of the cross-entropies of the rows of logits [rows, classes]."""
     labels = w.tensor(labels)
     refuse(
         weight is not None or reduction == 0 or label_smoothing != 0 or ignore_index >= 0,
@@ -375,12 +378,12 @@ def nll_loss(
     reduction: int = 1,
     ignore_index: int = -100,
 ) -> Tensor:
-    """Of log_softmax: both together are the cross-entropy."""
-    behind = w.writer.node(x.name)
-    refuse(behind.kind != "log-softmax", "nll_loss of anything but log_softmax")
-    return cross_entropy(
-        w, Tensor(behind.inputs[0], x.shape), labels, weight, reduction, ignore_index
-    )
+    """The negative log-likelihood of the output of log_softmax; the two together are the
+    cross-entropy."""
+    source = w.writer.node(x.name)
+    refuse(source.kind != "log-softmax", "nll_loss of anything but log_softmax")
+    logits = Tensor(source.inputs[0], x.shape)
+    return cross_entropy(w, logits, labels, weight, reduction, ignore_index)
 
 
 def mean(
@@ -391,12 +394,18 @@ def mean(
     *,
     dtype: Any = None,
 ) -> Tensor:
-    """Over some dimensions, one after the other."""
-    rank, whole = len(x.shape), x.shape
-    dims = range(rank) if dim is None else [dim] if isinstance(dim, int) else dim
+    """The mean over some dimensions, taken one after the other, the last dimension first."""
+    rank, shape = len(x.shape), x.shape
+    dims: Sequence[int]
+    if dim is None:
+        dims = range(rank)
+    elif isinstance(dim, int):
+        dims = [dim]
+    else:
+        dims = dim
     for d in sorted({d % rank for d in dims}, reverse=True):
-        x = w.apply("mean", x, dimension=d, length=whole[d])
-    return w.reshape(x, w.made)
+        x = w.apply("mean", x, dimension=d, length=shape[d])
+    return w.reshape(x, w.output_shape)
 
 
 def total(
@@ -407,37 +416,45 @@ def total(
     *,
     dtype: Any = None,
 ) -> Tensor:
-    """A sum as a multiple of the mean."""
-    return w.apply("scale", mean(w, x, dim), factor=math.prod(x.shape) / max(1, math.prod(w.made)))
+    """The sum over some dimensions: the mean times the number of summands."""
+    summands = math.prod(x.shape) / max(1, math.prod(w.output_shape))
+    return w.apply("scale", mean(w, x, dim), factor=summands)
 
 
 def max_pool2d(
     w: Walker, x: Tensor, window: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Squares, side by side or not."""
+    """The maximum over square windows; by default the windows lie side by side."""
     refuse(equal_figures(dilation) != 1 or ceil_mode, "pooling with dilation, or rounded up")
     size = equal_figures(window)
-    apart, around = equal_figures(stride or size), equal_figures(padding)
-    return w.apply("max-pool", x, window=size, stride=apart, padding=around)
+    return w.apply(
+        "max-pool",
+        x,
+        window=size,
+        stride=equal_figures(stride or size),
+        padding=equal_figures(padding),
+    )
 
 
 def batch_norm(
     w: Walker, x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool,
     momentum: float, eps: float,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """By the statistics of the batch; running ones follow from no step and are not kept."""
+    """Batch norm by the statistics of the batch. Running statistics, on which no step depends, are
+    left out."""
     refuse(
         not training or weight is None or bias is None,
         "batch norm by fixed statistics, or without scale and shift",
     )
-    moments = w.apply("batch-moments", x, label="moments", count=math.prod(x.shape) // x.shape[1])
-    made = w.apply("batch-norm", x, moments, weight, bias, epsilon=float(eps))
-    return w.same(made, "running statistics of a batch norm"), None, None, mean, variance
+    entries_per_channel = math.prod(x.shape) // x.shape[1]
+    moments = w.apply("batch-moments", x, label="moments", count=entries_per_channel)
+    normed = w.apply("batch-norm", x, moments, weight, bias, epsilon=float(eps))
+    return w.same(normed, "running statistics of a batch norm"), None, None, mean, variance
 
 
 def adaptive_avg_pool2d(w: Walker, x: Tensor, size: Sequence[int]) -> Tensor:
-    """To one value per channel, to the size that is there, or from one value to many."""
+    """Average pooling to a size: to 1 by 1, to the size of x, or from 1 by 1 to any size."""
     height, width = (int(n) for n in size)
     if (height, width) == x.shape[2:]:
         return x
@@ -448,23 +465,24 @@ def adaptive_avg_pool2d(w: Walker, x: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def native_dropout(w: Walker, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, None]:
-    """Left out: it costs a pass over memory, and changes no shape. No mask is made."""
+    """Dropout, which is left out of the program: it changes no shape. The mask is None."""
     return w.same(x, "dropout" if p and train else None), None
 
 
 def expand(w: Walker, x: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Dimensions of length 1 repeated, new ones in front."""
-    x = w.reshape(x, (*[1] * (len(w.made) - len(x.shape)), *x.shape))
-    return x if tuple(w.made) == x.shape else w.apply("repeat", x, shape=tuple(w.made))
+    """x with dimensions of length 1 repeated, and with new dimensions in front."""
+    new_dimensions = len(w.output_shape) - len(x.shape)
+    x = w.reshape(x, (*[1] * new_dimensions, *x.shape))
+    return (
+        x if tuple(w.output_shape) == x.shape else w.apply("repeat", x, shape=tuple(w.output_shape))
+    )
 
 
 def narrow(w: Walker, x: Tensor, d: int, start: int, stop: int) -> Tensor:
-    """The range [start, stop) of dimension d."""
-    return (
-        x
-        if (start, stop) == (0, x.shape[d])
-        else w.apply("select", x, label="slice", dimension=d, start=start, stop=stop)
-    )
+    """The range [start, stop) of dimension d; x itself where this is all of the dimension."""
+    if (start, stop) == (0, x.shape[d]):
+        return x
+    return w.apply("select", x, label="slice", dimension=d, start=start, stop=stop)
 
 
 def slice_(
@@ -483,7 +501,7 @@ def slice_(
 
 
 def select(w: Walker, x: Tensor, dim: int, index: int) -> Tensor:
-    """One index of a dimension, which is left out."""
+    """x at one index of a dimension, without this dimension."""
     d = dim % len(x.shape)
     i = index % x.shape[d]
     return w.reshape(narrow(w, x, d, i, i + 1), (*x.shape[:d], *x.shape[d + 1 :]))
@@ -492,27 +510,30 @@ def select(w: Walker, x: Tensor, dim: int, index: int) -> Tensor:
 def split_with_sizes(
     w: Walker, x: Tensor, sizes: Sequence[int], dim: int = 0
 ) -> tuple[Tensor, ...]:
-    """Ranges one after the other."""
+    """Consecutive ranges of a dimension, of the given sizes."""
     d = dim % len(x.shape)
     return tuple(narrow(w, x, d, *ends) for ends in pairwise(accumulate(sizes, initial=0)))
 
 
 def cat(w: Walker, tensors: Sequence[Any], dim: int = 0) -> Tensor:
-    """One after the other."""
+    """Tensors joined along a dimension."""
     parts = [w.tensor(part) for part in tensors]
     return w.apply("join", *parts, label="cat", dimension=dim % len(parts[0].shape))
 
 
 def _forward(gates: Any, active: int, capacity: int) -> Any:
+    """The output of `hetplan::route`."""
     return gates.unsqueeze(-1) * places_of_tokens(gates, active, capacity)
 
 
-def _keep(ctx: Any, inputs: Any, output: Any) -> None:  # torch passes these by name
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:  # torch passes the arguments by name
+    """Save the inputs of `hetplan::route` for its backward pass."""
     gates, ctx.active, ctx.capacity = inputs
     ctx.save_for_backward(gates)
 
 
 def _backward(ctx: Any, gradient: Any) -> Any:
+    """The gradients of the inputs of `hetplan::route`: of the gates alone."""
     (gates,) = ctx.saved_tensors
     chosen = gradient * places_of_tokens(gates, ctx.active, ctx.capacity)
     return chosen.sum(dim=-1), None, None
@@ -528,6 +549,7 @@ route.register_fake(lambda gates, active, capacity: gates.new_empty((*gates.shap
 route.register_autograd(_backward, setup_context=_keep)
 
 
+# ATen operator without overload -> rule.
 RULES: dict[str, Rule] = {
     "aten.linear": linear,
     "aten.matmul": matmul,
@@ -579,7 +601,7 @@ RULES: dict[str, Rule] = {
     "aten.select": select,
     "aten.split_with_sizes": split_with_sizes,
     "aten.cat": cat,
-    # views, copies and conversions between floating types: the entries in the output's shape
+    # views, copies and conversions between floating types: x in the output's shape
     **dict.fromkeys(
         (
             "aten.view",
@@ -590,6 +612,6 @@ RULES: dict[str, Rule] = {
             "aten.alias",
             "aten._to_copy",
         ),
-        lambda w, x, *_, **__: w.reshape(x, w.made),
+        lambda w, x, *_, **__: w.reshape(x, w.output_shape),
     ),
 }

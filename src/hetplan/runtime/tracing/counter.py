@@ -1,17 +1,18 @@
-"""One pass of a module on fake tensors, every operator recorded with the layer and the pass that it
-belongs to, and with what it reads, writes and multiplies.
+"""Records the operators of one pass of a module on fake tensors: the layer and the pass of each,
+the bytes that it reads and writes, and its matrix products.
 
-Fake tensors have shapes and no values, so an operator whose output's size depends on values cannot
-be run. Operators of the backward pass belong to the layer whose forward pass made their autograd
-node, known by the nodes' numbers.
+Fake tensors have shapes and no values, so that an operator cannot run whose output's size depends
+on values. An operator of the backward pass belongs to the layer whose forward pass made its
+autograd node; the nodes are numbered in the order in which they were made.
 
-Every operator reads its inputs (of broadcast ones, what is there) and writes its outputs; views do
-neither. Beyond that rules say which ones are matrix products, which read less than their inputs,
-and which names are known to be nothing but memory. Names are without overload: `aten.mm`.
+Every operator reads its inputs and writes its outputs; a dimension that is broadcast counts once.
+Views read and write nothing. The tables below list the operators with matrix products, those that
+read less than their inputs, and those known to do nothing but move memory. Names of operators are
+without overload: `aten.mm`.
 
-The private names of torch that tracing needs are all here: fake tensors and dispatch modes have no
-public names yet, and nothing public numbers autograd's nodes. The test of torch's names says when
-one of them changes.
+This module has all private names of torch that tracing needs: fake tensors and dispatch modes have
+no public names yet, and nothing public numbers autograd's nodes. When one of these names changes,
+`tests/runtime/test_torch_names.py` fails.
 """
 
 import math
@@ -55,22 +56,24 @@ def running_node() -> int | None:
 
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-Product = tuple[float, float, float, float]  # count, m, k, n
+Product = tuple[float, float, float, float]  # count products of [m, k] by [k, n]
 Arguments = Sequence[Any]
 
 
 def _aten(names: str) -> frozenset[str]:
+    """The names in a text, each with the prefix `aten.`."""
     return frozenset(f"aten.{name}" for name in names.split())
 
 
-# They make memory without writing it, give an input another name, or only ask about it.
+# Operators that allocate memory without writing it, give an input another name, or only ask about
+# it.
 FREE = _aten(
     """
     empty empty_like empty_strided new_empty new_empty_strided sym_size is_same_size
     _local_scalar_dense resize_ _unsafe_view _reshape_alias lift_fresh detach_ alias
     """
 )
-# They write without reading.
+# Operators that write without reading.
 FILLS = _aten(
     """
     zeros zeros_like ones ones_like full full_like new_zeros new_ones new_full arange fill_
@@ -78,15 +81,15 @@ FILLS = _aten(
     linspace randperm
     """
 )
-# They read the rows that they are asked for, not the table: as much as they write, and the indices.
+# Operators that read some rows of a table: as many bytes as they write, and the indices.
 GATHERS = {"aten.embedding", "aten.index", "aten.index_select", "aten.gather", "aten.take"}
-# Moved in place: an input is added to or written over rows of a large tensor.
+# Operators that add their other inputs to rows of the first one, or write over them, in place.
 SCATTERS = _aten(
     """
     index_put_ _index_put_impl_ index_add_ scatter_ scatter_add_ index_copy_
     """
 )
-# Nothing but memory, and neither marked as pointwise nor as a reduction.
+# Operators that only move memory, and that torch marks neither as pointwise nor as a reduction.
 MEMORY = _aten(
     """
     native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward
@@ -110,7 +113,7 @@ MEMORY = _aten(
 
 
 def matrices(left: Tensor, right: Tensor) -> list[Product]:
-    """[…, m, k] by […, k, n]."""
+    """The products of left […, m, k] by right […, k, n]."""
     *batch, m, k = map(float, left.shape)
     return [(math.prod(batch), m, k, float(right.shape[-1]))]
 
@@ -118,7 +121,8 @@ def matrices(left: Tensor, right: Tensor) -> list[Product]:
 def convolution_product(
     x: Tensor, weight: Tensor, transposed: bool, groups: int, out: Tensor
 ) -> Product:
-    """A convolution as the product of its patches with its kernel; transposed: of its inputs."""
+    """A convolution as the product of its patches with its kernel; a transposed one as the product
+    of its inputs with its kernel."""
     window = float(math.prod(weight.shape[2:]))
     if transposed:
         rows = float(x.shape[0] * math.prod(x.shape[2:]))
@@ -128,17 +132,27 @@ def convolution_product(
 
 
 def convolution_backward(args: Arguments, out: Any) -> list[Product]:
-    """dX = G W^T, dW = X^T G; args: gradient, x, weight, five of sizes, transposed, padding,
-    groups, mask."""
-    gradient, x, weight = args[:3]
-    count, m, k, n = convolution_product(x, weight, args[7], args[9], gradient)
-    mask = args[10]
-    return [(count, m, n, k)] * bool(mask[0]) + [(count, k, m, n)] * bool(mask[1])
+    """The products dX = G W^T and dW = X^T G, as far as these gradients are needed.
+
+    args: gradient, x, weight, bias sizes, stride, padding, dilation, transposed, output padding,
+    groups, mask of the needed gradients.
+    """
+    gradient, x, weight, _, _, _, _, transposed, _, groups, needed = args
+    count, m, k, n = convolution_product(x, weight, transposed, groups, gradient)
+    products: list[Product] = []
+    if needed[0]:
+        products.append((count, m, n, k))
+    if needed[1]:
+        products.append((count, k, m, n))
+    return products
 
 
 def attention_product(q: Tensor, k: Tensor, v: Tensor, *, backward: bool) -> list[Product]:
-    """Scores and their product with the values; masks hide nothing of the work. Backward: the
-    scores again, and two products each for them and the values (Dao et al. 2022, Algorithm 4)."""
+    """The products of attention: the scores, and the scores by the values. A mask saves no work.
+
+    The backward pass computes the scores again, and has two products for each of the two (Dao et
+    al. 2022, Algorithm 4).
+    """
     heads, rows, columns = float(q.shape[0] * q.shape[1]), float(q.shape[2]), float(k.shape[2])
     width, out = float(q.shape[3]), float(v.shape[3])
     scores = (heads, rows, width, columns)
@@ -159,7 +173,7 @@ ATTENTIONS = [
         "cudnn_attention",
     )
 ]
-# (arguments, result) -> products
+# Operator with matrix products -> function (arguments, result) -> products.
 PRODUCTS: dict[str, Callable[[Arguments, Any], list[Product]]] = {
     "aten.mm": lambda args, out: matrices(args[0], args[1]),
     "aten.addmm": lambda args, out: matrices(args[1], args[2]),
@@ -184,25 +198,24 @@ PRODUCTS: dict[str, Callable[[Arguments, Any], list[Product]]] = {
 
 
 def numbered(path: str) -> str:
-    """The path of a submodule up to its first number (`blocks.3`), or nothing."""
+    """The path of a submodule up to its first number (`blocks.3` for `blocks.3.norm`); "" for a
+    path without a number."""
     parts = path.split(".")
-    place = next((i for i, part in enumerate(parts) if part.isdigit()), -1)
-    return ".".join(parts[: place + 1])
+    number_at = next((i for i, part in enumerate(parts) if part.isdigit()), -1)
+    return ".".join(parts[: number_at + 1])
 
 
 def name_of(operator: Any) -> str:
-    """`aten.mm` of aten.mm.default."""
+    """The operator's name without its overload: "aten.mm" for aten.mm.default."""
     return ".".join(str(operator).split(".")[:2])
 
 
 def is_ruled(operator: Any, name: str) -> bool:
-    """Whether it is known what the operator does."""
-    known = (*PRODUCTS, *FILLS, *GATHERS, *SCATTERS, *MEMORY)
-    return (
-        name in known
-        or name.removesuffix("_") in known
-        or not {torch.Tag.pointwise, torch.Tag.reduction}.isdisjoint(operator.tags)
-    )
+    """Whether a table above or a tag of torch says what the operator does."""
+    listed = (*PRODUCTS, *FILLS, *GATHERS, *SCATTERS, *MEMORY)
+    if name in listed or name.removesuffix("_") in listed:
+        return True
+    return not {torch.Tag.pointwise, torch.Tag.reduction}.isdisjoint(operator.tags)
 
 
 def tensors(value: Any) -> list[Tensor]:
@@ -211,74 +224,81 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def bytes_of(tensor: Tensor) -> float:
-    """What is there of a tensor: dimensions that are broadcast count once."""
+    """Bytes of a tensor's elements in memory: a dimension that is broadcast counts once."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return float(math.prod(size for size, stride in sizes if stride) * tensor.element_size())
+    elements = math.prod(size for size, stride in sizes if stride)
+    return float(elements * tensor.element_size())
 
 
 def traffic(name: str, args: Arguments, kwargs: dict[str, Any], out: Any) -> tuple[float, float]:
-    """(bytes read, bytes written)."""
-    inputs, made = tensors((args, kwargs)), tensors(out)
-    written = sum(map(bytes_of, made))
+    """(bytes read, bytes written) by an operator."""
+    inputs, outputs = tensors((args, kwargs)), tensors(out)
+    written = sum(map(bytes_of, outputs))
     if name in FILLS:
         return 0.0, written
     if name in GATHERS:
-        return written + sum(bytes_of(t) for t in inputs if not t.is_floating_point()), written
+        indices = [tensor for tensor in inputs if not tensor.is_floating_point()]
+        return written + sum(map(bytes_of, indices)), written
     if name in SCATTERS:
-        moved = sum(bytes_of(t) for t in inputs[1:])
+        moved = sum(map(bytes_of, inputs[1:]))
         return 2 * moved, moved
-    return sum(map(bytes_of, {id(t): t for t in inputs}.values())), written
+    different_inputs = {id(tensor): tensor for tensor in inputs}
+    return sum(map(bytes_of, different_inputs.values())), written
 
 
 @dataclass(frozen=True)
 class Call:
-    """One operator: layer's number, pass, bytes, products (of equal work each, as far as they are
-    of one kernel)."""
+    """One operator that ran in a pass."""
 
     name: str
-    layer: int
+    layer: int  # the layer's number
     backward: bool
-    read: float
-    written: float
-    products: tuple[Product, ...]
-    ruled: bool
+    read: float  # bytes
+    written: float  # bytes
+    products: tuple[Product, ...]  # the products of one kernel have equal work
+    ruled: bool  # whether it is known what the operator does, see `is_ruled`
 
 
 @dataclass
 class Layers:
-    """Layers in the order in which they run. firsts: number of the first autograd node of each."""
+    """The layers of a pass, in the order in which they run."""
 
     names: list[str] = field(default_factory=list)
-    firsts: list[int] = field(default_factory=list)
+    firsts: list[int] = field(default_factory=list)  # number of each layer's first autograd node
 
     def enter(self, name: str) -> None:
-        """The layer runs from here on, unless it does already; one that ran before gets a
-        number."""
-        bare = [known.partition("#")[0] for known in self.names]
-        if name in bare[-1:]:
+        """Note that a layer runs from here on; nothing changes where it runs already. A layer that
+        runs for the k-th time, k > 1, is named `name#k`."""
+        without_numbers = [entered.partition("#")[0] for entered in self.names]
+        if name in without_numbers[-1:]:
             return
-        times = bare.count(name)
+        times = without_numbers.count(name)
         self.names.append(name if not times else f"{name}#{times + 1}")
         self.firsts.append(next_node() if len(self.names) > 1 else 0)
 
     @property
     def now(self) -> int:
-        """The layer that runs; 0 before the first."""
+        """The number of the layer that runs; 0 before the first."""
         return max(len(self.names) - 1, 0)
 
 
 class Counter(TorchDispatchMode):
-    """Records calls; which layer made which storage, and which ones used it. own: storages that no
-    layer makes."""
+    """Records the operators that run inside, the storages that layers make in the forward pass, and
+    the layers that use each storage.
+
+    Storages are numbered by `storage`. own: storages that no layer makes, those of parameters and
+    data.
+    """
 
     def __init__(self, layers: Layers, own: set[int]) -> None:
         super().__init__()
         self.layers, self.own = layers, own
         self.calls: list[Call] = []
-        self.made: dict[int, tuple[int, float]] = {}  # storage -> (layer, bytes)
-        self.users: dict[int, list[int]] = {}  # storage -> layers
-        self.alive: list[Tensor] = []  # a storage that is gone gives its number to the next one
-        self.backward, self.last = False, 0
+        self.makers: dict[int, tuple[int, float]] = {}  # storage -> (layer that made it, bytes)
+        self.users: dict[int, list[int]] = {}  # storage -> layers that use it, in order
+        self.alive: list[Tensor] = []  # keeps storages: a new one could get a freed one's number
+        self.backward = False  # whether the backward pass runs
+        self.last = 0  # layer of the last operator of the backward pass
 
     def __torch_dispatch__(
         self,
@@ -297,54 +317,61 @@ class Counter(TorchDispatchMode):
             self._follow(layer, (args, kwargs), out)
         if not func.is_view and name not in FREE:
             read, written = traffic(name, args, kwargs, out)
-            self.calls.append(
-                Call(
-                    name=name,
-                    layer=layer,
-                    backward=self.backward,
-                    read=read,
-                    written=written,
-                    products=tuple(PRODUCTS[name](args, out)) if name in PRODUCTS else (),
-                    ruled=is_ruled(func, name),
-                )
+            products: tuple[Product, ...] = ()
+            if name in PRODUCTS:
+                products = tuple(PRODUCTS[name](args, out))
+            call = Call(
+                name=name,
+                layer=layer,
+                backward=self.backward,
+                read=read,
+                written=written,
+                products=products,
+                ruled=is_ruled(func, name),
             )
+            self.calls.append(call)
         return out
 
     def _layer(self) -> int:
+        """The number of the layer to which the running operator belongs."""
         if not self.backward:
             return self.layers.now
         number = running_node()
-        # Parameters' own nodes have the largest number there is: what they do belongs to the layer
-        # before.
+        # The nodes that accumulate parameters' gradients have the largest number there is. Their
+        # operators belong to the layer of the operator before.
         if number is not None and number < 1 << 62:
             # the layer whose forward pass made the autograd node
             self.last = max(bisect_right(self.layers.firsts, number) - 1, 0)
         return self.last
 
     def _follow(self, layer: int, arguments: Any, out: Any) -> None:
+        """Record which storages an operator of the forward pass uses, and which it makes."""
         for tensor in tensors(arguments):
             users = self.users.setdefault(storage(tensor), [])
             if layer not in users[-1:]:
                 users.append(layer)
         for tensor in tensors(out):
-            if storage(tensor) not in self.made and storage(tensor) not in self.own:
-                self.made[storage(tensor)] = (layer, float(tensor.untyped_storage().nbytes()))
+            if storage(tensor) not in self.makers and storage(tensor) not in self.own:
+                self.makers[storage(tensor)] = (layer, float(tensor.untyped_storage().nbytes()))
                 self.alive.append(tensor)
 
     def crossing(self) -> list[float]:
-        """[layers] bytes that later layers need of what this one and those before made."""
+        """[layer] bytes of the storages that are made in this layer or an earlier one, and used in
+        a later one."""
         sizes = [0.0] * len(self.layers.names)
-        for key, (layer, size) in self.made.items():
-            for k in range(layer, self.users.get(key, [layer])[-1]):
+        for key, (layer, size) in self.makers.items():
+            last_user = self.users.get(key, [layer])[-1]
+            for k in range(layer, last_user):
                 sizes[k] += size
         return sizes
 
 
 class Fused(TorchFunctionMode):
-    """Dropout and RMSNorm as the single kernels that GPUs run; on CPUs torch writes them out.
+    """Runs dropout and RMSNorm as the single kernels that GPUs have; on CPUs torch runs them as
+    several operators.
 
-    RMSNorm counts as a LayerNorm without offset: it moves and keeps the same but for one number per
-    row.
+    RMSNorm counts as a LayerNorm without offset, which moves and keeps the same bytes but for one
+    number per row.
     """
 
     def __torch_function__(
@@ -360,14 +387,14 @@ class Fused(TorchFunctionMode):
 def fused_dropout(
     x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Tensor:
-    """functional.dropout."""
+    """functional.dropout as one operator."""
     return torch.native_dropout(x, p, True)[0] if training and p else x
 
 
 def fused_rms_norm(
     x: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """functional.rms_norm."""
+    """functional.rms_norm as one operator."""
     return torch.native_layer_norm(x, list(normalized_shape), weight, None, eps or 0.0)[0]
 
 
@@ -379,15 +406,16 @@ FUSED: dict[Any, Callable[..., Any]] = {
 
 
 def storage(tensor: Tensor) -> int:
-    """What tells storages apart, fake ones too, which have no address."""
+    """The number of a tensor's storage. Fake tensors, whose storages have no address, have one,
+    too."""
     return int(tensor.untyped_storage()._cdata)
 
 
 @contextmanager
 def saved_by_autograd(own: Set[int], saved: Callable[[float], None]) -> Iterator[None]:
-    """`saved` is told the bytes of every distinct storage that autograd saves inside; own: storages
-    that do not count, those of parameters."""
-    alive: dict[int, Tensor] = {}  # a storage that is gone gives its number to the next one
+    """Call `saved` with the bytes of every distinct storage that autograd saves inside. own:
+    storages that do not count, those of parameters."""
+    alive: dict[int, Tensor] = {}  # keeps storages: a new one could get a freed one's number
 
     def pack(tensor: Tensor) -> Tensor:
         key = storage(tensor)

@@ -1,12 +1,14 @@
-"""Experts that are spread over ranks: a module of stacked experts stays one node of the graph, and
-the layer that has it sends tokens to where their experts are.
+"""Experts that are spread over ranks. A module of stacked experts stays one node of the graph, and
+at run time the layer sends each token to the ranks that have its experts.
 
-Known are the modules of `transformers` that `use_experts_implementation` decorates: forward(x,
-index, weights) of x [tokens, width], of which token t goes through the experts index[t, k] and gets
-the sum of what they make times weights[t, k]; all parameters are stacked, [experts, …]. Each rank
-holds the experts of its part. Every pass exchanges tokens three times: how many each expert gets,
-the tokens, and what became of them; the backward pass exchanges the gradients of the latter two. A
-rank without a token for its experts takes part all the same.
+The modules are those of `transformers` that `use_experts_implementation` decorates. Their
+forward(x, index, weights) takes x [tokens, width]. The result of token t is the sum over k of the
+output of expert index[t, k] times weights[t, k]. All parameters are stacked, [experts, …], and each
+rank has a range of the experts.
+
+The forward pass has three exchanges: the number of tokens for each expert, the tokens, and the
+experts' outputs. The backward pass exchanges the gradients of the tokens and of the outputs. A rank
+without a token for its experts takes part in all exchanges.
 """
 
 import copy
@@ -27,8 +29,8 @@ from hetplan.runtime.engine.transport import mirrored
 def like_x(
     x: Tensor, index: Tensor, weights: Tensor, values: Sequence[Tensor], path: str
 ) -> Tensor:
-    """What a graph knows of the module at `path` with these parameters; layers compute it by
-    `Experts`."""
+    """An empty tensor of the output's shape. It stands for the experts at `path` in a graph, where
+    `Experts` takes their place at run time. values: the module's parameters."""
     return torch.empty_like(x)
 
 
@@ -37,7 +39,7 @@ NODE.register_fake(like_x)
 
 
 def stacks(module: nn.Module) -> dict[str, Any]:
-    """Path -> module of stacked experts."""
+    """Path -> submodule, for the submodules that are stacked experts."""
     return {
         path: inner
         for path, inner in module.named_modules()
@@ -47,17 +49,20 @@ def stacks(module: nn.Module) -> dict[str, Any]:
 
 @contextmanager
 def as_nodes(module: nn.Module, ranks: int) -> Iterator[None]:
-    """Inside, stacked experts are one node of a graph each. Raises UnsupportedError where there are
-    none, fewer than ranks, or others than the module's docstring says."""
-    known = stacks(module)
+    """A context in which each submodule of stacked experts becomes one node of a graph.
+
+    Raises UnsupportedError where there is no such submodule, where one has fewer experts than
+    `ranks`, and where a parameter is not stacked.
+    """
+    modules = stacks(module)
     require(
-        known,
+        modules,
         "the plan spreads experts over ranks, and the model has none that are stacked",
         where=type(module).__name__,
         expected="a mixture of experts of transformers",
         kind=UnsupportedError,
     )
-    for path, inner in known.items():
+    for path, inner in modules.items():
         require(
             inner.num_experts >= ranks,
             "the plan spreads experts over more ranks than there are",
@@ -85,81 +90,103 @@ def as_nodes(module: nn.Module, ranks: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for inner in known.values():
+        for inner in modules.values():
             del inner.forward
 
 
 class Experts(nn.Module):
-    """A node at run time; its parameters are what a rank holds, by the names of the module."""
+    """A rank's experts at run time, in the place of a node. Its parameters are the rank's slices of
+    the module's parameters, under the names that they have in the module."""
 
     tensor: Any
-    """A `TensorGroup`."""
+    """The `TensorGroup` of ranks that have the same tokens."""
     group: Any
-    """What exchanges with the ranks that hold the others (a transport's `Group`)."""
+    """The `Group` of ranks over which the experts are spread."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
         self.count = module.num_experts
         self.names = [name for name, _ in module.named_parameters()]
-        self.own = [copy.copy(module)]  # not as a submodule: its parameters are whole
-        # torch's grouped products know no doubles
+        # A copy that computes this rank's experts. It is in a list so that it does not become a
+        # submodule, since its parameters are those of all experts.
+        self.own = [copy.copy(module)]
+        # torch's grouped products do not take float64
         if next(module.parameters()).dtype == torch.float64:
             self.own[0].forward = partial(inspect.unwrap(type(module).forward), self.own[0])
 
     def cuts(self, part: Any) -> dict[str, Any]:
-        """What a rank of this `Part` holds."""
+        """Name of a parameter -> the cut of a rank with this `Part`."""
         return dict.fromkeys(self.names, part.experts(self.count))
 
     def join(self, tensor: Any, group: Any) -> None:
-        """Be one of the ranks over which experts are spread, and of the tensor group that has the
-        same tokens."""
-        own, ranks = tensor.expert
-        self.sizes = [b - a for a, b in split(self.count, [1.0] * ranks)]
-        self.tensor, self.group, self.own[0].num_experts = tensor, group, self.sizes[own]
+        """Set the rank's tensor group, whose ranks have the same tokens, and the group of ranks
+        over which the experts are spread."""
+        index, ranks = tensor.expert
+        self.sizes = [last - first for first, last in split(self.count, [1.0] * ranks)]
+        self.tensor, self.group, self.own[0].num_experts = tensor, group, self.sizes[index]
 
     def forward(self, x: Tensor, index: Tensor, weights: Tensor, values: Sequence[Tensor]) -> Any:
-        """[tokens, width] as the module gives it; each tensor rank sends its part of the tokens."""
-        held, enter = dict(zip(self.names, values, strict=True)), self.tensor.enter
+        """The module's output, [tokens, width]. Each tensor rank sends its part of the tokens.
+
+        values: the rank's slices of the parameters, in the order of `names`.
+        """
+        parameters = dict(zip(self.names, values, strict=True))
         first, last = self.tensor.of(len(x))
-        made = self._sent(enter(x)[first:last], index[first:last], enter(weights)[first:last], held)
-        return self.tensor.leave(nn.functional.pad(made, (0, 0, first, len(x) - last)))
+        own_x = self.tensor.enter(x)[first:last]
+        own_weights = self.tensor.enter(weights)[first:last]
+        output = self._of_own_tokens(own_x, index[first:last], own_weights, parameters)
+        padded = nn.functional.pad(output, (0, 0, first, len(x) - last))
+        return self.tensor.leave(padded)
 
-    def _sent(
-        self, x: Tensor, index: Tensor, weights: Tensor, held: Mapping[str, Tensor]
+    def _of_own_tokens(
+        self, x: Tensor, index: Tensor, weights: Tensor, parameters: Mapping[str, Tensor]
     ) -> Tensor:
-        """[tokens, width] of tokens that nobody else sends."""
-        each = index.shape[-1]
-        order = index.reshape(-1).argsort(stable=True)
-        wanted = torch.bincount(index.reshape(-1), minlength=self.count)
-        own = self.own[0].num_experts
-        offered = self.group.swap(wanted, self.sizes, [own] * len(self.sizes)).view(-1, own)
-        leaving = [int(part.sum()) for part in wanted.split(self.sizes)]
-        coming = offered.sum(1).tolist()
-        to, back = (self._swapping(*sides) for sides in ((leaving, coming), (coming, leaving)))
-        here = mirrored(to, back, x[order // each])
-        numbers = torch.arange(own, device=x.device).repeat(len(coming))
-        made = self._computed(held, here, numbers.repeat_interleave(offered.reshape(-1)))
-        rows = torch.empty_like(order)
-        rows[order] = torch.arange(len(order), device=x.device)
-        gathered = mirrored(back, to, made)[rows].view(*index.shape, -1)
-        return (gathered * weights[..., None]).sum(1).to(x.dtype)
+        """The output for the tokens that this rank sends, [tokens, width].
 
-    def _swapping(
+        A token is sent once for each of its experts. A row below is one such copy of a token.
+        """
+        experts_per_token = index.shape[-1]
+        order = index.reshape(-1).argsort(stable=True)  # rows by their expert
+        rows_for_expert = torch.bincount(index.reshape(-1), minlength=self.count)
+        own_experts = self.own[0].num_experts
+        # [rank, own expert] rows that come from each rank
+        rows_from = self.group.swap(
+            rows_for_expert, self.sizes, [own_experts] * len(self.sizes)
+        ).view(-1, own_experts)
+        leaving = [int(part.sum()) for part in rows_for_expert.split(self.sizes)]
+        coming = rows_from.sum(1).tolist()
+        to_experts = self._exchange(leaving, coming)
+        from_experts = self._exchange(coming, leaving)
+        received = mirrored(to_experts, from_experts, x[order // experts_per_token])
+        numbers = torch.arange(own_experts, device=x.device).repeat(len(coming))
+        expert_of_row = numbers.repeat_interleave(rows_from.reshape(-1))
+        computed = self._computed(parameters, received, expert_of_row)
+        position_of_row = torch.empty_like(order)  # the inverse permutation of `order`
+        position_of_row[order] = torch.arange(len(order), device=x.device)
+        returned = mirrored(from_experts, to_experts, computed)
+        outputs = returned[position_of_row].view(*index.shape, -1)
+        return (outputs * weights[..., None]).sum(1).to(x.dtype)
+
+    def _exchange(
         self, leaving: Sequence[int], coming: Sequence[int]
     ) -> Callable[[Tensor], Tensor]:
-        """What exchanges rows, so many with each rank."""
+        """A function that exchanges rows between the ranks. leaving, coming: [rank] number of rows
+        sent to it, and received from it."""
 
-        def swapped(rows: Tensor) -> Tensor:
+        def exchanged(rows: Tensor) -> Tensor:
             width = rows.shape[-1]
-            sides = ([n * width for n in side] for side in (leaving, coming))
-            return self.group.swap(rows.reshape(-1), *sides).view(-1, width)
+            sent = [number * width for number in leaving]
+            received = [number * width for number in coming]
+            return self.group.swap(rows.reshape(-1), sent, received).view(-1, width)
 
-        return swapped
+        return exchanged
 
-    def _computed(self, held: Mapping[str, Tensor], here: Tensor, index: Tensor) -> Tensor:
-        """What the experts here make of a row each."""
-        if len(here) == 0:  # the backward pass meets the others, too
-            return here + sum(value[:0].sum() for value in held.values())
+    def _computed(
+        self, parameters: Mapping[str, Tensor], rows: Tensor, expert_of_row: Tensor
+    ) -> Tensor:
+        """The output of this rank's experts for rows, each of which goes through one expert."""
+        if len(rows) == 0:  # part of the graph, so that the backward pass joins the exchanges
+            return rows + sum(value[:0].sum() for value in parameters.values())
         return torch.func.functional_call(
-            self.own[0], held, (here, index[:, None], here.new_ones(len(here), 1))
+            self.own[0], parameters, (rows, expert_of_row[:, None], rows.new_ones(len(rows), 1))
         )

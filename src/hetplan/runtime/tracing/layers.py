@@ -1,10 +1,13 @@
-"""`trace`: any PyTorch module as a model file, layer by layer, with nothing allocated and nothing
+"""`trace`: a PyTorch module as a model file, layer by layer, with nothing allocated and nothing
 computed.
 
-Layers are those of `engine.chain`'s contract where the module has them; else submodules: up to
-the first number of their path (`h.3`), or the largest that contain no numbered ones (`embed`). What
-stands between belongs to the layer that ran last. The module runs twice, on micro-batches of 2 and
-3 samples; sizes are straight lines through both.
+Where the module keeps the contract of `engine.chain`, its layers are the contract's. Else a layer
+is a submodule whose path ends with the path's first number (`h.3`), or a largest submodule that
+neither has a number in its path nor contains submodules with one (`embed`). An operator outside of
+all layers belongs to the layer that ran last.
+
+The module runs twice, on micro-batches of 2 and of 3 samples. Each size is a straight line through
+both results.
 """
 
 import datetime
@@ -37,63 +40,66 @@ from hetplan.runtime.tracing.counter import (
 )
 
 SAMPLES = (2, 3)
-# What modules raise that do not run on tensors without values.
+# Exceptions of modules that do not run on tensors without values.
 FAILURES = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, LookupError)
-LOSSES = ("labels", "targets", "target")
+# Names of the arguments by which modules take targets and return a loss.
+TARGET_ARGUMENTS = ("labels", "targets", "target")
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Forward and backward pass of a module on some samples."""
+    """The record of a module's forward and backward pass on some samples."""
 
     names: tuple[str, ...]
     """The layers, in the order in which they ran."""
     calls: tuple[Call, ...]
     saved: tuple[float, ...]
-    """[layers] bytes that autograd keeps."""
+    """[layer] bytes that autograd keeps for the backward pass."""
     crossing: tuple[float, ...]
-    """[layers] bytes that later layers need."""
+    """[layer] bytes that pass from this layer to later ones, see `Counter.crossing`."""
     params: tuple[int, ...]
-    """[layers] parameters of the layer that uses them first."""
+    """[layer] number of parameters that this layer is the first to use."""
     tied: tuple[int, ...]
-    """[layers] parameters that a layer shares with an earlier one."""
+    """[layer] number of parameters that this layer shares with an earlier one."""
     tokens: int | None
-    """Of a sample; None for what is no text."""
+    """Tokens of a sample; None where the inputs are no texts."""
 
 
 def trace(module: nn.Module, *, name: str, precision: Precision) -> ModelFile:
-    """The module's layers, operators and sizes, with floating-point parameters and inputs in
-    `precision`.
+    """The model file of a module: its layers, operators and sizes, with floating-point parameters
+    and inputs in `precision`.
 
     module: offers `batch(step, first, last)` -> (inputs, targets), as for `hetplan run`. Raises
     UnsupportedError where an operator's size depends on values, InputError where the module does
-    not run or has no data.
+    not run or has no method `batch`.
     """
     few, more = (run(module, samples, precision, name) for samples in SAMPLES)
-    one, other = ([(c.name, c.layer, c.backward) for c in p.calls] for p in (few, more))
+    few_operators, more_operators = (
+        [(call.name, call.layer, call.backward) for call in passes.calls] for passes in (few, more)
+    )
     require(
-        one == other,
+        few_operators == more_operators,
         "runs other operators for another number of samples",
         where=name,
         expected="the same for 2 and 3",
     )
-    lists: dict[tuple[Counted, ...], int] = {}
+    lists: dict[tuple[Counted, ...], int] = {}  # the operators of a layer -> number of the list
     layers, width = [], ELEMENT_BYTES[precision]
     for k, layer in enumerate(few.names):
-        own = tuple(
-            counted(a, b, width, f"{name}: {layer}")
-            for a, b in zip(few.calls, more.calls, strict=True)
-            if a.layer == k
+        operators = tuple(
+            counted(few_call, more_call, width, f"{name}: {layer}")
+            for few_call, more_call in zip(few.calls, more.calls, strict=True)
+            if few_call.layer == k
         )
         layers.append(
             LayerEntry(
                 name=layer,
                 params=few.params[k],
                 tied_params=few.tied[k],
-                # at one sample, what does not grow included
+                # elements for one sample, with those that do not grow with the samples
                 output=sum(growth(few.crossing[k], more.crossing[k], layer)) / width,
                 saved=sum(growth(few.saved[k], more.saved[k], layer)) / width,
-                operators=lists.setdefault(own, len(lists)),
+                operators=lists.setdefault(operators, len(lists)),
             )
         )
     return ModelFile(
@@ -103,38 +109,46 @@ def trace(module: nn.Module, *, name: str, precision: Precision) -> ModelFile:
         sequence=few.tokens,
         precision=precision,
         layers=layers,
-        operator_lists=[list(own) for own in lists],
+        operator_lists=[list(operators) for operators in lists],
     )
 
 
-def counted(a: Call, b: Call, width: int, where: str) -> Counted:
-    """One operator from its calls on fewer and on more samples."""
-    one, other = joined(a.products), joined(b.products)
+def counted(few: Call, more: Call, width: int, where: str) -> Counted:
+    """One operator of a model file, from its calls on 2 and on 3 samples. width: bytes of an
+    element."""
+    few_product, more_product = joined(few.products), joined(more.products)
     product = None
-    if one is not None and other is not None:
-        count, m, k, n = (growth(x, y, where) for x, y in zip(one, other, strict=True))
+    if few_product is not None and more_product is not None:
+        count, m, k, n = (
+            growth(at_few, at_more, where)
+            for at_few, at_more in zip(few_product, more_product, strict=True)
+        )
         product = count, m, k, n
     return Counted(
-        name=a.name,
-        backward=a.backward,
-        read=growth(a.read / width, b.read / width, where),
-        written=growth(a.written / width, b.written / width, where),
+        name=few.name,
+        backward=few.backward,
+        read=growth(few.read / width, more.read / width, where),
+        written=growth(few.written / width, more.written / width, where),
         product=product,
-        ruled=a.ruled,
+        ruled=few.ruled,
     )
 
 
 def joined(products: Sequence[Product]) -> Product | None:
-    """Several products as one of the first one's size, with the sum of their work along k."""
+    """Several products as one: it has the first product's count, m and n, and a k with which its
+    work is the work of all of them. None without products."""
     if not products:
         return None
     count, m, _, n = products[0]
+    if not count * m * n:
+        return (0.0, 0.0, 0.0, 0.0)
     work = sum(c * x * y * z for c, x, y, z in products)
-    return (count, m, work / (count * m * n), n) if count * m * n else (0.0, 0.0, 0.0, 0.0)
+    return (count, m, work / (count * m * n), n)
 
 
 def growth(few: float, more: float, where: str) -> Line:
-    """The straight line through sizes at 2 and at 3 samples."""
+    """(size at 0 samples, size of each sample) of the straight line through the sizes `few` at 2
+    samples and `more` at 3. Raises UnsupportedError where a part is negative."""
     each = more - few
     fixed = few - SAMPLES[0] * each
     require(
@@ -149,7 +163,7 @@ def growth(few: float, more: float, where: str) -> Line:
 
 
 def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Passes:
-    """Forward and backward on fake tensors."""
+    """Run the forward and the backward pass of a module on fake tensors, and record them."""
     batch = getattr(module, "batch", None)
     if not callable(batch):
         raise InputError(
@@ -162,16 +176,18 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
     saved: dict[int, float] = defaultdict(float)
 
     def keep(size: float) -> None:
+        """Count bytes that autograd saves for the layer that runs."""
         saved[layers.now] += size
 
-    rows = batch(0, 0, samples)  # the user's code may look at its values
+    rows = batch(0, 0, samples)  # real tensors, since the user's code may read their values
     with FakeTensorMode(allow_non_fake_inputs=True):
         state = {f"module.{key}": value for key, value in faked(module, dtype).items()}
         data = tuple(fake(value, dtype) for value in rows)
-        own = {storage(t) for t in state.values()}
-        counter = Counter(layers, own | {storage(t) for t in data if isinstance(t, Tensor)})
+        of_parameters = {storage(tensor) for tensor in state.values()}
+        of_data = {storage(value) for value in data if isinstance(value, Tensor)}
+        counter = Counter(layers, of_parameters | of_data)
         try:
-            with Fused(), saved_by_autograd(own, keep), _watched(module, layers), counter:
+            with Fused(), saved_by_autograd(of_parameters, keep), _watched(module, layers), counter:
                 out = torch.func.functional_call(Called(module), state, data)
             ones, counter.backward = torch.ones_like(out), True
             with counter:
@@ -190,68 +206,79 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
     if not layers.names:
         layers.enter(type(module).__name__)
     params, tied = _owned(module, state, counter, len(layers.names))
-    text = isinstance(data[0], Tensor) and data[0].dim() == 2 and not data[0].is_floating_point()
+    inputs = data[0]
+    is_text = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
     return Passes(
-        tuple(layers.names), tuple(counter.calls),
-        tuple(saved[k] for k in range(len(layers.names))), tuple(counter.crossing()),
-        tuple(params), tuple(tied), data[0].shape[1] if text else None,
-    )  # fmt: skip
+        names=tuple(layers.names),
+        calls=tuple(counter.calls),
+        saved=tuple(saved[k] for k in range(len(layers.names))),
+        crossing=tuple(counter.crossing()),
+        params=tuple(params),
+        tied=tuple(tied),
+        tokens=inputs.shape[1] if is_text else None,
+    )
 
 
 def _place(name: str, layers: Layers) -> str:
-    """Where a pass stopped."""
+    """The layer in which a pass stopped, as a text for errors."""
     return f"{name}: {layers.names[-1] if layers.names else 'module'}"
 
 
 def faked(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Fake parameters and buffers by name; those that are one stay one."""
-    made: dict[int, Tensor] = {}
+    """Name -> fake tensor for each parameter and buffer. Names of the same tensor share a fake
+    one."""
+    fakes: dict[int, Tensor] = {}  # id of the real tensor -> the fake one
     named: dict[str, Tensor] = {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
     for tensor in named.values():
-        made.setdefault(id(tensor), fake(tensor, dtype).requires_grad_(tensor.requires_grad))
-    return {name: made[id(tensor)] for name, tensor in named.items()}
+        fakes.setdefault(id(tensor), fake(tensor, dtype).requires_grad_(tensor.requires_grad))
+    return {name: fakes[id(tensor)] for name, tensor in named.items()}
 
 
 def fake(value: Any, dtype: torch.dtype) -> Any:
-    """A tensor's likeness without values, in `dtype` where it is real; other data as they are."""
+    """An empty tensor of a tensor's shape, in `dtype` where the tensor has a floating-point type;
+    any other value as it is."""
     if not isinstance(value, Tensor):
         return value
-    return torch.empty(
-        value.shape, dtype=dtype if value.is_floating_point() else value.dtype, device="cpu"
-    )
+    if not value.is_floating_point():
+        dtype = value.dtype
+    return torch.empty(value.shape, dtype=dtype, device="cpu")
 
 
 class Called(nn.Module):
-    """A module called on its data: (inputs, targets) -> the loss, or whatever it gives. loss: of
-    (output, targets), where the module has none."""
+    """A module as a function of its data: (inputs, targets) -> the loss, or the module's first
+    output that has a gradient.
+
+    loss: a function (output, targets) -> loss for a module that does not return its loss.
+    """
 
     def __init__(self, module: nn.Module, loss: Callable[..., Any] | None = None) -> None:
         super().__init__()
         self.module, self.loss = module, loss
 
     def forward(self, x: Any, targets: Any) -> Tensor:
-        """A chain's layers one after the other, any other module at once."""
+        """Call the layers of a chain one after the other, any other module at once."""
         *inner, last = chain_of(self.module).values() or [self.module]
         for layer in inner:
             x = layer(x)
         positional, named = _arguments(last.forward, x, None if self.loss else targets)
         if "use_cache" in inspect.signature(last.forward).parameters:
-            named = {"use_cache": False, **named}  # keys and values, kept for texts that go on
+            # the cache of keys and values is for the generation of texts
+            named = {"use_cache": False, **named}
         out = last(*positional, **named)
         return _tensor_of(self.loss(out, targets) if self.loss else out)
 
 
 def graph_of(module: nn.Module, arguments: Any, where: str, **options: Any) -> Any:
-    """torch.export's program, with gradients. Raises UnsupportedError with the first line of what
-    torch, or the module, says."""
+    """The program with gradients that torch.export makes of a module. Raises UnsupportedError with
+    the first line of an exception of torch or of the module."""
     was_training = module.training
     try:
         with torch.enable_grad():
             return torch.export.export(module, arguments, strict=False, **options)
-    except Exception as error:  # torch's or the module's: whatever it is
+    except Exception as error:  # any exception of torch or of the module
         first = next((line for line in str(error).splitlines() if line.strip()), "no message")
         raise UnsupportedError(
             f"torch.export finds no graph: {type(error).__name__}: {first.strip()[:300]}",
@@ -262,7 +289,8 @@ def graph_of(module: nn.Module, arguments: Any, where: str, **options: Any) -> A
 
 
 def chain_of(module: nn.Module) -> dict[str, nn.Module]:
-    """Path -> layer of a module that keeps the contract of `engine.chain`; else nothing."""
+    """Path -> layer of a module that keeps the contract of `engine.chain`, or is an nn.Sequential;
+    empty for any other module."""
     layers = getattr(module, "layers", None)
     if isinstance(layers, nn.ModuleDict) and type(module).forward is nn.Module.forward:
         return {f"layers.{name}": layer for name, layer in layers.items()}
@@ -272,28 +300,43 @@ def chain_of(module: nn.Module) -> dict[str, nn.Module]:
 def _arguments(
     forward: Callable[..., Any], x: Any, targets: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs, and targets where the function needs two or names them; several inputs are a tuple or
-    a dictionary."""
+    """(positional arguments, arguments by name) with which a module is called.
+
+    x: one input, a tuple of inputs, or a dictionary of inputs by name. Targets are the last
+    positional argument of a function that requires two of them, or go to the parameter that is
+    named for them (`TARGET_ARGUMENTS`); else they are left out.
+    """
     parameters = inspect.signature(forward).parameters
-    positional, named = (
-        ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
-    )
-    needed = [
+    positional: tuple[Any, ...] = ()
+    named: dict[str, Any] = {}
+    if isinstance(x, dict):
+        named = x
+    elif isinstance(x, tuple):
+        positional = x
+    else:
+        positional = (x,)
+    if targets is None:
+        return positional, named
+    required = [
         p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
     ]
-    if len(needed) > 1 and not named and targets is not None:
+    if len(required) > 1 and not named:
         return (*positional, targets), named
-    label = next((label for label in LOSSES if label in parameters and targets is not None), None)
-    return positional, named if label is None else {**named, label: targets}
+    for name in TARGET_ARGUMENTS:
+        if name in parameters:
+            return positional, {**named, name: targets}
+    return positional, named
 
 
 def _tensor_of(out: Any) -> Tensor:
-    """The loss of what a module returns, or its first tensor that has a gradient."""
+    """The loss in a module's output, or the output's first tensor that has a gradient."""
     loss = getattr(out, "loss", None)
     if isinstance(loss, Tensor):
         return loss
     values = list(out.values()) if isinstance(out, dict) else out
-    for value in values if isinstance(values, (tuple, list)) else [values]:
+    if not isinstance(values, (tuple, list)):
+        values = [values]
+    for value in values:
         if isinstance(value, Tensor) and value.requires_grad:
             return value
     raise TypeError(f"module returned {type(out).__name__} without a tensor that has a gradient")
@@ -301,7 +344,7 @@ def _tensor_of(out: Any) -> Tensor:
 
 @contextmanager
 def _watched(module: nn.Module, layers: Layers) -> Iterator[None]:
-    """Submodules tell which layer they belong to when they run."""
+    """A context in which each submodule enters its layer in `layers` when it runs."""
     with ExitStack() as stack:
         for path, label in labels(module).items():
 
@@ -313,22 +356,24 @@ def _watched(module: nn.Module, layers: Layers) -> Iterator[None]:
 
 
 def labels(module: nn.Module) -> dict[str, str]:
-    """Path of a submodule -> layer, without those that contain several layers."""
+    """Path of a submodule -> name of its layer, for all submodules but those that contain several
+    layers."""
     if chain := chain_of(module):
         return {path: path.removeprefix("layers.") for path in chain}
     paths = [path for path, _ in module.named_modules() if path]
-    holds = {above for path in paths for above in _above(numbered(path))}
+    containers = {above for path in paths for above in _above(numbered(path))}
     layer_of = {}
     for path in paths:
         if label := numbered(path):
             layer_of[path] = label
-        elif path not in holds:
-            layer_of[path] = next(head for head in (*_above(path), path) if head not in holds)
+        elif path not in containers:
+            outermost_first = (*_above(path), path)
+            layer_of[path] = next(p for p in outermost_first if p not in containers)
     return layer_of
 
 
 def _above(path: str) -> list[str]:
-    """The paths of what contains a submodule, the outermost first."""
+    """The paths of the submodules that contain a submodule, the outermost first."""
     parts = path.split(".")
     return [".".join(parts[:i]) for i in range(1, len(parts))]
 
@@ -336,9 +381,11 @@ def _above(path: str) -> list[str]:
 def _owned(
     module: nn.Module, state: dict[str, Tensor], counter: Counter, count: int
 ) -> tuple[list[int], list[int]]:
-    """[layers] parameters of the layer that uses them first, and of others that share them."""
+    """`params` and `tied` of `Passes`, for so many layers. A parameter that no layer uses counts in
+    layer 0."""
     params, tied = [0] * count, [0] * count
-    parameters = [state[f"module.{n}"] for n, _ in module.named_parameters(remove_duplicate=False)]
+    names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    parameters = [state[f"module.{name}"] for name in names]
     for key, tensor in {storage(p): p for p in parameters}.items():
         first, *others = sorted(set(counter.users.get(key, [0])))
         params[first] += tensor.numel()

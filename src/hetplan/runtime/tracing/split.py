@@ -1,24 +1,25 @@
-"""Any module as a chain of layers: the graph that torch.export makes of it, cut where the plan's
-layers meet.
+"""Splits a module into a chain of layers: torch.export makes a graph of the module, which is cut
+where one layer of the plan ends and the next begins.
 
 A value of the graph is of one of three kinds.
-- data: follows from the data alone (masks, positions, rotary tables, the number of rows). Every
-  rank computes what its layers read, from its own rows of the data.
-- table: the same for all samples, or made of such and of data by pointwise operators (position
-  embeddings, relative biases). Every layer that reads one computes it; these layers then share its
-  parameters.
-- layer: everything else. What is alive at a cut passes on as a tuple of tensors, the samples in
-  their first dimension.
+- data: a value that follows from the data alone (masks, positions, rotary tables, the number of
+  rows). Every rank computes the data that its layers read, from its own rows.
+- table: a value that is the same for all samples, or that pointwise operators compute from tables
+  and data (position embeddings, relative biases). Every layer that reads a table computes it; these
+  layers then share its parameters.
+- layer: any other value. The values that are alive at a cut pass to the next layer as a tuple of
+  tensors, with the samples in their first dimension.
 
-The model's loss is a mean. Here it becomes a sum, and what it is a mean over is counted before, so
-that micro-batches of any size weigh what they should.
+The model's loss is a mean over samples or tokens. Here it becomes a sum, and the number of these
+samples or tokens is the weight of the rows, by which the engine divides. So micro-batches of any
+size give the same gradient.
 
 Where tensor ranks have equal shares, `divisions` says how they divide the weights of a split
-module, by a tensor plan in the words of `transformers`: the paths of modules inside, with * for
-what differs, and `colwise` (each rank computes some of the outputs) or `rowwise` (from some of the
-inputs). It is the module's `tensor_plan`, or its author's `_tp_plan`, or the table `NAMED`. Any
-tensor plan gives exact results; it only decides what is computed where. Weights under other words
-stay whole.
+module. It follows a tensor plan in the words of `transformers`: patterns of the paths of inner
+modules, each with `colwise` (a rank computes some of the outputs) or `rowwise` (a rank computes
+from some of the inputs). The tensor plan is the module's `tensor_plan`, or its author's `_tp_plan`,
+or the table `NAMED`. Any tensor plan gives exact results; it only decides which rank computes what.
+Weights under any other word stay whole.
 """
 
 import operator
@@ -42,7 +43,7 @@ from hetplan.runtime.tracing.counter import numbered
 from hetplan.runtime.tracing.experts import Experts, as_nodes
 from hetplan.runtime.tracing.layers import Called, graph_of, labels
 
-# For modules that say nothing: the names of GPT-2, BERT, ViT, T5 and others.
+# The tensor plan of modules without one: names in GPT-2, BERT, ViT, T5 and other models.
 COLUMNS = (
     "c_attn", "c_fc", "query", "key", "value", "intermediate.dense", "q_proj", "k_proj", "v_proj",
     "fc1", "gate_proj", "up_proj", "Attention.q", "Attention.k", "Attention.v", "wi", "wi_0",
@@ -50,27 +51,29 @@ COLUMNS = (
 )  # fmt: skip
 ROWS = ("c_proj", "output.dense", "o_proj", "out_proj", "fc2", "down_proj", "Attention.o", "wo")
 NAMED = {f"*{name}": "colwise" for name in COLUMNS} | {f"*{name}": "rowwise" for name in ROWS}
-# Of a product: which argument its weight is, and the weight's dimension of outputs.
+# Product -> (number of its argument that is the weight, the weight's dimension of outputs).
 WEIGHTS = {"linear": (1, 0), "addmm": (2, 1), "mm": (1, 1), "matmul": (1, 1)}
 RESHAPES = ("view", "reshape", "_unsafe_view")
-DATA, TABLE, LAYER = range(3)  # what is made of one and another is of the later kind
-Shape = tuple[tuple[int, ...], Any]  # of one sample, and the type
+DATA, TABLE, LAYER = range(3)  # a value computed from values of two kinds is of the later kind
+Shape = tuple[tuple[int, ...], Any]  # (sizes of one sample, dtype) of a value between layers
+# Losses whose targets are classes, and losses whose targets are values.
 CLASSES = ("cross_entropy_loss", "nll_loss_nd")
 ELEMENTS = (
     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
 )  # fmt: skip
 MEAN, SUM = 1, 2  # torch's numbers of reductions
-# They may give a view of their first argument, whether or not their schemas say so.
+# Operators that may return a view of their first argument, whether or not their schemas say so.
 VIEWS = ("reshape", "contiguous", "to", "getitem", "flatten")
 
 
 def mapped(value: Any, act: Callable[[Any], Any]) -> Any:
-    """Nested data with something done to each leaf; dictionaries in the order of their keys."""
+    """Nested data in which each leaf x is replaced by act(x). Dictionaries are visited in the order
+    of their keys; lists become tuples."""
     if isinstance(value, Mapping):
         return {key: mapped(value[key], act) for key in sorted(value)}
     if isinstance(value, (tuple, list)):
-        return tuple(mapped(one, act) for one in value)
+        return tuple(mapped(item, act) for item in value)
     return act(value)
 
 
@@ -84,34 +87,37 @@ def leaves(value: Any) -> list[Any]:
 def exported(
     module: nn.Module, data: Any, loss: Callable[..., Tensor] | None, device: str, *, spread: int
 ) -> Any:
-    """The module's loss as an fx.GraphModule of any number of rows. data: (inputs, targets) of one
-    row or more. spread: see `Split`. Raises UnsupportedError where
-    torch.export cannot."""
-    # torch.export takes a size of 1 for a constant
-    two = mapped(data, lambda x: torch.cat([x[:1], x[:1]]) if isinstance(x, Tensor) else x)
-    dims = mapped(two, lambda x: {0: Dim("rows")} if isinstance(x, Tensor) else None)
+    """The module's loss as an fx.GraphModule for any number of rows.
+
+    data: (inputs, targets) of one row or more. spread: see `Split`. Raises UnsupportedError where
+    torch.export cannot make a graph.
+    """
+    # torch.export takes a size of 1 for a constant, so that it gets two rows
+    two_rows = mapped(data, lambda x: torch.cat([x[:1], x[:1]]) if isinstance(x, Tensor) else x)
+    dims = mapped(two_rows, lambda x: {0: Dim("rows")} if isinstance(x, Tensor) else None)
     called, where = Called(module, loss), type(module).__name__
     with as_nodes(module, spread) if spread > 1 else nullcontext():
-        made = graph_of(called, two, where, dynamic_shapes=dims)
-    return move_to_device_pass(made, device).module()
+        program = graph_of(called, two_rows, where, dynamic_shapes=dims)
+    return move_to_device_pass(program, device).module()
 
 
 def name_of(node: Node) -> str:
-    """`add_` of aten.add_.Tensor."""
+    """The name of a node's operator without namespace and overload: "add_" for aten.add_.Tensor."""
     schema = getattr(node.target, "_schema", None)
     named = schema.name if schema else getattr(node.target, "__name__", "")
     return str(named).rpartition("::")[2]
 
 
 def path_of(node: Node) -> str:
-    """The path of the module whose code an operator stands in."""
+    """The path of the innermost module whose code calls an operator; "" for the module itself."""
     stack: Any = node.meta.get("nn_module_stack", {})
     path: str = ["", *(path.partition("@")[0] for path, _ in stack.values())][-1]
     return path.removeprefix("module").lstrip(".")
 
 
 def shape_of(node: Node) -> Shape:
-    """What passes on from one layer to the next, of one sample."""
+    """The sizes and the type of one sample of a value that passes between layers. Raises
+    UnsupportedError where the value's first dimension are not the samples."""
     value = node.meta["val"]
     rows, *rest = value.shape or (1,)
     if isinstance(rows, int) or not rows.node.expr.is_symbol:
@@ -123,12 +129,10 @@ def shape_of(node: Node) -> Shape:
 
 
 class Split:
-    """A module as layers, [L]. outputs [L - 1]: what passes on, of one sample; inlets [L]: what
-    each layer reads of the data.
+    """A module that is split into L layers.
 
-    data: (inputs, targets) of a row or more. weigh: what some rows' losses weigh, where the model
-    gives their sum. spread: over so many ranks experts are spread. Raises UnsupportedError where
-    the module cannot be split, InputError where the names are not those of its parts.
+    layers [L]: the modules of the layers. outputs [L - 1]: shapes of the values that pass from each
+    layer to the next. inlets [L]: nodes of the data that each layer reads.
     """
 
     def __init__(
@@ -142,86 +146,110 @@ class Split:
         *,
         spread: int = 1,
     ) -> None:
-        made = exported(module, data, loss, device, spread=spread)
-        self.module, self.nodes, self.device = module, made.graph.nodes, device
-        self.inputs = made.graph.find_nodes(op="placeholder")
-        own = dict(module.named_parameters(remove_duplicate=False))
-        first = {id(p): (name, p) for name, p in module.named_parameters()}
-        self.held: dict[Node, tuple[str, Any]] = {
-            node: first.get(id(own.get(path)), (path, operator.attrgetter(node.target)(made)))
-            for node in made.graph.find_nodes(op="get_attr")
-            for path in [str(node.target).removeprefix("module.")]
-        }
-        """Parameters (tied ones under the first of their names), buffers, constants."""
+        """names: [L] of the plan's layers. data: (inputs, targets) of a row or more. loss: see
+        `Called`. weigh: (inputs, targets) -> the weight of rows, for a model whose loss is a sum.
+        spread: number of ranks over which experts are spread.
+
+        Raises UnsupportedError where the module cannot be split, InputError where the names do not
+        match the module's submodules.
+        """
+        exported_module = exported(module, data, loss, device, spread=spread)
+        graph = exported_module.graph
+        self.module, self.nodes, self.device = module, graph.nodes, device
+        self.inputs = graph.find_nodes(op="placeholder")
+        named = dict(module.named_parameters(remove_duplicate=False))
+        first_named = {id(p): (name, p) for name, p in module.named_parameters()}
+        self.attributes: dict[Node, tuple[str, Any]] = {}
+        """Node -> (name, value) of a parameter (a tied one under its first name), a buffer or a
+        constant."""
+        for node in graph.find_nodes(op="get_attr"):
+            path = str(node.target).removeprefix("module.")
+            value = operator.attrgetter(node.target)(exported_module)
+            self.attributes[node] = first_named.get(id(named.get(path)), (path, value))
         self.weigh = weigh
-        self.loss = self._summed(made.graph)
+        self.loss = self._summed(graph)
         self.kinds: dict[Node, int] = {}
+        """Node -> DATA, TABLE or LAYER."""
         self.sources: dict[Node, list[Node]] = {}
-        """Node -> its arguments, and what has changed them in place."""
+        """Node -> its arguments, and the nodes before it that change them in place."""
         self.bases: dict[Node, Node] = {}
-        """Node -> what its value is a view of, as a rule itself."""
+        """Node -> the node of whose value its value is a view; the node itself if it is no view."""
         self.changes: dict[Node, list[Node]] = defaultdict(list)
-        """Base -> what changes it in place."""
+        """Base -> the nodes that change its value in place."""
         for node in self.nodes:
             self._classify(node)
-        self.reading: dict[tuple[Node, ...], nn.Module] = {}
+        self.readers: dict[tuple[Node, ...], nn.Module] = {}
+        """Nodes of kind DATA -> the module that computes their values from the data."""
         self._drop_causal_masks(data)
         self.layers, self.outputs, self.inlets = self._cut(self._places(module, names), len(names))
 
     def _summed(self, graph: fx.Graph) -> Node:
-        """The loss as a sum; what it was a mean over becomes what rows weigh."""
+        """The node of the loss as a sum. Where the loss was a mean, `weigh` becomes the number of
+        samples or tokens that it was a mean over."""
         loss: Any = graph.output_node().args[0][0]
         name, schema = name_of(loss), getattr(loss.target, "_schema", None)
         arguments = schema.arguments if schema else []
-        values = {a.name: a.default_value for a in arguments}
+        values = {argument.name: argument.default_value for argument in arguments}
         values |= dict(zip(values, loss.args, strict=False)) | loss.kwargs
         if name == "sum" or values.get("reduction") == SUM:
             return loss
-        counted: Any = values.get("target", values.get("self"))
-        classes = name in CLASSES and not counted.meta["val"].is_floating_point()
-        known = (classes and values["weight"] is None) or name in ELEMENTS
+        counted: Any = values.get("target", values.get("self"))  # the mean is over its elements
+        has_classes = name in CLASSES and not counted.meta["val"].is_floating_point()
+        # whether `weight_by_classes` or `weight_by_rows` gives the number that a mean divides by
+        is_known = (has_classes and values["weight"] is None) or name in ELEMENTS
         with graph.inserting_before(loss):
             if name == "mean" and len(loss.args) == 1:
                 summed = graph.call_function(torch.ops.aten.sum.default, loss.args)
-            elif known and values["reduction"] == MEAN:
+            elif is_known and values["reduction"] == MEAN:
                 summed = graph.call_function(loss.target, (), values | {"reduction": SUM})
             else:
                 raise UnsupportedError(
                     "the model's loss is not known as a mean over samples or tokens", got=name,
                     expected=f"one number by mean, {', '.join((*CLASSES, *ELEMENTS))}",
                 )  # fmt: skip
-        each = counted.meta["val"].numel().node.hint // 2  # there are two rows
-        self.weigh = lambda data: each * len(next(x for x in leaves(data) if isinstance(x, Tensor)))
-        if classes:
-            left = values["ignore_index"]
-            self.weigh = lambda data: float((self.read(data, (counted,))[0] != left).sum())
+        elements_per_row = counted.meta["val"].numel().node.hint // 2  # the graph is of two rows
+        ignored_class = values.get("ignore_index")
+
+        def weight_by_rows(data: Any) -> float:
+            first_tensor = next(x for x in leaves(data) if isinstance(x, Tensor))
+            return float(elements_per_row * len(first_tensor))
+
+        def weight_by_classes(data: Any) -> float:
+            (targets,) = self.read(data, (counted,))
+            return float((targets != ignored_class).sum())
+
+        self.weigh = weight_by_classes if has_classes else weight_by_rows
         return summed
 
     def _classify(self, node: Node) -> None:
-        """Its kind, and what it is computed from."""
+        """Set the `kinds`, `sources` and `bases` of a node, and add it to the `changes` of its base
+        where it changes this in place."""
         arguments = node.all_input_nodes
-        bases = dict.fromkeys(self.bases[one] for one in arguments)
-        before = [change for base in bases for change in self.changes[base]]
-        self.sources[node] = list(dict.fromkeys([*arguments, *before]))
-        kinds = {self.kinds[one] for one in self.sources[node]}
-        if node in self.held:
-            kinds = {TABLE if isinstance(self.held[node][1], nn.Parameter) else DATA}
+        bases = dict.fromkeys(self.bases[argument] for argument in arguments)
+        earlier_changes = [change for base in bases for change in self.changes[base]]
+        self.sources[node] = list(dict.fromkeys([*arguments, *earlier_changes]))
+        kinds = {self.kinds[source] for source in self.sources[node]}
+        if node in self.attributes:
+            _, value = self.attributes[node]
+            kinds = {TABLE if isinstance(value, nn.Parameter) else DATA}
         elif kinds and max(kinds) == TABLE:
             tags = getattr(node.target, "tags", ())
-            values = [x for x in leaves(node.meta.get("val")) if isinstance(x, Tensor)]
-            same = all(isinstance(size, int) for value in values for size in value.shape)
-            shared = same or torch.Tag.pointwise in tags or name_of(node) in VIEWS
-            if torch.Tag.nondeterministic_seeded in tags or not shared:
+            outputs = [x for x in leaves(node.meta.get("val")) if isinstance(x, Tensor)]
+            # the number of rows is a symbol: a value of fixed sizes has no dimension of samples
+            same_for_all = all(isinstance(size, int) for x in outputs for size in x.shape)
+            is_table = same_for_all or torch.Tag.pointwise in tags or name_of(node) in VIEWS
+            if torch.Tag.nondeterministic_seeded in tags or not is_table:
                 kinds.add(LAYER)
         self.kinds[node] = max(kinds, default=DATA)
         schema = getattr(node.target, "_schema", None)
         alias = schema.returns[0].alias_info if schema and schema.returns else None
-        view = alias is not None or name_of(node) in VIEWS
-        self.bases[node] = base = self.bases[arguments[0]] if view and arguments else node
+        is_view = alias is not None or name_of(node) in VIEWS
+        base = self.bases[arguments[0]] if is_view and arguments else node
+        self.bases[node] = base
         if alias is not None and alias.is_write:
             self.changes[base].append(node)
             require(
-                self.kinds[node] == self.kinds[base] and base not in self.held,
+                self.kinds[node] == self.kinds[base] and base not in self.attributes,
                 "the model changes in place what is not one layer's",
                 where=base.name,
                 got=name_of(node),
@@ -230,27 +258,31 @@ class Split:
             )
 
     def _drop_causal_masks(self, data: Any) -> None:
-        """Let attention say by itself that it is causal, or sees everything, where its mask does:
-        torch's flash kernels take no mask. A mask that reads the values of the data stays."""
+        """Replace the mask of an attention by its argument `is_causal`, where the mask is causal or
+        hides nothing: torch's flash kernels take no mask. A mask that depends on the values of the
+        data stays."""
         for node in self.nodes:
-            own = node.args[3:4]
-            mask: Any = own[0] if own else node.kwargs.get("attn_mask")
+            positional_mask = node.args[3:4]
+            mask: Any = positional_mask[0] if positional_mask else node.kwargs.get("attn_mask")
             if name_of(node) != "scaled_dot_product_attention" or self.kinds.get(mask) != DATA:
                 continue
-            if self.cone([mask], lambda one: name_of(one) == "sym_size").intersection(self.inputs):
+            # the nodes that the mask is computed from, without the data whose sizes alone it reads
+            cone = self.cone([mask], lambda source: name_of(source) == "sym_size")
+            if cone.intersection(self.inputs):
                 continue
-            (seen,) = self.read(data, (mask,))
-            causal = torch.equal(seen, torch.ones_like(seen).tril())
-            if seen.dtype == torch.bool and (causal or bool(seen.all())):
-                if own:
+            (visible,) = self.read(data, (mask,))
+            is_causal = torch.equal(visible, torch.ones_like(visible).tril())
+            if visible.dtype == torch.bool and (is_causal or bool(visible.all())):
+                if positional_mask:
                     node.update_arg(3, None)
                 else:
                     node.update_kwarg("attn_mask", None)
-                node.update_kwarg("is_causal", causal)
+                node.update_kwarg("is_causal", is_causal)
                 self.sources[node].remove(mask)
 
     def _runs(self, module: nn.Module) -> dict[Node, str]:
-        """Node in a layer -> the part of the module that runs, named as a trace names it."""
+        """Node of kind LAYER -> the name of the submodule that runs, as `tracing.layers.labels`
+        gives it; a submodule that runs for the k-th time, k > 1, is named `name#k`."""
         label_of = {id(module.get_submodule(path)): label for path, label in labels(module).items()}
         needed = self.cone([self.loss], lambda node: self.kinds[node] != LAYER)
         runs: dict[Node, str] = {}
@@ -258,24 +290,25 @@ class Split:
         label = run = ""
         for node in self.nodes:
             if node in needed and self.kinds[node] == LAYER:
-                now = label_of.get(id(module.get_submodule(path_of(node))), label)
-                if now != label:
-                    label = now
+                submodule = module.get_submodule(path_of(node))
+                label_of_node = label_of.get(id(submodule), label)
+                if label_of_node != label:
+                    label = label_of_node
                     times[label] += 1
                     run = label if times[label] == 1 else f"{label}#{times[label]}"
                 runs[node] = run
         return runs
 
     def _places(self, module: nn.Module, names: Sequence[str]) -> dict[Node, int]:
-        """Node -> its layer, never before those of what it reads.
+        """Node -> number of its layer, which is never before the layer of a node that it reads.
 
-        Names are those of a trace, or any that stand for what comes before the numbered blocks, for
-        each block, and for what comes behind.
+        names: the layers of a trace; or any names: of one layer before the numbered blocks, of each
+        block, and of one layer after them.
         """
         runs = self._runs(module)
-        parts = [part for part in dict.fromkeys(runs.values()) if part]
+        parts = [part for part in dict.fromkeys(runs.values()) if part]  # submodules that run
         blocks = list(dict.fromkeys(filter(None, map(numbered, parts))))
-        places = {name: k for k, name in enumerate(names)}
+        places = {name: k for k, name in enumerate(names)}  # submodule -> number of its layer
         if not set(parts) <= set(names):
             require(
                 len(names) == len(blocks) + 2,
@@ -285,94 +318,112 @@ class Split:
                 expected=f"{', '.join(names)}, or {len(names) - 2} numbered blocks",
             )
             places = {part: 1 + blocks.index(numbered(part)) for part in parts if numbered(part)}
-            places |= dict.fromkeys(parts[parts.index(list(places)[-1]) + 1 :], len(names) - 1)
-        made: dict[Node, int] = {}
-        now = 0
+            last_in_blocks = list(places)[-1]
+            after_blocks = parts[parts.index(last_in_blocks) + 1 :]
+            places |= dict.fromkeys(after_blocks, len(names) - 1)
+        layer_of: dict[Node, int] = {}
+        layer = 0
         for node, part in runs.items():
-            now = max(now, places.get(part, 0))
-            # an item stays where its tuple is
-            made[node] = made[node.args[0]] if node.target is operator.getitem else now
-        return made | {self.loss: len(names) - 1}
+            layer = max(layer, places.get(part, 0))
+            # an item of a tuple belongs to the layer of the tuple
+            is_item = node.target is operator.getitem
+            layer_of[node] = layer_of[node.args[0]] if is_item else layer
+        return layer_of | {self.loss: len(names) - 1}
 
-    def _cut(self, places: Mapping[Node, int], count: int) -> Any:
-        """`layers`, `outputs` and `inlets` of this class."""
-        until = dict(places)
-        for node, place in places.items():
-            until |= {one: max(until[one], place) for one in self.sources[node] if one in places}
-        alive = [
-            [node for node, place in places.items() if place <= k < until[node]]
+    def _cut(self, layer_of: Mapping[Node, int], count: int) -> Any:
+        """`layers`, `outputs` and `inlets` of this class, for `count` layers."""
+        last_reader = dict(layer_of)  # node -> the last layer that reads its value
+        for node, layer in layer_of.items():
+            for source in self.sources[node]:
+                if source in layer_of:
+                    last_reader[source] = max(last_reader[source], layer)
+        alive = [  # [L - 1] nodes whose values pass from layer k to layer k + 1
+            [node for node, layer in layer_of.items() if layer <= k < last_reader[node]]
             for k in range(count - 1)
         ]
         layers, inlets = [], []
         for k, (before, after) in enumerate(pairwise([[], *alive, [self.loss]])):
-            known = {n for n, kind in self.kinds.items() if kind == DATA or places.get(n, k) < k}
-            reached = self.cone(after, known.__contains__)
-            inlets.append(tuple(n for n in self.nodes if n in reached and self.kinds[n] == DATA))
+            given = {  # nodes that layer k does not compute
+                node
+                for node, kind in self.kinds.items()
+                if kind == DATA or layer_of.get(node, k) < k
+            }
+            cone = self.cone(after, given.__contains__)
+            inlets.append(tuple(n for n in self.nodes if n in cone and self.kinds[n] == DATA))
             layers.append(self.piece([*before, *inlets[-1]], after))
         outputs = tuple(tuple(map(shape_of, nodes)) for nodes in alive)
         return tuple(layers), outputs, tuple(inlets)
 
     def cone(self, outputs: Iterable[Node], ends: Callable[[Node], bool]) -> set[Node]:
-        """What outputs are computed from, as far as `ends`, these included."""
+        """The nodes from which outputs are computed, with the outputs. The search does not go
+        beyond nodes for which `ends` is true, and includes them."""
         reached, waiting = set(), list(outputs)
         while waiting:
             node = waiting.pop()
-            if node not in reached:
-                reached.add(node)
-                waiting += [] if ends(node) else self.sources[node]
+            if node in reached:
+                continue
+            reached.add(node)
+            if not ends(node):
+                waiting += self.sources[node]
         return reached
 
     def piece(self, inputs: Sequence[Node], outputs: Sequence[Node]) -> nn.Module:
-        """A module that computes outputs from inputs."""
+        """A module that computes the values of the nodes `outputs` from those of `inputs`."""
         graph, ends = fx.Graph(), set(inputs)
         wanted = self.cone(outputs, ends.__contains__) - ends
-        made: dict[Node, Any] = {node: graph.placeholder(node.name) for node in inputs}
+        copy_of: dict[Node, Any] = {node: graph.placeholder(node.name) for node in inputs}
         for node in inputs:
-            if wanted.intersection(self.changes[node]):
-                made[node] = graph.call_function(torch.ops.aten.clone.default, (made[node],))
-        root: dict[str, Any] = {}
+            if wanted.intersection(self.changes[node]):  # another layer may read the input, too
+                clone = graph.call_function(torch.ops.aten.clone.default, (copy_of[node],))
+                copy_of[node] = clone
+        root: dict[str, Any] = {}  # name -> parameter, buffer, constant or submodule
         for node in self.nodes:
-            if node in wanted and node in self.held:
-                name, root[name] = self.held[node]
-                made[node] = graph.get_attr(name)
-            elif node in wanted and node.target is torch.ops.hetplan.experts.default:
-                *read, path = map_arg(node.args, made.__getitem__)
+            if node not in wanted:
+                continue
+            if node in self.attributes:
+                name, value = self.attributes[node]
+                root[name] = value
+                copy_of[node] = graph.get_attr(name)
+            elif node.target is torch.ops.hetplan.experts.default:
+                *arguments, path = map_arg(node.args, copy_of.__getitem__)
                 root[path] = Experts(self.module.get_submodule(path))
-                made[node] = graph.call_module(path, tuple(read))
-            elif node in wanted:
-                made[node] = graph.node_copy(node, made.__getitem__)
-        graph.output(tuple(made[node] for node in outputs))
+                copy_of[node] = graph.call_module(path, tuple(arguments))
+            else:
+                copy_of[node] = graph.node_copy(node, copy_of.__getitem__)
+        graph.output(tuple(copy_of[node] for node in outputs))
         return fx.GraphModule(root, graph)
 
     def read(self, data: Any, nodes: tuple[Node, ...]) -> Any:
-        """Values that follow from some rows' data."""
-        if nodes not in self.reading:
-            self.reading[nodes] = self.piece(self.inputs, nodes).to(self.device)
-        here = [x.to(self.device) if isinstance(x, Tensor) else x for x in leaves(data)]
-        return self.reading[nodes](*here)
+        """The values of some nodes of kind DATA for the data of some rows, on the device."""
+        if nodes not in self.readers:
+            self.readers[nodes] = self.piece(self.inputs, nodes).to(self.device)
+        on_device = [x.to(self.device) if isinstance(x, Tensor) else x for x in leaves(data)]
+        return self.readers[nodes](*on_device)
 
     def reads(self, first: int, last: int) -> bool:
         """Whether one of the layers [first, last) reads data."""
         return any(self.inlets[first:last])
 
     def feed(self, data: Callable[[], Any], first: int, last: int) -> list[tuple[Any, ...]]:
-        """What each of the layers [first, last) reads of some rows' data, asked for where one
-        does."""
-        read_by = self.inlets[first:last]
-        nodes = tuple(dict.fromkeys(node for one in read_by for node in one))
-        values = dict(zip(nodes, self.read(data(), nodes) if nodes else (), strict=True))
-        return [tuple(values[node] for node in one) for one in read_by]
+        """[layer] the data that each of the layers [first, last) reads. data: returns (inputs,
+        targets) of some rows; it is called only where one of the layers reads data."""
+        inlets = self.inlets[first:last]
+        nodes = tuple(dict.fromkeys(node for inlet in inlets for node in inlet))
+        values: dict[Node, Any] = {}
+        if nodes:
+            values = dict(zip(nodes, self.read(data(), nodes), strict=True))
+        return [tuple(values[node] for node in inlet) for inlet in inlets]
 
 
 @dataclass(frozen=True)
 class Divided:
-    """Dimension `dim` of a parameter: `blocks` of `length` each, divided alike, where `together`
-    (the width of a head) stays on one rank."""
+    """How tensor ranks divide one dimension of a parameter. The dimension consists of blocks, such
+    as queries, keys and values, each of which is divided alike."""
 
-    dim: int
-    blocks: int
-    length: int
-    together: int
+    dim: int  # the divided dimension
+    blocks: int  # number of blocks
+    length: int  # length of a block
+    together: int  # entries that stay on one rank, the width of a head
 
     def goes_into(self, shares: Sequence[float]) -> bool:
         """Whether ranks of these shares get equal parts."""
@@ -380,42 +431,53 @@ class Divided:
 
 
 def divisions(module: nn.Module, split: Split) -> dict[str, Divided]:
-    """Parameter, by the name that layers have for it -> how it is divided. What takes a product's
-    blocks apart is marked: meta["blocks"] is the parameter and the number of blocks."""
-    words = getattr(module, "tensor_plan", None) or getattr(module, "_tp_plan", None) or NAMED
-    made: dict[str, Divided] = {}
+    """Name of a parameter in the layers -> how it is divided, for parameters that are.
+
+    A node that splits the output of such a parameter's product into its blocks is marked:
+    `meta["blocks"]` is (name of the parameter, number of blocks).
+    """
+    plan = getattr(module, "tensor_plan", None) or getattr(module, "_tp_plan", None) or NAMED
+    divided: dict[str, Divided] = {}
     for layer in split.layers:
         parameters = dict(layer.named_parameters(remove_duplicate=False))
         for node in layer.graph.find_nodes(op="get_attr"):
-            value: Any = parameters.get(str(node.target))
-            for user in node.users if value is not None and value.dim() < 3 else ():
-                place, outputs = WEIGHTS.get(name_of(user), (None, 0))
-                path, name = path_of(user), str(node.target)
-                word = next((word for pattern, word in words.items() if fnmatch(path, pattern)), "")
-                weighs = place is not None and user.args[place] is node
-                if (
-                    place is not None
-                    and word.startswith("colwise")
-                    and weighs == (value.dim() == 2)
-                ):
-                    dim = outputs if weighs else 0
-                    blocks, together = uses_of(user, value.shape[dim], name)
-                    made[name] = Divided(dim, blocks, value.shape[dim] // blocks, together)
-                elif weighs and word == "rowwise":
-                    made[name] = Divided(1 - outputs, 1, value.shape[1 - outputs], 1)
-    return made
+            name = str(node.target)
+            value: Any = parameters.get(name)
+            if value is None or value.dim() >= 3:
+                continue
+            for product in node.users:
+                if name_of(product) not in WEIGHTS:
+                    continue
+                weight_argument, outputs_dim = WEIGHTS[name_of(product)]
+                is_weight = product.args[weight_argument] is node  # else a bias
+                path = path_of(product)
+                words = (word for pattern, word in plan.items() if fnmatch(path, pattern))
+                word = next(words, "")
+                if word.startswith("colwise") and is_weight == (value.dim() == 2):
+                    dim = outputs_dim if is_weight else 0
+                    blocks, together = uses_of(product, value.shape[dim], name)
+                    divided[name] = Divided(dim, blocks, value.shape[dim] // blocks, together)
+                elif is_weight and word == "rowwise":
+                    inputs_dim = 1 - outputs_dim
+                    divided[name] = Divided(inputs_dim, 1, value.shape[inputs_dim], 1)
+    return divided
 
 
 def uses_of(product: Node, columns: int, name: str) -> tuple[int, int]:
-    """(equal blocks that a product's columns are split into, columns that a view makes a dimension
-    of)."""
+    """(number of blocks, width of a head) of a product's output columns.
+
+    The blocks are equal parts into which the columns are split; 1 where they are not split. The
+    width is the length of the last dimension that a view makes of the columns, 1 without such a
+    view. name: of the product's weight, with which a node that splits the columns is marked.
+    """
     blocks, together, waiting = 1, 1, [product]
     while waiting:
         for user in waiting.pop().users:
             value, kind = user.meta.get("val"), name_of(user)
             if kind in ("split", "chunk"):
                 if {part.shape[-1] for part in value} == {columns // len(value)}:
-                    blocks, user.meta["blocks"] = len(value), (name, len(value))
+                    blocks = len(value)
+                    user.meta["blocks"] = (name, blocks)
                     waiting.append(user)
             elif kind in RESHAPES and value.shape[-1] not in (columns, columns // blocks):
                 together = int(value.shape[-1])

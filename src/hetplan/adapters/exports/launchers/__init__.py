@@ -1,1 +1,1 @@
-"""Launchers: what starts `node.sh` on all nodes. ssh, Slurm, Kubernetes and Ray."""
+"""Exports for launchers that start a plan on all its nodes: ssh, Slurm, Kubernetes and Ray."""

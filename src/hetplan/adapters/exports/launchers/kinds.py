@@ -16,31 +16,33 @@ from hetplan.schema import PLAIN, StrictModel
 
 Keys = dict[str, Any]  # key of a job file -> (type, default), as pydantic's create_model takes them
 
-# Words stand unquoted in scripts; values stand in a line of their own.
+# A word may stand unquoted in a script; a value may hold anything that fits on one line.
 Word = Annotated[str, Field(pattern="^[A-Za-z0-9_][A-Za-z0-9_.:@/+-]*$", max_length=253)]
 Value = Annotated[str, Field(pattern=PLAIN, max_length=1000)]
 Variable = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 DeviceType = Annotated[str, Field(max_length=200)]
 
-ENV: Keys = {"env": (dict[Variable, Value], {})}  # variables of all ranks
-# Device type -> options of sbatch, or labels of Kubernetes' or Ray's nodes, that select its nodes.
+ENV: Keys = {"env": (dict[Variable, Value], {})}  # environment variables of all ranks
+# Device type -> the options of sbatch that select the nodes of that type, or their labels in
+# Kubernetes or Ray.
 TYPES: Keys = {"types": (dict[DeviceType, dict[Word, Value]], {})}
-HOSTS: Keys = {"hosts": (list[Word], ...)}  # one per node of the cluster, in its order
-OPTIONS: Keys = {"options": (dict[Word, Value], {})}  # of sbatch, for every component
-IMAGE: Keys = {"image": (Word, ...)}  # of the pods' container
+HOSTS: Keys = {"hosts": (list[Word], ...)}  # one host per node, in the cluster's order
+OPTIONS: Keys = {"options": (dict[Word, Value], {})}  # options of sbatch for every job component
+IMAGE: Keys = {"image": (Word, ...)}  # image of the pods' container
 
 
 class Launcher(NamedTuple):
-    """A way to start a plan on all nodes."""
+    """A program that starts a plan on all nodes, and what hetplan has to write for it."""
 
-    program: str  # that submits
-    command: str  # that submits; {}: the folder of the files
-    files_of: Callable[[Start], dict[str, str]]  # name -> text of the files that it needs
-    keys: Keys  # of its section in a job file, beside `kind` and `env`
+    program: str  # the executable that submits the job
+    command: str  # the command line that submits the job; {} stands for the folder of the files
+    # Returns file name -> text of the files that the launcher needs.
+    files_of: Callable[[Start], dict[str, str]]
+    keys: Keys  # the keys of its section in a job file, beside `kind` and `env`
 
 
 def no_files(start: Start) -> dict[str, str]:
-    """The files of a launcher that needs none but the plan."""
+    """No files: the launcher needs nothing but the plan."""
     return {}
 
 
@@ -61,5 +63,5 @@ def section_of(kind: str, keys: Keys) -> Any:
     return create_model(kind, __base__=StrictModel, **fields)
 
 
-# The union of all sections.
-KINDS: Any = reduce(or_, (section_of(kind, own.keys) for kind, own in LAUNCHERS.items()))
+# The union of the sections of all launchers; `kind` tells them apart.
+KINDS: Any = reduce(or_, (section_of(kind, launcher.keys) for kind, launcher in LAUNCHERS.items()))

@@ -1,4 +1,4 @@
-"""Kubernetes: a JobSet, or a TrainJob of Kubeflow with a runtime of its own."""
+"""Export for Kubernetes: a JobSet, or a TrainJob of Kubeflow together with its training runtime."""
 
 import json
 from textwrap import indent
@@ -45,7 +45,7 @@ JOB = """\
           - {{name: files, configMap: {{name: {name}}}}}
           - {{name: memory, emptyDir: {{medium: Memory}}}}
 """
-# Launcher -> what follows the files: a JobSet, or a TrainJob with a runtime of its own.
+# Launcher -> the objects that follow the ConfigMap of the files.
 OBJECTS = {
     "jobset": """---
 apiVersion: jobset.x-k8s.io/v1alpha2
@@ -71,7 +71,8 @@ spec:
 
 
 def kubernetes(start: Start) -> dict[str, str]:
-    """Kubernetes' objects: the files, and one replicated job per group with one pod per node."""
+    """File name -> text of Kubernetes' objects: a ConfigMap with the plan and `node.sh`, and one
+    replicated job for each of `start.groups`, with one pod per node."""
     begin = f"export MASTER_ADDR={start.name}-nodes-0-0-0.{start.name}; "
     jobs = []
     for number, ((kind, ranks), nodes) in enumerate(start.groups.items()):

@@ -1,7 +1,7 @@
 """Export for Ray Train: a script that starts one worker per rank of the plan.
 
-Ray chooses the nodes and numbers of the workers. `seats` then gives each worker a rank that the
-plan has on a node of the same device type with the same number of workers.
+Ray decides on which node each worker runs and how the workers are numbered. `seats` then gives each
+worker a rank of the plan: one whose node has the same device type and the same number of ranks.
 """
 
 import re
@@ -74,15 +74,18 @@ TorchTrainer(
 
 
 def ray(start: Start) -> dict[str, str]:
-    """File name -> text of a script for Ray Train, which starts one worker per rank on a node with
-    the rank's device type. Raises InputError where Ray would not take the folder to the workers."""
+    """File name -> text of a script for Ray Train.
+
+    The script starts one worker per rank, on a node with the rank's device type. Raises InputError
+    where Ray would not copy the folder of the files to the workers.
+    """
     require(
         not start.folder.startswith(".."),
         "the folder is not in the working directory, which Ray takes to the workers",
         got=start.folder,
     )
     kinds = [start.plan.devices[device].type for device in start.plan.ranks]
-    values = {  # what stands for each `@NAME@` in RAY
+    values = {  # NAME -> the value that replaces `@NAME@` in RAY
         "PLAN": f"{start.folder}/plan.json",
         "OPTIONS": list(start.words),
         "VARIABLES": start.launcher.env,
@@ -98,7 +101,7 @@ def ray(start: Start) -> dict[str, str]:
 
 
 def seats(plan: Plan, workers: Sequence[tuple[str, str]]) -> list[tuple[int, int, int]]:
-    """The place of each worker in the plan: (rank, rank within the node, ranks of the node).
+    """The seat of each worker in the plan: (rank, rank within the node, ranks of the node).
 
     workers: (node, device type) of each worker. Each node of the plan is matched with one of Ray's
     nodes that has equally many workers and the same device type. Raises InputError where Ray has no
@@ -110,7 +113,7 @@ def seats(plan: Plan, workers: Sequence[tuple[str, str]]) -> list[tuple[int, int
     free: dict[tuple[str, int], list[list[int]]] = {}
     for node, members in workers_of_node.items():
         free.setdefault((type_of_node[node], len(members)), []).append(members)
-    placed = [
+    placement = [
         f"{len(members)} on {type_of_node[node]}" for node, members in workers_of_node.items()
     ]
     seat_of = dict[int, tuple[int, int, int]]()
@@ -119,7 +122,7 @@ def seats(plan: Plan, workers: Sequence[tuple[str, str]]) -> list[tuple[int, int
         require(
             free.get((kind, count)),
             "Ray placed the workers on other nodes than the plan's",
-            got=", ".join(placed),
+            got=", ".join(placement),
             expected=f"a node with {count} on {kind}",
         )
         members = free[kind, count].pop()

@@ -1,4 +1,4 @@
-"""Slurm: a batch script with one component per group of nodes."""
+"""Export for Slurm: a batch script with one job component per group of equal nodes."""
 
 import shlex
 
@@ -18,12 +18,14 @@ srun {groups}--kill-on-bad-exit=1 {task}
 
 
 def directive(name: str, value: object) -> str:
-    """An option for sbatch within a script; sbatch reads quotes as a shell does."""
+    """The line of a batch script that gives sbatch an option. sbatch reads quotes as a shell
+    does."""
     return f"#SBATCH --{name}={shlex.quote(printable(str(value)))}"
 
 
 def slurm(start: Start) -> dict[str, str]:
-    """A batch script, of a heterogeneous job where nodes differ: one task per node."""
+    """File name -> text of a batch script with one task per node. Where nodes differ, the job is a
+    heterogeneous one with a component for each of `start.groups`."""
     components = []
     for (kind, ranks), nodes in start.groups.items():
         options = {

@@ -1,4 +1,4 @@
-"""ssh: a script that calls `node.sh` on every host."""
+"""Export for ssh: a script that calls `node.sh` on every host."""
 
 import shlex
 
@@ -17,7 +17,8 @@ for _ in $(jobs -p); do wait -n; done
 
 
 def ssh(start: Start) -> dict[str, str]:
-    """A script that starts `node.sh` on every host, and the hosts with their numbers of ranks."""
+    """File name -> text: `submit.sh` starts `node.sh` on every host, and `hostfile` lists the hosts
+    with their numbers of ranks."""
     nodes, hosts = start.plan.nodes, start.launcher.hosts
     require(
         len(hosts) > max(nodes),
@@ -27,8 +28,9 @@ def ssh(start: Start) -> dict[str, str]:
         expected=f"{max(nodes) + 1}, one per node of the cluster",
     )
     call = shlex.join([f"{start.folder}/node.sh", f"{start.folder}/plan.json", *start.words])
-    folder, first_host = shlex.quote(start.root), hosts[next(iter(nodes))]
-    address = first_host.rpartition("@")[2]  # without the user's name
+    folder = shlex.quote(start.root)
+    first_node = next(iter(nodes))
+    _, _, address = hosts[first_node].rpartition("@")  # without the user's name
     commands = []
     for node in nodes:
         on_host = f"cd {folder} && NODE={node} MASTER_ADDR={address} bash {call}"

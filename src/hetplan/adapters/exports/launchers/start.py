@@ -1,7 +1,7 @@
-"""The ranks that a launcher starts, by one call of `node.sh` on every node.
+"""What a launcher starts: a plan, by one call of `node.sh` on every node.
 
-Nodes with equally many ranks on the same device type are a group: one component of a Slurm job, one
-replicated job of a JobSet. Within a group any node may stand for any other.
+Nodes with equally many ranks on the same device type form a group: one component of a Slurm job, or
+one replicated job of a JobSet. The scheduler may exchange nodes within a group.
 """
 
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ from hetplan.plans.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A plan to start, and how."""
+    """A plan to start, with everything that the files of a launcher say about the job."""
 
     plan: Plan
     launcher: Any  # the section `launcher` of a job file: a model of `kinds.KINDS`
-    name: str  # of the job, as Kubernetes takes it
-    root: str  # the folder where ranks start, absolute
-    folder: str  # of the files, seen from there
+    name: str  # the job's name, as Kubernetes accepts it
+    root: str  # absolute path of the working folder of all ranks
+    folder: str  # path of the folder of the job's files, relative to `root`
     words: Sequence[str] = ()  # options of `hetplan run`
     gpus: bool = True  # whether ranks need GPUs
 
     @property
     def groups(self) -> dict[tuple[str, int], list[int]]:
-        """(device type, ranks) -> the nodes with so many ranks on such devices."""
+        """(device type, ranks of a node) -> the nodes with that type and that number of ranks."""
         groups: dict[tuple[str, int], list[int]] = {}
         for node, devices in self.plan.nodes.items():
             kind = self.plan.devices[devices[0]].type
@@ -33,10 +33,10 @@ class Start:
         return groups
 
     def selectors(self, kind: str, label: str) -> dict[str, str]:
-        """The labels (sbatch: options) by which a scheduler selects nodes of a device type.
+        """The labels (for sbatch: options) by which a scheduler selects nodes of a device type.
 
-        They are those of the job file, else `label` with the type's name. A cluster of one type
-        needs none.
+        kind: the device type. The job file may give the labels. Otherwise `label` must have the
+        type's name as its value, and a cluster of one device type needs no label.
         """
         several_types = len({device.type for device in self.plan.devices}) > 1
         default = {label: kind} if several_types else {}
@@ -45,8 +45,8 @@ class Start:
     def task(self, number: str, nodes: Sequence[int], folder: str, begin: str = "") -> list[str]:
         """The command of a scheduler's task.
 
-        number: the shell variable with the place of the task's node in `nodes`. folder: where the
-        task finds the files. begin: shell commands that come first.
+        number: the shell variable with the index of the task's node in `nodes`. folder: where the
+        task finds the job's files. begin: shell commands that come first.
         """
         choose_node = f"nodes=({' '.join(map(str, nodes))}); export NODE=${{nodes[{number}]}}"
         shell = f'{begin}{choose_node}; exec bash "$@"'

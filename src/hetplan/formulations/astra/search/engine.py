@@ -107,10 +107,12 @@ def result_of_mixed(task: Task, on_segments: OnSegments, on_one_type: OnOneType)
     """The result of mode 2: strategies on segments of several types, and strategies on each single
     type that has enough devices."""
     search = on_segments.search
-    strategies, on_one_type_priced = on_segments.table.rows, on_one_type.table.rows
-    proof = no_proof(search.explored, strategies)
+    strategies = on_segments.table.rows
+    priced_on_one_type = on_one_type.table.rows
     if search.finished:
-        proof = proof_on_segments(search.explored, strategies, on_one_type_priced)
+        proof = proof_on_segments(search.explored, strategies, priced_on_one_type)
+    else:
+        proof = no_proof(search.explored, strategies)
     result = ranked(
         task,
         Union([on_segments, on_one_type]),
@@ -118,13 +120,13 @@ def result_of_mixed(task: Task, on_segments: OnSegments, on_one_type: OnOneType)
         listed=[*on_segments.fastest(), *on_one_type.fastest(2 * task.top)],
         finished=search.finished,
         proof=proof,
-        left_out=equal_only_left_out(task.space, on_one_type_priced > 0),
+        left_out=equal_only_left_out(task.space, priced_on_one_type > 0),
     )
     details = {
         "explored": search.explored,
         "stage_counts_seen": search.seen,
         "stage_counts_solved": search.solved,
-        "priced_on_one_type": on_one_type_priced,
+        "priced_on_one_type": priced_on_one_type,
     }
     return replace(result, details=details)
 
@@ -146,7 +148,8 @@ def ranked(
     fastest strategies. finished: whether the search explored every strategy. proof, left_out: as in
     `SearchResult`.
     """
-    throughput, money = task.job.tokens_per_iteration / priced.seconds, priced.money
+    throughput = task.job.tokens_per_iteration / priced.seconds  # [n] tokens per second
+    money = priced.money
     limit = task.job.money_limit
     generated, after_rules, in_memory = counts.tolist()
     named_counts = {
@@ -192,14 +195,15 @@ def instance_of(priced: PricedSet, number: int) -> AstraData | None:
 
 
 def distinct(listed: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The candidates by seconds, then by money. Of candidates with the same strategy and stages,
-    one from segments and one from a single type, only the first remains."""
+    """The candidates in ascending order of seconds, then of money. Of candidates with the same
+    strategy and stages, which both kinds of search may find, only the first remains."""
     seconds = np.array([candidate.seconds for candidate in listed])
     money = np.array([candidate.money or 0.0 for candidate in listed])
-    first: dict[object, Candidate] = {}
+    first: dict[object, Candidate] = {}  # (stages, values of the strategy) -> candidate
     for number in np.lexsort((tied(money), tied(seconds))):
         candidate = listed[number]
-        first.setdefault((candidate.stages, *candidate.strategy.values()), candidate)
+        key = (candidate.stages, *candidate.strategy.values())
+        first.setdefault(key, candidate)
     return tuple(first.values())
 
 

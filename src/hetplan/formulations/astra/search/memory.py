@@ -1,15 +1,17 @@
 """Bytes per device of every strategy at once, and the memory filter (Astra, eq. 20-21).
 
-What a device holds follows from the framework that trains, by the formula that the replay uses
-(`replays.memory`): model states of its stage's layers, activations of the micro-batches in
-flight, logits at the loss or the layer that is computed again, gathered layers, buffers and
-workspace. In flight are min(K, P - j) micro-batches on stage j of 1F1B; interleaved,
-min(K v, 2 (P - j - 1) + (v - 1) P + 1) chunks of 1/v of a stage. First and last stage bind: the
-first keeps most in flight, the last has the head. Optimizer states are offloaded `auto`: the
-smallest share that makes the stage fit.
+The formula is that of the replay (`hetplan.replays.memory`) and depends on the framework. A device
+holds model states of its stage's layers, activations of the micro-batches in flight, the logits at
+the loss or the layer that is recomputed, gathered layers, buffers and workspace.
 
-Blocks that differ count as equal blocks of their average, but for the largest one, which is
-gathered whole.
+P stages j, K micro-batches, v virtual stages on each device. Under 1F1B, stage j has
+min(K, P - j) micro-batches in flight. Under the interleaved schedule it has
+min(K v, 2 (P - j - 1) + (v - 1) P + 1) chunks in flight, each of 1/v of a stage. Only the first and
+the last stage are checked: the first has the most micro-batches in flight, and the last has the
+head. Optimizer states are offloaded `auto`: by the smallest share that makes the stage fit.
+
+Blocks of different sizes count as equal blocks of the average size, but for gathered layers, where
+the largest block counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.formulations.astra.search.pricing import Priced
-from hetplan.formulations.astra.search.table import Strategies
+from hetplan.formulations.astra.search.table import METHODS, Strategies
 from hetplan.profiling.frameworks import States
 from hetplan.profiling.models.operators import ELEMENT_BYTES, Layer
 from hetplan.replays.arrays import Floats, Ints
@@ -36,33 +38,36 @@ from hetplan.replays.memory import (
 )
 from hetplan.replays.offers import Offer
 
-# (ZeRO level, whether on stages of a pipeline) of the strategies: replicated, the distributed
-# optimizer, full shards without and with a pipeline. Only full shards depend on the second.
+# (ZeRO level, whether the model has a pipeline) of the strategies: replicated, with the distributed
+# optimizer, fully sharded without and with a pipeline. Only full sharding depends on the pipeline.
 LEVELS = ((0, False), (1, False), (3, False), (3, True))
 
 
 def by_degree(degrees: Ints, of: Callable[[int], float]) -> Floats:
-    """[R] a figure that depends on a degree alone, worked out once for each distinct one."""
-    distinct, place = np.unique(degrees, return_inverse=True)
-    return np.array([of(degree) for degree in distinct.tolist()])[place]
+    """[R] the values of a function of a degree. It is called once for each distinct degree.
+
+    degrees: [R]. of: the function.
+    """
+    distinct, number = np.unique(degrees, return_inverse=True)
+    return np.array([of(degree) for degree in distinct.tolist()])[number]
 
 
 def divided_tokens(priced: Priced) -> NDArray[np.bool_]:
-    """[R] whether tensor ranks divide what lies between their products, too."""
+    """[R] whether tensor ranks divide the tokens between their matrix products (sequence
+    parallelism)."""
     return np.asarray((priced.sp == 1) | priced.assumed.framework.sequence_parallel)
 
 
 def block_bytes(priced: Priced) -> tuple[Floats, Floats]:
-    """Bytes per sample on each rank that an average block keeps: all of them, and those of the
-    attention's core.
+    """([R] all, [R] the attention core's): bytes per sample that a rank keeps of an average block.
 
-    Context ranks that exchange tokens for heads keep attention's output before and after the
-    exchange. Tensor ranks that divide tokens may keep the inputs that they gather, and keep what
-    the columns of an expert have in common where these are divided.
+    Context ranks that exchange tokens for heads keep the attention's output before and after the
+    exchange. Tensor ranks that divide tokens may keep the inputs that they gather. Where tensor
+    ranks divide experts, they keep the activations that the divided columns of an expert share.
     """
     facts, framework = priced.facts, priced.assumed.framework
     split, whole, core = facts.saved
-    gathered = np.zeros_like(priced.own)
+    gathered = np.zeros_like(priced.rank_samples)
     for block, share in facts.different_blocks:
         inputs = framework.whole_inputs * inputs_bytes(block, facts.precision)
         common = gathered_for_experts(block, facts.precision, priced.tp, priced.etp)
@@ -73,7 +78,7 @@ def block_bytes(priced: Priced) -> tuple[Floats, Floats]:
 
 
 def end_bytes(priced: Priced, layer: Layer) -> Floats:
-    """Bytes per sample on each rank that embedding or head keeps."""
+    """[R] bytes per sample that a rank keeps of `layer`, the embedding or the head."""
     precision = priced.facts.precision
     whole = layer.replicated_saved_bytes(precision)
     split = layer.saved_bytes(precision) - whole
@@ -82,25 +87,31 @@ def end_bytes(priced: Priced, layer: Layer) -> Floats:
 
 
 def passes_of(priced: Priced, layers: Ints, last: Floats | float) -> Passes[Floats]:
-    """Bytes per sample of a stage of so many blocks; `saved` is of its blocks alone. last: whether
-    it holds the head.
+    """Bytes per sample that the passes of a stage keep on each rank; `saved` counts its blocks
+    only.
 
-    Without recomputation everything is kept; selective frees the attention core; a fully recomputed
-    layer keeps its input, `uniform` one input for each group of layers, and one layer (or group) is
-    whole while it is recomputed.
+    Without recomputation all activations are kept. Selective recomputation frees those of the
+    attention core. Of a fully recomputed layer the input is kept; by the method `uniform`, one
+    input for each group of layers. One such layer or group is held whole while it is recomputed.
+
+    layers: number of the stage's blocks. last: 1 where the stage has the head, else 0.
     """
     facts, framework = priced.facts, priced.assumed.framework
     entire, core = block_bytes(priced)
     boundary = facts.boundary_bytes / np.where(divided_tokens(priced), priced.tp, 1)
     again = priced.fully_recomputed(layers)
-    group = np.where(priced.method == 1, np.maximum(priced.recomputed, 1), 1)
-    frugal = np.where(priced.selective, entire - core, entire)
-    whole_group = np.minimum(group, layers) * entire - boundary  # beside the input, which is kept
+    uniform = priced.method == METHODS.index("uniform")
+    group = np.where(uniform, np.maximum(priced.recomputed, 1), 1)  # layers with one kept input
+    inputs = np.ceil(again / group) * boundary
+    kept_block = np.where(priced.selective, entire - core, entire)  # of a block not in `again`
+    # the input of the group is counted in `inputs`
+    whole_group = np.minimum(group, layers) * entire - boundary
+    core_if_selective = np.where(priced.selective, core, 0.0)
     logits, logit_bytes = logits_of(facts.head, facts.precision)
     loss = by_degree(priced.tp, lambda tensor: framework.loss_bytes(logits, logit_bytes, tensor))
     return Passes(
-        saved=np.ceil(again / group) * boundary + (layers - again) * frugal,
-        working=np.where(again > 0, whole_group, np.where(priced.selective, core, 0.0)),
+        saved=inputs + (layers - again) * kept_block,
+        working=np.where(again > 0, whole_group, core_if_selective),
         logits=last * logit_bytes / priced.tp,
         loss=last * loss,
         boundary=np.where(priced.pp * priced.v > 1, boundary, 0.0),
@@ -108,7 +119,8 @@ def passes_of(priced: Priced, layers: Ints, last: Floats | float) -> Passes[Floa
 
 
 def in_flight(priced: Priced, stage: Ints) -> Floats:
-    """Micro-batches (in whole stages' worth) that stage number `stage` keeps at its peak."""
+    """[R] micro-batches that stage number `stage` has in flight at its peak; a chunk counts as 1/v
+    of a micro-batch."""
     plain = np.minimum(priced.K, priced.pp - stage)
     chunks = 2 * (priced.pp - stage - 1) + (priced.v - 1) * priced.pp + 1
     interleaved = np.minimum(priced.K * priced.v, chunks) / priced.v
@@ -116,29 +128,36 @@ def in_flight(priced: Priced, stage: Ints) -> Floats:
 
 
 def first_in_flight(priced: Priced) -> Floats:
-    """Micro-batches whose embedding the first stage keeps at its peak: P of every round of P v
-    chunks that is begun, since at the end of a round they are all of the first chunk."""
+    """[R] micro-batches whose embedding's activations the first stage keeps at its peak.
+
+    The embedding is in the first chunk. Every round of P v chunks that has begun counts with all
+    its P micro-batches.
+    """
     chunks = in_flight(priced, np.zeros_like(priced.pp)) * priced.v
     rounds = np.ceil(np.rint(chunks) / (priced.pp * priced.v))
     return np.asarray(np.minimum(priced.K, rounds * priced.pp), dtype=np.float64)
 
 
 def largest_params(priced: Priced, first: Floats | float, last: Floats | float) -> Floats:
-    """Parameters on a rank of the largest layer of a stage with blocks."""
+    """[R] parameters on a rank of the largest layer of a stage with blocks. first, last: 1 where
+    the stage has embedding or head, else 0."""
     embedding, head = priced.end_params
     largest = np.maximum(first * embedding, last * head)
     for block, _ in priced.facts.different_blocks:
         experts = expert_params_of(block)
-        own = (block.params - experts) / priced.tp + experts / (priced.etp * priced.ep)
-        largest = np.maximum(largest, own)
+        params = (block.params - experts) / priced.tp + experts / (priced.etp * priced.ep)
+        largest = np.maximum(largest, params)
     return np.asarray(largest)
 
 
 def states_of(
     priced: Priced, layers: Ints, first: Floats | float, last: Floats | float
 ) -> States[Floats]:
-    """Model states of a stage. Frozen parameters have neither gradients nor optimizer states; in
-    FP8 they are held in 8 bits."""
+    """Bytes of the model states of a stage with so many `layers` on each rank.
+
+    Frozen parameters have neither gradients nor optimizer states; under FP8 they are held in 8
+    bits. first, last: 1 where the stage has embedding or head, else 0.
+    """
     facts, assumed = priced.facts, priced.assumed
     framework, width = assumed.framework, ELEMENT_BYTES[facts.precision]
     trained = facts.trained_share
@@ -150,20 +169,25 @@ def states_of(
     # a stage without layers has no parameters to share
     trained_params = np.maximum(trained * (dense + experts), 1.0)
     share = priced.optimizer_params(dense, experts) / trained_params
-    levels = np.where(priced.fsdp, 3, np.where(priced.sharded, 1, 0))
-    of_stages = priced.fsdp & (priced.pp > 1)
-    each = [
-        framework.held_bytes(
-            trained * weights, trained * largest, width, level, share, staged=staged
+    zero_level = np.where(priced.fsdp, 3, np.where(priced.sharded, 1, 0))
+    sharded_stages = priced.fsdp & (priced.pp > 1)
+    # the states under each of LEVELS, and the strategies that have this level
+    by_level = []
+    has_level = []
+    for level, staged in LEVELS:
+        by_level.append(
+            framework.held_bytes(
+                trained * weights, trained * largest, width, level, share, staged=staged
+            )
         )
-        for level, staged in LEVELS
-    ]
-    here = [(levels == level) & (of_stages == staged) for level, staged in LEVELS]
-    states = States(*(np.select(here, parts) for parts in zip(*each, strict=True)))
-    frozen = (1 - trained) / width * (1 if assumed.stack.fp8 else width)
+        has_level.append((zero_level == level) & (sharded_stages == staged))
+    states = States(*(np.select(has_level, parts) for parts in zip(*by_level, strict=True)))
+    frozen_width = 1 if assumed.stack.fp8 else width  # bytes of a frozen parameter
+    frozen_share = (1 - trained) / width * frozen_width  # of the bytes of weights
+    held_share = np.where(priced.fsdp, share, 1.0)
     gathered = priced.fsdp * framework.gathered_layers * (1 - trained) * largest
     return states._replace(
-        weights=states.weights + frozen * weights * np.where(priced.fsdp, share, 1.0),
+        weights=states.weights + frozen_share * weights * held_share,
         buffers=states.buffers + gathered,
     )
 
@@ -171,50 +195,55 @@ def states_of(
 def held_by(
     priced: Priced, layers: Ints, place: Ints, first: Floats | float, last: Floats | float
 ) -> Held[Floats]:
-    """What the devices of stage number `place` with so many layers hold, nothing being offloaded.
+    """Bytes that the devices of a stage hold, by what they are for, without offloading.
 
-    first, last: whether the stage holds embedding or head.
+    layers: number of the stage's blocks. place: number of the stage in the pipeline. first, last: 1
+    where the stage has embedding or head, else 0.
     """
     assumed, passes = priced.assumed, passes_of(priced, layers, last)
-    embedding = end_bytes(priced, priced.facts.embedding)
-    head = end_bytes(priced, priced.facts.head)
-    blocks = in_flight(priced, place) * passes.saved
-    kept = priced.own * (blocks + first * first_in_flight(priced) * embedding + last * head)
+    # activations per sample of a micro-batch on the rank
+    of_blocks = in_flight(priced, place) * passes.saved
+    of_embedding = first * first_in_flight(priced) * end_bytes(priced, priced.facts.embedding)
+    of_head = last * end_bytes(priced, priced.facts.head)
+    kept = priced.rank_samples * (of_blocks + of_embedding + of_head)
     states = states_of(priced, layers, first, last)
-    return held_on(assumed.framework, states, passes, kept, priced.own, assumed.reserved)
+    return held_on(assumed.framework, states, passes, kept, priced.rank_samples, assumed.reserved)
 
 
 def stage_bytes(
     priced: Priced, layers: Ints, place: Ints, first: Floats | float, last: Floats | float
 ) -> tuple[Floats, Floats]:
-    """(all bytes with the reserve, optimizer states among them) as `held_by`."""
+    """(all bytes with the reserve, bytes of optimizer states among them) of a stage; parameters as
+    for `held_by`."""
     held = held_by(priced, layers, place, first, last)
     return held.allocated + held.reserved, held.optimizer
 
 
 def usable_bytes(priced: Priced) -> float:
-    """Bytes of a device that may be in use, the reserve among them."""
+    """Bytes of a device that training may use, with the reserve."""
     return (1 - priced.assumed.memory_margin) * priced.offer.spec.memory_bytes
 
 
 def offload_share(priced: Priced) -> Floats:
-    """Share of the optimizer states to offload so that every device fits [R]; > 1: does not fit
-    even so.
-
-    Stages between the ends hold as many layers as the first, without its embedding and with fewer
-    micro-batches in flight: they fit, with no more offloaded, where it does.
-    """
-    return np.maximum(share_needed(priced, -(-priced.facts.layers // priced.pp)), 0.0)
+    """[R] least share of the optimizer states to offload so that every stage fits in memory; above
+    1 where no share is enough."""
+    layers = -(-priced.facts.layers // priced.pp)  # of the largest stage
+    return np.maximum(share_needed(priced, layers), 0.0)
 
 
 def share_needed(priced: Priced, layers: Ints) -> Floats:
-    """The same for stages of so many layers; below 0: there is room to spare."""
+    """[R] least share of the optimizer states to offload so that stages of so many `layers` fit in
+    memory; below 0 where memory is left over.
+
+    Only the first and the last stage are checked. A stage between them has no more layers than the
+    first, no embedding and fewer micro-batches in flight, so it fits where the first one does.
+    """
     alone, capacity = (priced.pp == 1).astype(float), usable_bytes(priced)
-    front, front_states = stage_bytes(priced, layers, np.zeros_like(priced.pp), 1.0, alone)
-    back, back_states = stage_bytes(priced, layers, priced.pp - 1, alone, 1.0)
-    return np.asarray(
-        np.maximum((front - capacity) / front_states, (back - capacity) / back_states)
-    )
+    first, first_states = stage_bytes(priced, layers, np.zeros_like(priced.pp), 1.0, alone)
+    last, last_states = stage_bytes(priced, layers, priced.pp - 1, alone, 1.0)
+    share_of_first = (first - capacity) / first_states
+    share_of_last = (last - capacity) / last_states
+    return np.asarray(np.maximum(share_of_first, share_of_last))
 
 
 def stage_peaks(
@@ -225,12 +254,15 @@ def stage_peaks(
     offloaded: float,
     assumed: Assumptions,
 ) -> tuple[float, ...]:
-    """Bytes per device of every stage of strategy r, in pipeline order; stages: (type, layers) of
-    each."""
+    """Bytes on each device of every stage of strategy r, in pipeline order.
+
+    stages: (type, layers) of each stage. offloaded: share of the optimizer states on the host.
+    """
     P = len(stages)
-    priced = Priced(facts, table.take(np.full(P, r)), stages[0][0], assumed)
+    any_offer, _ = stages[0]  # bytes do not depend on the type
+    priced = Priced(facts, table.take(np.full(P, r)), any_offer, assumed)  # a row for each stage
     place = np.arange(P)
     layers = np.array([layers for _, layers in stages], dtype=np.int64)
     first, last = (place == 0).astype(float), (place == P - 1).astype(float)
     total, states = stage_bytes(priced, layers, place, first, last)
-    return tuple(float(v) for v in total - offloaded * states)
+    return tuple(float(peak) for peak in total - offloaded * states)

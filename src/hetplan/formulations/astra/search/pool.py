@@ -11,12 +11,11 @@ Mode = Literal["homogeneous", "heterogeneous", "cost"]
 
 @dataclass(frozen=True)
 class Pool:
-    """What may be used. sizes: the numbers of GPUs to try, each with every offer (or all offers
-    mixed)."""
+    """The GPUs that a search may use."""
 
     mode: Mode
-    offers: tuple[Offer, ...]
-    sizes: tuple[int, ...]
+    offers: tuple[Offer, ...]  # device types, with the most devices of each
+    sizes: tuple[int, ...]  # numbers of GPUs to try; a heterogeneous pool has one
 
     def __post_init__(self) -> None:
         require(
@@ -43,17 +42,18 @@ class Pool:
 
 
 def homogeneous(offer: Offer) -> Pool:
-    """Mode 1 (eq. 1): one type, all of its devices."""
+    """The pool of mode 1 (eq. 1): one type, with all of its devices."""
     return Pool("homogeneous", (offer,), (offer.most,))
 
 
 def heterogeneous(total: int, offers: tuple[Offer, ...]) -> Pool:
-    """Mode 2 (eq. 2): `total` devices, of each type at most what it offers."""
+    """The pool of mode 2 (eq. 2): `total` devices of several types, at most `most` of each."""
     return Pool("heterogeneous", offers, (total,))
 
 
 def cost(offers: tuple[Offer, ...], most: int) -> Pool:
-    """Mode 3 (eq. 3): 2, 4, 8, … up to `most` devices of one type at a time (and `most` itself)."""
+    """The pool of mode 3 (eq. 3): 2, 4, 8, … and `most` devices of one type at a time."""
     require(most >= 2, "the largest number of GPUs", got=most, expected="at least 2")
-    sizes = {2**e for e in range(1, most.bit_length()) if 2**e <= most} | {most}
-    return Pool("cost", tuple(replace(offer, most=most) for offer in offers), tuple(sorted(sizes)))
+    powers_of_two = {2**e for e in range(1, most.bit_length())}  # up to `most`
+    sizes = sorted(powers_of_two | {most})
+    return Pool("cost", tuple(replace(offer, most=most) for offer in offers), tuple(sizes))

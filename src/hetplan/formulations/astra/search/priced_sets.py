@@ -1,8 +1,8 @@
 """Sets of priced strategies: strategies on one type of device at a time, strategies on segments of
-several types, and the union of both sets, from which the search chooses the best.
+several types, and the union of both sets. The search chooses the best strategies from them.
 
 A set numbers its strategies from 0 and has their seconds and money as arrays. It makes a
-`Candidate` only for a number that is asked for.
+`Candidate` only for single numbers, on demand.
 """
 
 import math
@@ -40,6 +40,7 @@ from hetplan.replays.assumptions import Assumptions
 from hetplan.replays.facts import ModelFacts
 from hetplan.solvers.run import Run
 
+# The columns whose product is the number of devices of a stage.
 DEGREES_OF_A_STAGE = ("tensor_model_parallel_size", "context_parallel_size", "data_parallel_size")
 
 
@@ -52,8 +53,8 @@ class Task:
     facts: ModelFacts  # of the job's model
     space: Space
     rules: Sequence[Rule]
-    assumed: Assumptions
-    top: int  # how many of the fastest candidates to list
+    assumed: Assumptions  # of pricing and memory
+    top: int  # number of the fastest candidates to list
 
     def candidate(
         self,
@@ -66,8 +67,11 @@ class Task:
         *,
         segments: bool,
     ) -> Candidate:
-        """The candidate of row r of a table. parts, offloaded, stages: as in `Candidate`. money:
-        NaN where no price is known. segments: whether the search on segments chose the stages."""
+        """The candidate of row r of a table.
+
+        parts, offloaded, stages: as in `Candidate`. money: dollars, NaN where no price is known.
+        segments: whether the strategy is one on segments.
+        """
         offers = {offer.name: offer for offer in self.pool.offers}
         devices_per_stage = math.prod(int(table.columns[name][r]) for name in DEGREES_OF_A_STAGE)
         stages_on = Counter(name for name, _ in stages)
@@ -75,8 +79,9 @@ class Task:
         for name, layers in stages:
             layers_on[name] += layers
         used = [name for name in offers if stages_on[name]]
-        cut = tuple((name, stages_on[name], layers_on[name]) for name in used)
-        on_offers = [(offers[name], layers) for name, layers in stages]
+        all_segments = tuple((name, stages_on[name], layers_on[name]) for name in used)
+        stages_on_offers = [(offers[name], layers) for name, layers in stages]
+        peaks = stage_peaks(self.facts, table, r, stages_on_offers, offloaded, self.assumed)
         seconds = sum(parts)
         return Candidate(
             seconds=seconds,
@@ -87,15 +92,15 @@ class Task:
             strategy=table.row(r),
             offloaded=offloaded,
             stages=stages,
-            stage_bytes=stage_peaks(self.facts, table, r, on_offers, offloaded, self.assumed),
-            segments=cut if segments else (),
+            stage_bytes=peaks,
+            segments=all_segments if segments else (),
         )
 
 
 class PricedSet(Protocol):
     """A set of priced strategies, numbered from 0."""
 
-    seconds: Floats  # [n] of an iteration
+    seconds: Floats  # [n] seconds of an iteration
     money: Floats  # [n] dollars for the job, NaN where no price is known
 
     def candidate(self, number: int) -> Candidate:
@@ -104,11 +109,11 @@ class PricedSet(Protocol):
 
 
 class OnOneType:
-    """All strategies of equal stages on one type of device at a time that fit in memory."""
+    """All strategies with equal stages that fit in memory, on one type of device at a time."""
 
     table: Strategies  # R rows
-    parts: Floats  # [3, R] pipeline, reduction and optimizer seconds
-    seconds: Floats  # [R] of an iteration
+    parts: Floats  # [3, R] seconds of pipeline, reduction and optimizer
+    seconds: Floats  # [R] seconds of an iteration
     money: Floats  # [R] dollars for the job, NaN where the type has no price
     offloaded: Floats  # [R] share of the optimizer states on the host
     counts: Ints  # [3] strategies generated, after rules, in memory
@@ -140,10 +145,11 @@ class OnOneType:
                 parts.append(np.stack(iteration_parts(priced, shares)))
         self.table, self.parts = joined(tables), np.concatenate(parts, axis=1)
         self.offloaded, self.seconds = np.concatenate(offloaded), self.parts.sum(axis=0)
-        prices = [offer.price_per_second for offer in task.pool.offers]
-        per_device = np.array(prices, dtype=np.float64)[self.table.columns["gpu_type"]]  # None: NaN
-        paid = self.table.columns["num_gpus"] * per_device
-        self.money = self.seconds * task.job.iterations * paid
+        # dollars per second of a device by type; None becomes NaN
+        prices = np.array([offer.price_per_second for offer in task.pool.offers], dtype=np.float64)
+        price_of_device = prices[self.table.columns["gpu_type"]]
+        price_of_all = self.table.columns["num_gpus"] * price_of_device
+        self.money = self.seconds * task.job.iterations * price_of_all
         self.counts = np.array([self.table.generated, after_rules, self.table.rows])
 
     def candidate(self, number: int) -> Candidate:
@@ -152,19 +158,22 @@ class OnOneType:
         task, columns = self.task, self.table.columns
         name = task.pool.offers[int(columns["gpu_type"][number])].name
         P = int(columns["pipeline_model_parallel_size"][number])
+        # the stages differ by at most one layer, and the sum is the number of all layers
+        layers_of_stages = [(task.facts.layers + i) // P for i in reversed(range(P))]
         pipeline, reduction, optimizer = self.parts[:, number].tolist()
         return task.candidate(
             self.table,
             number,
-            (pipeline, reduction, optimizer),
-            float(self.money[number]),
-            float(self.offloaded[number]),
-            tuple((name, (task.facts.layers + place) // P) for place in reversed(range(P))),
+            parts=(pipeline, reduction, optimizer),
+            money=float(self.money[number]),
+            offloaded=float(self.offloaded[number]),
+            stages=tuple((name, layers) for layers in layers_of_stages),
             segments=False,
         )
 
     def fastest(self, count: int) -> list[Candidate]:
-        """The candidates that are first by throughput, then by money, without `twins`."""
+        """The first `count` candidates in the order of throughput, then of money, without
+        `twins`."""
         order = ranking(self.task.job.tokens_per_iteration / self.seconds, self.money)
         order = order[~twins(self.table, self.offloaded)[order]]
         return [self.candidate(number) for number in order[:count].tolist()]
@@ -175,7 +184,7 @@ class OnSegments:
 
     table: Strategies  # the strategies for which enough stages fit in memory
     points: Sequence[Point]  # [n] the Pareto set
-    seconds: Floats  # [n] of an iteration
+    seconds: Floats  # [n] seconds of an iteration
     money: Floats  # [n] dollars for the job, NaN where a type has no price
     counts: Ints  # [3] strategies generated, after rules, in memory
 
@@ -190,10 +199,11 @@ class OnSegments:
             whole_stages=False,
         )
         figures = segment_figures(task.facts, table, offers, task.assumed, offload=space.offload)
-        stages_with_room = np.where(figures.cap.max(axis=0) >= 1, figures.most, 0).sum(axis=0)
-        possible = stages_with_room >= table.columns["pipeline_model_parallel_size"]
-        kept = np.flatnonzero(possible & ~twins(table, figures.offloaded))
-        self.counts = np.array([table.generated, table.rows, possible.sum()])
+        holds_a_layer = figures.cap.max(axis=0) >= 1  # [types, R] whether some stage can
+        most_stages = np.where(holds_a_layer, figures.most, 0).sum(axis=0)
+        in_memory = most_stages >= table.columns["pipeline_model_parallel_size"]
+        kept = np.flatnonzero(in_memory & ~twins(table, figures.offloaded))
+        self.counts = np.array([table.generated, table.rows, in_memory.sum()])
         self.table, self.figures = table.take(kept), figures.take(kept)
         self.search = SegmentSearch(task.facts.layers, self.table, self.figures, run, task.top)
         self.points = self.search.front.points
@@ -218,25 +228,31 @@ class OnSegments:
         task, offers = self.task, self.task.pool.offers
         offloaded = float(self.figures.offloaded[point.strategy])
         reduction, optimizer = self.seconds_behind(point, offloaded)
-        parts = (point.seconds - reduction - optimizer, reduction, optimizer)
+        pipeline = point.seconds - reduction - optimizer
         stages = tuple((offers[part.type].name, n) for part in point.stages for n in part.each)
-        money = self.money_of(point)
         return task.candidate(
-            self.table, point.strategy, parts, money, offloaded, stages, segments=True
+            self.table,
+            point.strategy,
+            parts=(pipeline, reduction, optimizer),
+            money=self.money_of(point),
+            offloaded=offloaded,
+            stages=stages,
+            segments=True,
         )
 
     def seconds_behind(self, point: Point, offloaded: float) -> tuple[float, float]:
-        """Reduction and optimizer seconds of the stage on which the two together take longest."""
+        """(reduction, optimizer) seconds of the stage on which the two together take longest."""
         task, row = self.task, self.table.take(np.array([point.strategy]))
-        behind = []
+        of_stages = []
         for part in point.stages:
             offer = task.pool.offers[part.type]
             priced = Priced(task.facts, row, offer, task.assumed)
-            reduction, update = after_layers(priced, 0, offloaded)
+            reduction, optimizer = after_layers(priced, 0, offloaded)
             for n in set(part.each):
-                seconds = reduction[part.kind, n - 1], update[part.kind, n - 1]
-                behind.append((float(seconds[0]), float(seconds[1])))
-        return max(behind, key=sum)
+                reduction_seconds = float(reduction[part.kind, n - 1])
+                optimizer_seconds = float(optimizer[part.kind, n - 1])
+                of_stages.append((reduction_seconds, optimizer_seconds))
+        return max(of_stages, key=sum)
 
     def instance(self, number: int) -> AstraData:
         """The instance of problem `astra` whose optimum is this point of the Pareto set."""
@@ -267,8 +283,11 @@ class Union:
 
 
 def twins(table: Strategies, share: Floats) -> NDArray[np.bool_]:
-    """[R] whether a strategy differs from the one before only in how it overlaps offloading, while
-    neither of the two offloads. share [R]: of the optimizer states on the host."""
+    """[R] whether a strategy has the same cost as the one before, because they differ only in the
+    overlap of offloading and neither of them offloads.
+
+    share: [R] share of the optimizer states on the host.
+    """
     same = np.ones(table.rows, bool)
     same[:1] = False
     for name, column in table.columns.items():

@@ -1,21 +1,21 @@
 """Seconds per iteration of every strategy at once (Astra, Sections 3.3, 3.5).
 
 A stage i of n layers takes t_i = n (forward + backward + recomputation) + h seconds for one
-micro-batch, where h is the exchange with the next stage. With v virtual stages the pipeline fills v
-times faster (Narayanan et al. 2021, Section 2.2) and each micro-batch crosses each boundary v
-times. An iteration of K micro-batches takes (eq. 22 where v = 1):
+micro-batch, where h is the exchange with the next stage. With v virtual stages on each device the
+pipeline fills v times faster (Narayanan et al. 2021, Section 2.2), and each micro-batch crosses
+each stage boundary v times. An iteration of K micro-batches takes (eq. 22 where v = 1):
 
     T = (sum_i t_i - max_i t_i) / v + K max_i t_i + reduction + optimizer
 
-Overlapped communication adds what its window of computation leaves uncovered: tensor-parallel
-collectives hide behind the block's matrix products, gradients behind the last backward, parameters
-behind the first forward.
+Overlapped communication takes only the time that exceeds its window of computation, its exposed
+time. The window of tensor-parallel collectives is the block's matrix products, that of gradients
+the last backward pass, that of parameters the first forward pass.
 
-The physics is the replay's, evaluated on arrays: computation of blocks
-(`hetplan.replays.blocks`), collectives and messages (`exchanges`, `groups`), what overlap leaves
-uncovered (`overlap`), Adam on device and host (`updates`). Seconds of an operator are theta / (phi
-eta) (Astra, eq. 25-26): theta FLOPs of a matrix product or bytes of anything else, phi the
-datasheet's peak or bandwidth, eta in (0, 1] the share of it that the operator reaches.
+The costs are those of the replay, evaluated on arrays: computation of blocks
+(`hetplan.replays.blocks`), collectives and messages (`exchanges`, `groups`), exposed time
+(`overlap`), Adam on device and host (`updates`). Seconds of an operator are theta / (phi eta)
+(Astra, eq. 25-26): theta FLOPs of a matrix product or bytes of any other operator, phi the
+datasheet's peak or bandwidth, eta in (0, 1] the share of phi that the operator reaches.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,13 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from hetplan.formulations.astra.search.table import GRANULARITIES, METHODS, NONE, Strategies
+from hetplan.formulations.astra.search.table import (
+    EXCHANGES,
+    GRANULARITIES,
+    METHODS,
+    NONE,
+    Strategies,
+)
 from hetplan.profiling.models.transformer import Cut
 from hetplan.replays.arrays import Floats, Ints
 from hetplan.replays.assumptions import Assumptions
@@ -42,14 +48,15 @@ from hetplan.replays.overlap import bucket_count, bucket_params, uncovered, unco
 from hetplan.replays.ranks import Ranks, own_shards
 from hetplan.replays.updates import FP32, adam_bytes, host_update_seconds
 
-# Columns of the table of strategies, in the order in which `Priced` unpacks them.
+# Columns of the table of strategies, in the order in which `Priced` unpacks them: degrees, then
+# recomputation.
 DEGREES = (
     "pipeline_model_parallel_size", "tensor_model_parallel_size", "expert_model_parallel_size",
     "data_parallel_size", "context_parallel_size", "expert_tensor_parallel_size",
     "num_distributed_optimizer_instances", "micro_batch_size", "num_micro_batches",
     "sequence_parallel",
 )  # fmt: skip
-AGAIN = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+RECOMPUTATION = ("recompute_granularity", "recompute_method", "recompute_num_layers")
 SELECTIVE, FULL, HYBRID = range(len(GRANULARITIES))  # values of column `recompute_granularity`
 ADAM_BANDWIDTH = 0.8  # share of the memory's bandwidth that Adam reaches
 
@@ -101,15 +108,19 @@ class Priced:
             self.K,  # micro-batches of an iteration
             self.sp,  # 1 with sequence parallelism
         ) = (columns[name] for name in DEGREES)
-        self.granularity, self.method, self.recomputed = (columns[name] for name in AGAIN)
-        self.fsdp = columns["use_fsdp"] == 1
-        self.own: Floats = self.mbs / self.cp  # samples of a micro-batch, by their tokens on a rank
+        # numbers of granularity and method of recomputation, number of recomputed layers
+        self.granularity, self.method, self.recomputed = (columns[name] for name in RECOMPUTATION)
+        self.fsdp = columns["use_fsdp"] == 1  # whether fully sharded
+        # samples of a micro-batch on a rank; context ranks divide the tokens of a sample
+        self.rank_samples: Floats = self.mbs / self.cp
+        # virtual stages on each device
         self.v: Ints = np.maximum(columns["virtual_pipeline_model_parallel_size"], 1)
         self.interleaved = columns["virtual_pipeline_model_parallel_size"] != NONE
-        self.sharded = columns["use_distributed_optimizer"] == 1
-        # whether context ranks exchange tokens for heads, else keys and values go round a ring
-        self.exchanged = columns["cp_comm_type"] == 1
+        self.sharded = columns["use_distributed_optimizer"] == 1  # whether optimizer states are
+        # whether context ranks exchange tokens for heads; otherwise keys and values go round a ring
+        self.exchanged = columns["cp_comm_type"] == EXCHANGES.index("a2a")
         self.ranks = Ranks(self.tp, self.cp, self.dp, self.ep, self.etp, self.copies)
+        # whether the attention core of layers that are not fully recomputed is recomputed
         self.selective = (self.granularity == SELECTIVE) | (self.granularity == HYBRID)
         self.group_seconds = partial(group_seconds, offer, assumed)
 
@@ -126,7 +137,7 @@ class Priced:
             facts=self.facts,
             group_seconds=self.group_seconds,
             ranks=self.ranks,
-            rows=self.own,
+            rows=self.rank_samples,
             sequence_parallel=self.sp == 1,
             all_to_all=self.exchanged,
             fully_sharded=self.fsdp,
@@ -142,7 +153,7 @@ class Priced:
     @cached_property
     def tensor_seconds(self) -> Floats:
         """Seconds of the tensor ranks' collectives of one block in one pass."""
-        size = np.asarray(self.facts.boundary_bytes * self.own, dtype=np.float64)
+        size = np.asarray(self.facts.boundary_bytes * self.rank_samples, dtype=np.float64)
         return tensor_seconds(
             self.group_seconds, size, self.facts.tensor_collectives, self.tp, self.sp
         )
@@ -173,12 +184,15 @@ class Priced:
         return np.asarray(self.blocks[computation] + exposed + waits)
 
     def fully_recomputed(self, layers: Ints) -> Floats:
-        """Number of a stage's `layers` that are computed again in full. The column
-        `recompute_num_layers` counts layers of a virtual stage."""
+        """The number of a stage's layers that are fully recomputed.
+
+        layers: number of the stage's layers. The column `recompute_num_layers` counts layers of a
+        virtual stage.
+        """
         recomputed = np.minimum(np.maximum(self.recomputed, 0) * self.v, layers)
         full_or_hybrid = self.granularity >= FULL
         again = np.where(full_or_hybrid, recomputed, 0)
-        # The uniform method recomputes all layers; its number is the size of a group of layers.
+        # The method `uniform` recomputes all layers; the column has the size of its groups.
         uniform = (self.granularity == FULL) & (self.method == METHODS.index("uniform"))
         return np.where(uniform, layers, again).astype(float)
 
@@ -195,7 +209,7 @@ class Priced:
     def crossing_seconds(self) -> Floats:
         """Seconds of one micro-batch crossing one stage boundary, forward and backward, before any
         overlap: h of eq. 22."""
-        size = self.facts.boundary_bytes * self.own / np.where(self.sp == 1, self.tp, 1)
+        size = self.facts.boundary_bytes * self.rank_samples / np.where(self.sp == 1, self.tp, 1)
         stage_ranks = self.tp * self.cp * self.dp
         return crossing_seconds(self.group_seconds, size, stage_ranks, self.pp)
 
@@ -211,16 +225,15 @@ class Priced:
 
     @cached_property
     def end_params(self) -> tuple[Floats, Floats]:
-        """(embedding, head) parameters per rank; a tied head has a copy of the embedding's weights
-        where it is on another stage."""
+        """(embedding, head): numbers of parameters per rank. A tied head has a copy of the
+        embedding's weights where it is on another stage."""
         head = self.facts.head.params + np.where(self.pp > 1, self.facts.head.tied_params, 0)
         return self.facts.embedding.params / self.tp, head / self.tp
 
     def exposed_reduction(
         self, dense: Floats, experts: Floats, forward: Floats, backward: Floats
     ) -> Floats:
-        """Seconds of reducing gradients, and of gathering weights, that windows of computation
-        leave uncovered.
+        """[R] exposed seconds of reducing gradients and of gathering weights.
 
         Gradients are all-reduced. With the distributed optimizer they are reduced and scattered,
         and weights are gathered (Rajbhandari et al. 2020, Section 7). Fully sharded stages
@@ -234,14 +247,16 @@ class Priced:
         replicated_or_sharded = np.zeros_like(dense)
         fully_sharded = np.zeros_like(dense)
         dense, experts = dense * self.facts.trained_share, experts * self.facts.trained_share
-        behind = np.where(columns["overlap_grad_reduce"] == 1, backward, 0.0)
-        before = np.where(columns["overlap_param_gather"] == 1, forward, 0.0)
+        gradient_window = np.where(columns["overlap_grad_reduce"] == 1, backward, 0.0)
+        weight_window = np.where(columns["overlap_param_gather"] == 1, forward, 0.0)
         for shared in self.exchanges.shared(dense, experts):
-            part = shared.params / (dense + experts)  # of the window
-            reduce = self._in_buckets("all-reduce", shared, gradient_bytes, part * behind)
+            share = shared.params / (dense + experts)  # of the windows
+            reduce = self._in_buckets("all-reduce", shared, gradient_bytes, share * gradient_window)
             # a reduce-scatter takes as long as an all-gather
-            scatter = self._in_buckets("all-gather", shared, gradient_bytes, part * behind)
-            gather = self._in_buckets("all-gather", shared, weight_bytes, part * before)
+            scatter = self._in_buckets(
+                "all-gather", shared, gradient_bytes, share * gradient_window
+            )
+            gather = self._in_buckets("all-gather", shared, weight_bytes, share * weight_window)
             exposed = np.where(self.sharded, scatter + gather, reduce)
             replicated_or_sharded = replicated_or_sharded + exposed
             shards = Shared(
@@ -249,17 +264,17 @@ class Priced:
                 stride=shared.stride * shared.ranks,
                 ranks=self.copies,
             )
-            across = self._in_buckets("all-reduce", shards, gradient_bytes, part * behind)
+            across = self._in_buckets("all-reduce", shards, gradient_bytes, share * gradient_window)
             fully_sharded = fully_sharded + across
         return np.where(self.fsdp, fully_sharded, replicated_or_sharded)
 
     def _in_buckets(
         self, operation: str, shared: Shared, element_bytes: int, window: Floats
     ) -> Floats:
-        """Exposed seconds of exchanging parameters: in buckets where a window hides them, else all
-        at once.
+        """[R] exposed seconds of exchanging parameters. They are exchanged in buckets where
+        there is a window, otherwise all at once.
 
-        element_bytes: per parameter. window: seconds of the computation beside the exchange.
+        element_bytes: bytes of a parameter. window: seconds of the computation beside the exchange.
         """
         assumed = self.assumed
         params, stride, ranks = shared
@@ -270,8 +285,8 @@ class Priced:
         return uncovered_buckets(bucket_seconds, bucket_count(params, bucket), window)
 
     def optimizer_params(self, dense: Floats, experts: Floats) -> Floats:
-        """Parameters whose optimizer states a rank updates: the trained ones among those it holds,
-        or its shard of them with the distributed optimizer or full shards.
+        """The number of parameters that a rank updates: the trained ones among the parameters that
+        it holds; with the distributed optimizer or full sharding, its shard of these.
 
         dense, experts: parameters that a rank holds.
         """

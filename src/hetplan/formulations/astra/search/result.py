@@ -1,6 +1,7 @@
-"""A training job, and the result of a search for it: counted, timed and ranked, with its proof.
+"""The training job that a search plans, and the result of the search: candidates, their ranking and
+the Pareto set.
 
-Order, Pareto set and choice under a money limit follow Astra, Section 3.6, eq. 29-33.
+Ranking, Pareto set and the choice under a money limit follow Astra, Section 3.6, eq. 29-33.
 """
 
 import math
@@ -18,19 +19,18 @@ from hetplan.profiling.profiles.predict import check_global_batch
 from hetplan.replays.arrays import Floats, Ints
 from hetplan.text import counted
 
-JOB_TOKENS = 1e9  # what money is quoted for, unless the job says otherwise
-MOST_TOKENS = 1e18
+JOB_TOKENS = 1e9  # tokens of a job for which money is quoted by default
+MOST_TOKENS = 1e18  # the most tokens of a job
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training job. tokens: of the whole training, for money. money_limit: dollars for them,
-    None: none."""
+    """A training job."""
 
     model: Model
-    global_batch: int
-    tokens: float = JOB_TOKENS
-    money_limit: float | None = None
+    global_batch: int  # samples of an iteration
+    tokens: float = JOB_TOKENS  # tokens of the whole training, to which money refers
+    money_limit: float | None = None  # dollars for the training; None: there is no limit
 
     def __post_init__(self) -> None:
         check_global_batch(self.global_batch)
@@ -54,44 +54,41 @@ class Job:
 
     @property
     def iterations(self) -> float:
-        """Optimizer steps of the whole job (not rounded: money is proportional)."""
+        """Optimizer steps of the whole job. Not rounded, so that money is proportional to
+        tokens."""
         return self.tokens / self.tokens_per_iteration
 
 
+# (pipeline, exposed gradient reduction, optimizer) seconds of an iteration
 Parts = tuple[float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One priced strategy.
+    """One priced strategy."""
 
-    seconds: per iteration. tokens_per_second. money: dollars for the job's tokens, None without a
-    price. devices: number of GPUs by type. stages: (type, layers) of each, in pipeline order.
-    stage_bytes: what each device of a stage holds at its peak. offloaded: share of the optimizer
-    states on the host. segments: mode 2, (type, stages, layers on them together) in pool order.
-    parts: seconds of the pipeline (what an `astra` instance prices), of the exposed gradient
-    reduction and of the optimizer on the stage where the two take longest; they add up to
-    `seconds`.
-    """
-
-    seconds: float
+    seconds: float  # seconds of an iteration
+    # The terms of `seconds`. That of the pipeline is the objective of an `astra` instance. The two
+    # others are those of the stage on which they take longest together.
     parts: Parts
     tokens_per_second: float
-    money: float | None
-    devices: Mapping[str, int]
-    strategy: Mapping[str, int | bool | str | None]
-    offloaded: float
-    stages: tuple[tuple[str, int], ...]
-    stage_bytes: tuple[float, ...]
+    money: float | None  # dollars for the job's tokens; None where no price is known
+    devices: Mapping[str, int]  # device type -> number of GPUs
+    strategy: Mapping[str, int | bool | str | None]  # column of the table -> value
+    offloaded: float  # share of the optimizer states on the host
+    stages: tuple[tuple[str, int], ...]  # (type, layers) of each stage, in pipeline order
+    stage_bytes: tuple[float, ...]  # bytes on each device of each stage at its peak
+    # mode 2: (type, number of stages, layers on them together) of each segment, in pool order
     segments: tuple[tuple[str, int, int], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON types."""
+        """The candidate as JSON types."""
+        pipeline, reduction, optimizer = self.parts
         return {
             "seconds": self.seconds,
-            "pipeline_seconds": self.parts[0],
-            "reduction_seconds": self.parts[1],
-            "optimizer_seconds": self.parts[2],
+            "pipeline_seconds": pipeline,
+            "reduction_seconds": reduction,
+            "optimizer_seconds": optimizer,
             "tokens_per_second": self.tokens_per_second,
             "money": self.money,
             "devices": dict(self.devices),
@@ -107,35 +104,26 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """The end of a search.
+    """The result of a search."""
 
-    counts: strategies generated (Table 3's product), after_rules, in_memory, priced. seconds:
-    of the search.
-    best: the fastest within the money limit, None when there is none. top: the first by throughput,
-    then money.
-    pareto: nothing else is at least as fast and as cheap. proof: what is proven, in words; proven:
-    whether it is.
-    points: (tokens per second, money) of all priced strategies [n] for plots (mode 2: the Pareto
-    set). instance: mode 2, the best strategy's segments as an `astra` instance. left_out: what the
-    mode does not try.
-    """
-
-    mode: str
+    mode: str  # mode of the pool
+    # number of strategies by step: generated (Table 3's product), after_rules, in_memory, priced
     counts: Mapping[str, int]
-    best: Candidate | None
-    top: tuple[Candidate, ...]
-    pareto: tuple[Candidate, ...]
-    proven: bool
-    proof: str
-    reason: str = ""
+    best: Candidate | None  # the fastest candidate within the money limit; None: there is none
+    top: tuple[Candidate, ...]  # the first candidates by throughput, then by money
+    pareto: tuple[Candidate, ...]  # the Pareto set of throughput and money
+    proven: bool  # whether `best` and `pareto` are proven
+    proof: str  # text that says what is proven
+    reason: str = ""  # text that says why no candidate is best
+    # (tokens per second, money) of all priced strategies, for plots; mode 2: of the Pareto set
     points: tuple[tuple[float, float | None], ...] = ()
-    instance: AstraData | None = None
-    left_out: tuple[str, ...] = ()
-    seconds: float = 0.0
+    instance: AstraData | None = None  # mode 2: the best strategy's segments as an `astra` instance
+    left_out: tuple[str, ...] = ()  # texts that say what the mode does not try
+    seconds: float = 0.0  # seconds that the search took
     details: Mapping[str, object] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON types, without the points of the plot."""
+        """The result as JSON types, without `points` and `instance`."""
         return {
             "mode": self.mode,
             "counts": dict(self.counts),
@@ -152,8 +140,8 @@ class SearchResult:
 
 
 def summary(candidate: Candidate) -> str:
-    """A strategy in a line: `32 A800-SXM4-80GB: pp 2, tp 8, dp 2, mbs 1 x 128, sequence
-    parallel`."""
+    """A line of text for a strategy, such as `32 A800-SXM4-80GB: pp 2, tp 8, dp 2, mbs 1 x 128,
+    sequence parallel`."""
     s = candidate.strategy
     devices = " + ".join(f"{count} {name}" for name, count in candidate.devices.items())
     parts = [
@@ -172,7 +160,7 @@ def summary(candidate: Candidate) -> str:
 
 
 def further_degrees(s: Mapping[str, int | bool | str | None]) -> Iterator[str]:
-    """The strategy's context and expert degrees, shards and virtual stages in words."""
+    """Texts for the strategy's context and expert degrees, shards and virtual stages."""
     if s["context_parallel_size"] != 1:
         yield f"cp {s['context_parallel_size']}"
     if s["cp_comm_type"] == "a2a":
@@ -190,18 +178,22 @@ def further_degrees(s: Mapping[str, int | bool | str | None]) -> Iterator[str]:
 
 
 def optimizer_options(s: Mapping[str, int | bool | str | None]) -> Iterator[str]:
-    """The strategy's sequence parallelism, sharded optimizer and recomputation in words."""
+    """Texts for the strategy's sequence parallelism, sharded optimizer and recomputation."""
     if s["sequence_parallel"]:
         yield "sequence parallel"
     if s["use_distributed_optimizer"]:
         yield "distributed optimizer"
     if s["recompute_granularity"] is not None:
         keys = ("recompute_granularity", "recompute_method", "recompute_num_layers")
-        yield " ".join(["recompute", *(str(s[key]) for key in keys if s[key] is not None)])
+        values = [str(s[key]) for key in keys if s[key] is not None]
+        yield " ".join(["recompute", *values])
 
 
 def segments_text(stages: Sequence[tuple[str, int]]) -> str:
-    """`2 x H100: 12 layers | 1 x A800: 4 layers`. stages: (type, layers) in pipeline order."""
+    """A text for segments, such as `2 x H100: 12 layers | 1 x A800: 4 layers`.
+
+    stages: (type, layers) of each stage, in pipeline order.
+    """
     texts = []
     for name, run in groupby(stages, key=lambda stage: stage[0]):
         layers = [number for _, number in run]
@@ -209,16 +201,16 @@ def segments_text(stages: Sequence[tuple[str, int]]) -> str:
     return " | ".join(texts)
 
 
-# Money is seconds x GPUs x price: amounts closer than this differ by the order of multiplication
-# alone.
+# Relative. Values that differ by less differ only by rounding, such as that of a product whose
+# factors are multiplied in another order.
 ROUNDING = 1e-12
 
 
 def tied(values: Floats) -> Ints:
-    """[n] the rank of each value, ascending; values that differ by rounding alone have one.
+    """[n] the rank of each value, ascending. Values that differ only by rounding have equal ranks.
 
-    The last digits of a sum depend on the machine, and where its arrays lie on the memory: what is
-    sorted by these ranks comes in one order everywhere, ties by place.
+    The last digits of a sum depend on the machine and on the alignment of arrays in memory. A
+    stable sort by these ranks gives the same order everywhere.
     """
     order = np.argsort(values, kind="stable")
     ascending = values[order]
@@ -230,30 +222,34 @@ def tied(values: Floats) -> Ints:
 
 
 def ranking(throughput: Floats, money: Floats) -> Ints:
-    """Indices by throughput, largest first, then by money, least first (eq. 33); ties keep their
-    order (`tied`).
+    """[n] the numbers of strategies in descending order of throughput, and of equal throughput in
+    ascending order of money (eq. 33). Ties keep their order, see `tied`.
 
-    throughput, money: [n] finite; money NaN where no price is known (then the order is by
-    throughput alone).
+    throughput: [n] finite. money: [n] dollars, NaN where no price is known; NaN counts as 0.
     """
     return np.lexsort((tied(np.nan_to_num(money)), tied(-throughput)))
 
 
 def pareto(throughput: Floats, money: Floats) -> Ints:
-    """Indices of the pool that nothing beats in both, sorted as `ranking`.
+    """The numbers of the strategies in the Pareto set, in the order of `ranking`.
 
-    The paper's eq. 30 asks for strictly better in both; of equals in one the better in the other is
-    kept here, and of equals in both the first, so that the set is a curve without doubles.
+    By the paper's eq. 30 a strategy beats another one if it is strictly better in both throughput
+    and money. Here it also beats one that is equal in one of them and worse in the other. Of
+    strategies that are equal in both, only the first is in the set.
     """
     order = ranking(throughput, money)
-    cheapest = np.minimum.accumulate(np.nan_to_num(money)[order])
-    before = np.concatenate([[np.inf], cheapest[:-1]])[: len(order)]
-    return np.asarray(order[np.nan_to_num(money)[order] < before * (1 - ROUNDING)], dtype=np.int64)
+    dollars = np.nan_to_num(money)[order]
+    least = np.minimum.accumulate(dollars)
+    least_before = np.concatenate([[np.inf], least[:-1]])[: len(order)]  # of faster strategies
+    return np.asarray(order[dollars < least_before * (1 - ROUNDING)], dtype=np.int64)
 
 
 def best_under(limit: float | None, throughput: Floats, money: Floats) -> int | None:
-    """The fastest whose money is within `limit` (None: no limit); None when nothing is. NaN money
-    never is."""
+    """The number of the first strategy by `ranking` whose money is within `limit`; None where there
+    is none.
+
+    limit: dollars; None: there is no limit. A strategy without a price is within no limit.
+    """
     order = ranking(throughput, money)
     if limit is not None:
         order = order[money[order] <= limit * (1 + ROUNDING)]

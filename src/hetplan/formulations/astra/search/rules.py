@@ -1,4 +1,5 @@
-"""The rule language of Astra's filter (Section 3.3, eq. 10-19): parsed, checked, evaluated on rows.
+"""The rule language of Astra's filter (Section 3.3, eq. 10-19): rules are parsed, checked, and
+evaluated on all rows of a table of strategies at once. A strategy that meets any rule is dropped.
 
     rule       = conjunction { "||" conjunction }
     conjunction = comparison { "&&" comparison }
@@ -7,16 +8,17 @@
     product    = unary { ("*" | "/" | "%") unary }
     unary      = "-" unary | "$name" | number | "string" | word | None | true | false | "(" rule ")"
 
-A bare word is a string, as the paper writes `$recompute_granularity = selective`. The signs ≠ ≤ ≥ ×
-are read as != <= >= *. Operators of one line of the grammar go from left to right.
+A word without $ or quotation marks is a string, as the paper writes
+`$recompute_granularity = selective`. The signs ≠ ≤ ≥ × stand for != <= >= *. Operators in one line
+of the grammar are evaluated from left to right.
 
-A strategy that meets any rule is dropped. The grammar's operators bind as Python's do, so the
-tokens of a rule are spelt in Python's way and `ast.parse` makes the tree; nothing is ever executed.
-Every part of the tree is checked against the columns of a strategy table at once: a misspelt name
-or value is an error, never a rule that silently drops nothing.
+The operators have the same precedence as in Python. So the tokens of a rule are translated to
+Python, and `ast.parse` makes the syntax tree; no rule is ever executed as Python. Every node of the
+tree is checked against the columns of the table when the rule is read. A misspelt name or value is
+thereby an error, and never a rule that silently drops nothing.
 
-Values are float64 with NaN for None (an option that is not set). None equals only None; arithmetic
-with it gives None, ordering against it is false, and so is dividing by zero, row by row.
+Values are float64, with NaN for None (an option that is not set). None equals only None.
+Arithmetic with None and division by zero give None. An order comparison with None is false.
 """
 
 import ast
@@ -36,8 +38,8 @@ from hetplan.errors import InputError, nearest
 from hetplan.files import read_bytes
 from hetplan.replays.arrays import Floats
 
-MAX_TOKENS = 300
-LARGEST = 2.0**53  # whole numbers up to here are exact in float64
+MAX_TOKENS = 300  # the most tokens of a rule
+LARGEST = 2.0**53  # the largest number; whole numbers up to it are exact in float64
 _TOKEN = re.compile(
     r"""(?P<name>\$[A-Za-z_][A-Za-z0-9_]*)
       | (?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)
@@ -47,13 +49,13 @@ _TOKEN = re.compile(
       | (?P<nothing>\s+|\#.*)""",
     re.VERBOSE,
 )
-# How Python spells what a rule spells otherwise; a parameter is a name behind this prefix.
+# Token of a rule -> Python's token, where it is another one or a word that is no string.
 _PYTHON = {
     **{"&&": "and", "||": "or", "=": "==", "≠": "!=", "≤": "<=", "≥": ">=", "×": "*"},
     **{"None": "None", "true": "True", "false": "False", "True": "True", "False": "False"},
 }
-_PREFIX = "parameter_"
-# What is missing where a character begins no token.
+_PREFIX = "parameter_"  # $name becomes the Python name parameter_name
+# Character that begins no token -> the text that an error expects in its place.
 _MISSING = {
     "'": "another ' on the same line",
     '"': 'another " on the same line',
@@ -77,30 +79,30 @@ _ARITHMETIC: dict[type[ast.operator], Any] = {
 
 Kind = Literal["number", "string", "bool", "none"]
 Mask = NDArray[np.bool_]
-# Columns as a rule sees them: NaN where None, strings as indices of their words.
+# Name of a column -> its values on the rows: NaN for None, numbers of their words for strings.
 Table = Mapping[str, Floats]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A parameter as rules see it."""
+    """A column that rules may name, as $name."""
 
     kind: Kind
-    words: tuple[str, ...] = ()  # the vocabulary of a string column
+    words: tuple[str, ...] = ()  # the values of a string column
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a rule stands, for messages: the file (or option), its line, its text."""
+    """The text of a rule, and its place for error messages."""
 
     text: str
-    where: str = "rule"
-    line: int | None = None
+    where: str = "rule"  # the file or the option that has the rule
+    line: int | None = None  # number of its line in a file
 
     def error(
         self, what: str, column: int, *, got: object = None, expected: str | None = None
     ) -> InputError:
-        """An error at a place of this rule."""
+        """The error at a place of this rule. column: number of the character, from 0."""
         line = "" if self.line is None else f"line {self.line} "
         place = f"{self.where}: {line}column {column + 1}"
         return InputError(what, where=place, got=got, expected=expected)
@@ -108,20 +110,19 @@ class Source:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a rule whose type is checked.
-
-    values: on the rows of a table. words: the vocabulary of a string parameter. word: a string that
-    is written down.
-    """
+    """The checked meaning of a node of the syntax tree."""
 
     kind: Kind
-    values: Floats
-    words: tuple[str, ...] = ()
-    word: str | None = None
+    values: Floats  # on the rows of a table
+    words: tuple[str, ...] = ()  # the values of a string column
+    word: str | None = None  # a string that stands in the rule's text
 
 
 def spelling(kind: str | None, token: str) -> str:
-    """A token as Python spells it; strings in brackets, so that two of them never join."""
+    """The Python text of a token. Strings get brackets, since Python would join two of them.
+
+    kind: the name of the token's group in `_TOKEN`.
+    """
     if kind == "name":
         return _PREFIX + token[1:]
     if kind == "number":
@@ -132,8 +133,8 @@ def spelling(kind: str | None, token: str) -> str:
 
 
 def tokenize(source: Source) -> list[tuple[int, str]]:
-    """(column, spelling) of every token; raises InputError at the first character that starts
-    none."""
+    """(column, Python text) of every token. Raises InputError at the first character that begins no
+    token."""
     tokens: list[tuple[int, str]] = []
     text, at = source.text, 0
     while at < len(text):
@@ -155,25 +156,22 @@ def tokenize(source: Source) -> list[tuple[int, str]]:
 
 
 class _Reader:
-    """Reads one rule: its parts are checked against the columns and valued on a table.
-
-    table: None for no rows, where only the check counts.
-    """
+    """Reads one rule: checks its nodes against the columns, and evaluates them on a table."""
 
     def __init__(
         self, source: Source, columns: Mapping[str, Column], table: Table | None = None
     ) -> None:
+        """table: None where the rule is only checked, on no rows."""
         self.source, self.columns = source, columns
         self.table = dict.fromkeys(columns, np.zeros(0)) if table is None else table
         tokens = tokenize(source)
-        # Where each token begins in the rule, and in the text that Python reads.
-        self.begins = [column for column, _ in tokens]
+        self.text = " ".join(word for _, word in tokens)  # the Python text
+        self.begins = [column for column, _ in tokens]  # where each token begins in the rule
         ends = np.cumsum([len(word) + 1 for _, word in tokens]).tolist()
-        self.offsets = [0, *ends[:-1]]
-        self.text = " ".join(word for _, word in tokens)
+        self.offsets = [0, *ends[:-1]]  # where each token begins in the Python text
 
     def rule(self) -> Floats:
-        """The whole text: 1 where it is met."""
+        """The values of the whole rule: 1 on rows that meet it, else 0."""
         try:
             tree = ast.parse(self.text, mode="eval")
         except SyntaxError as error:
@@ -183,15 +181,15 @@ class _Reader:
         return self.need(tree.body, "bool")
 
     def column(self, offset: int) -> int:
-        """The column of the rule behind an offset in Python's text."""
-        return (
-            len(self.source.text)
-            if offset >= len(self.text)
-            else self.begins[bisect_right(self.offsets, offset) - 1]
-        )
+        """The place in the rule of the token at an offset in the Python text."""
+        if offset >= len(self.text):
+            return len(self.source.text)
+        token = bisect_right(self.offsets, offset) - 1
+        return self.begins[token]
 
     def refuse(self, offset: int) -> NoReturn:
-        """Raise InputError for what the grammar does not have."""
+        """Raise InputError for syntax that the grammar does not have. offset: in the Python
+        text."""
         column = self.column(offset)
         raise self.source.error(
             "cannot be read",
@@ -201,7 +199,7 @@ class _Reader:
         )
 
     def need(self, node: ast.expr, kind: Kind) -> Floats:
-        """The values of a part, which must be of that kind."""
+        """The values of a node. Raises InputError where it is of another kind."""
         part = self.part(node)
         if part.kind != kind:
             expected = "a comparison" if kind == "bool" else "a number"
@@ -229,7 +227,7 @@ class _Reader:
                 return Part("number", -self.need(inner, "number"))
             case ast.BinOp(left=first, op=operator, right=second) if type(operator) in _ARITHMETIC:
                 left, right = self.need(first, "number"), self.need(second, "number")
-                if isinstance(operator, ast.Div | ast.Mod):  # by zero there is nothing to divide
+                if isinstance(operator, ast.Div | ast.Mod):  # division by zero gives None
                     right = np.where(right == 0, np.nan, right)
                 return Part("number", np.asarray(_ARITHMETIC[type(operator)](left, right)))
             case ast.BoolOp(op=operator, values=values):
@@ -246,7 +244,7 @@ class _Reader:
         self.refuse(node.col_offset)
 
     def parameter(self, name: str, column: int) -> Part:
-        """`$name`."""
+        """The meaning of `$name`. Raises InputError where there is no such column."""
         if name not in self.columns:
             near = [f"${other}" for other in nearest(name, self.columns, most=2)]
             raise self.source.error(
@@ -255,17 +253,19 @@ class _Reader:
                 got=f"${name}",
                 expected=" or ".join(near) or "one of " + ", ".join(sorted(self.columns)),
             )
-        known = self.columns[name]
-        return Part(known.kind, self.table[name], words=known.words)
+        named = self.columns[name]
+        return Part(named.kind, self.table[name], words=named.words)
 
     def string(self, word: str, column: int) -> Part:
-        """A word; on its own it has no value, beside a parameter it is one of its words."""
+        """The meaning of a string. It has a value only in a comparison, see `coded`. Raises
+        InputError for the name of a column, which lacks its $."""
         if word in self.columns:
             raise self.source.error(f"{word} is a parameter", column, expected=f"${word}")
         return Part("string", np.array(np.nan), word=word)
 
     def comparison(self, first: ast.expr, sign: ast.cmpop, second: ast.expr) -> Part:
-        """Two parts of one kind, or one of them None."""
+        """The meaning of a comparison. Raises InputError where the two sides are of different
+        kinds and neither is None, and where others than numbers are ordered."""
         left, right = self.part(first), self.part(second)
         kinds, column = {left.kind, right.kind}, self.column(second.col_offset)
         ordered = type(sign) in _COMPARISONS
@@ -279,55 +279,59 @@ class _Reader:
         if kinds == {"string"}:
             left, right = self.coded(left, right, column), self.coded(right, left, column)
         a, b = left.values, right.values
-        same = (a == b) | (np.isnan(a) & np.isnan(b))  # None equals only None, and has no order
-        equal = same if isinstance(sign, ast.Eq) else ~same
-        met = _COMPARISONS[type(sign)](a, b) if ordered else equal
+        if ordered:
+            met = _COMPARISONS[type(sign)](a, b)
+        else:
+            both_none = np.isnan(a) & np.isnan(b)
+            equal = (a == b) | both_none
+            met = equal if isinstance(sign, ast.Eq) else ~equal
         return Part("bool", np.asarray(met, dtype=np.float64))
 
     def coded(self, part: Part, other: Part, column: int) -> Part:
-        """A string beside `other`: a word as its index in the other's words."""
+        """One side of a comparison of strings. A string in the rule's text gets as its value the
+        number of this word among the words of the column on the other side."""
         if part.word in other.words:
             return Part("string", np.array(float(other.words.index(part.word))))
-        if part.word is not None or (part.words != other.words and other.word is None):
+        two_columns = part.word is None and other.word is None
+        if part.word is not None or (two_columns and part.words != other.words):
+            expected = "a parameter"
+            if other.words:
+                expected = f"one of {', '.join(other.words)} or None"
             raise self.source.error(
-                "never has this value",
-                column,
-                got=part.word or "a parameter",
-                expected=f"one of {', '.join(other.words)} or None"
-                if other.words
-                else "a parameter",
+                "never has this value", column, got=part.word or "a parameter", expected=expected
             )
         return part
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One checked rule."""
+    """A checked rule."""
 
     source: Source
-    columns: Mapping[str, Column]
+    columns: Mapping[str, Column]  # name -> column, of all columns that rules may name
 
     @property
     def names(self) -> set[str]:
-        """The columns that it reads."""
+        """The names of the columns that the rule reads."""
         words = (word for _, word in tokenize(self.source))
         return {word.removeprefix(_PREFIX) for word in words if word.startswith(_PREFIX)}
 
     def met(self, table: Table, rows: int) -> Mask:
-        """Which of the `rows` rows of `table` meet the rule."""
+        """[rows] whether each row of a table meets the rule. rows: their number."""
         with np.errstate(invalid="ignore"):
             met = _Reader(self.source, self.columns, table).rule() == 1
         return np.broadcast_to(met, (rows,))
 
 
 def compile_rule(source: Source, columns: Mapping[str, Column]) -> Rule:
-    """Parse and type-check one rule; raises InputError with the place of the first fault."""
+    """The checked rule of a text. Raises InputError with the place of the first fault."""
     _Reader(source, columns).rule()
     return Rule(source, columns)
 
 
 def rules_from_text(text: str, columns: Mapping[str, Column], *, where: str) -> list[Rule]:
-    """One rule a line; `#` starts a comment outside of strings, empty lines are skipped."""
+    """The rules of a text with one rule in each line. A `#` outside of strings begins a comment;
+    lines without a rule are skipped. where: the file or option of the text, for errors."""
     return [
         compile_rule(Source(line, where, number), columns)
         for number, line in enumerate(text.splitlines(), start=1)
@@ -355,7 +359,7 @@ def default_rules(columns: Mapping[str, Column]) -> list[Rule]:
 
 
 def dropped(rules: Iterable[Rule], table: Table, rows: int) -> Mask:
-    """Which rows meet any of the rules."""
+    """[rows] whether each row of a table meets any of the rules. rows: their number."""
     mask = np.zeros(rows, dtype=bool)
     for rule in rules:
         mask |= rule.met(table, rows)

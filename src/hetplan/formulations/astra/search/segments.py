@@ -1,25 +1,31 @@
-"""Mode 2: the Pareto set over strategies and their segments, proven (Astra, Section 3.4 and 3.6).
+"""Mode 2: the proven Pareto set over strategies and their segments (Astra, Section 3.4 and 3.6).
 
-Strategies are taken by their lower bound; one that the set so far beats in time and money is
-skipped. Of the others every vector of stage counts per type is bounded; where the bound is not
-beaten either, every choice of the first and the last stage's types is solved.
+A strategy fixes degrees and options. A segment is the consecutive stages on one type of devices;
+the P stages of a strategy make segments. Only the first stage has the embedding, and only the last
+one has the head. A stage is therefore of kind FIRST, MIDDLE or LAST. The ends are the first and the
+last stage.
 
-A kind of stage is a type of device, or the first or the last stage on a type (one of each, h with
-the embedding's or the head's seconds). For stage counts m and layers n per stage, with c, h
-seconds, r(n) exposed seconds of gradient reduction and optimizer, cap the layers that fit:
-    T = sum_s (n_s c + h) + (K-1) max_s (n_s c + h) + max_s r(n_s),      money = T sum_i m_i rate_i.
-{n: r(n) <= phi} is an interval for every phi (falling, then rising: layers hide a reduction, then
-add to it), and g n <= r(n) for all n. For fixed m the rate is fixed, so that the least T is all
-that matters.
+Sets   i types; s stages, of kinds; m_i stages on type i; n_s layers of stage s, N layers in all
+Data   K micro-batches; per type c seconds of a layer and h seconds of a stage's exchange with the
+       next stage (FIRST and LAST: with the seconds of embedding or head); cap, the most layers of a
+       stage that fit in memory; rate, money per second of one stage
+       r(n) seconds of the gradient reduction that computation does not hide, and of the optimizer,
+       for a stage of n layers
+       g with g n <= r(n) for all n
+Min    T = sum_s (n_s c + h) + (K-1) max_s (n_s c + h) + max_s r(n_s)   and   T sum_i m_i rate_i
 
-For every strategy of the table the stages become segments of an `astra` problem: c and h per type
-from the pricing.
-Beyond eq. 22, which knows equal layers alone, the first stage has the embedding's seconds on its
-type and the last one the head's, as in modes 1 and 3; every type is tried for either. max_layers
-come from the memory filter: the first stage with the embedding, the last with the head, those
-between as if second of the pipeline, so that any order of them fits. The exposed gradient reduction
-and the optimizer add max_s r(n_s).
-Interleaving and block-wise recomputation are left out: Megatron-LM has them for equal stages only.
+For fixed m the money per second is fixed, so the least T is also the least money. theta stands for
+the time of the slowest stage, phi for the slowest r(n_s). r(n) first falls and then rises, since
+more layers first hide a reduction and then add to it. So {n: r(n) <= phi} is an interval.
+
+Strategies are taken in the order of their lower bounds. A strategy whose bound is beaten in time
+and money by the Pareto set so far is skipped. For the others, every vector m of stage counts is
+bounded. Where that bound is not beaten either, the least T is found for every choice of the ends.
+
+Eq. 22 has equal layers per type and no embedding or head. This search has both, as modes 1 and 3.
+The memory of a MIDDLE stage is that of the second stage of the pipeline, so that the stages fit in
+any order. Interleaving and block-wise recomputation are left out, since Megatron-LM has them only
+for equal stages.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,11 +50,11 @@ from hetplan.replays.facts import ModelFacts
 from hetplan.replays.offers import Offer
 from hetplan.solvers.run import Run, Stopped
 
-SHRINK = 1.0 - 1e-12  # rounding: a bound must never exceed what it bounds
+SHRINK = 1.0 - 1e-12  # factor of lower bounds, which rounding must not make too large
 
 
 def segment_space(space: Space) -> Space:
-    """The part of `space` that stages of different sizes can take."""
+    """The part of `space` that is possible with stages of different sizes."""
     return replace(
         space,
         interleaving=False,
@@ -61,43 +67,37 @@ FIRST, MIDDLE, LAST = range(3)
 
 
 class Stages(NamedTuple):
-    """So many stages of one kind (FIRST, MIDDLE, LAST) on one type, with their layers together."""
+    """The stages of one kind on one type."""
 
-    kind: int
-    type: int
-    number: int
-    layers: int
+    kind: int  # FIRST, MIDDLE or LAST
+    type: int  # number of the type in the pool
+    number: int  # number of stages
+    layers: int  # layers of all these stages together
 
     @property
     def each(self) -> list[int]:
-        """Layers of each stage, as even as they go, the fuller ones last."""
+        """Layers of each stage. They differ by at most one, and the larger numbers come last."""
         base, more = divmod(self.layers, self.number)
         return [base] * (self.number - more) + [base + 1] * more
 
 
 @dataclass(frozen=True)
 class SegmentFigures:
-    """Per type (rows, pool order) and strategy: c, h [M, R] seconds; ends [2, M, R]: embedding and
-    head, seconds.
+    """The data of the module's docstring for M types, in the order of the pool, and R strategies;
+    `segment_figures` makes it. A single stage is of kind FIRST and has embedding and head."""
 
-    g [M, R]: a line through 0 below every r(n); cap [3, M, R] layers of a first, middle and last
-    stage (of a pipeline of one stage the first holds both ends); most [M, R] stages; rate [M, R]:
-    money per second of one stage. offloaded [R]: share of the optimizer states on the host.
-    exposed: for strategy r, r(n) as [3, M, N] for n = 1..N.
-    """
-
-    c: Floats
-    h: Floats
-    ends: Floats
-    g: Floats
-    cap: Ints
-    most: Ints
-    rate: Floats
-    offloaded: Floats
-    exposed: Callable[[int], Floats]
+    c: Floats  # [M, R] seconds of a layer
+    h: Floats  # [M, R] seconds of a stage's exchange with the next stage
+    ends: Floats  # [2, M, R] seconds of embedding and head
+    g: Floats  # [M, R] seconds with g n <= r(n) for all n
+    cap: Ints  # [3, M, R] most layers of a FIRST, MIDDLE and LAST stage
+    most: Ints  # [M, R] most stages on the type
+    rate: Floats  # [M, R] money per second of one stage
+    offloaded: Floats  # [R] share of the optimizer states on the host
+    exposed: Callable[[int], Floats]  # strategy -> [3, M, N] r(n) by kind and type for n = 1..N
 
     def take(self, rows: Ints) -> "SegmentFigures":
-        """Those strategies."""
+        """The data of the strategies `rows`."""
         return SegmentFigures(
             c=self.c[:, rows],
             h=self.h[:, rows],
@@ -111,14 +111,14 @@ class SegmentFigures:
         )
 
     def end_seconds(self, r: int, first: int, last: int) -> tuple[float, float]:
-        """Beyond a middle stage's: of the first stage on type `first`, of the last on `last` (-1:
-        they are one)."""
-        before, behind = self.ends[:, :, r]
-        return (
-            (float(before[first] + behind[first]), 0.0)
-            if last < 0
-            else (float(before[first]), float(behind[last]))
-        )
+        """(seconds, seconds) of embedding and head on the first stage and on the last one.
+
+        first, last: types of these stages; last = -1 where the first stage is also the last.
+        """
+        embedding, head = self.ends[:, :, r]
+        if last < 0:
+            return float(embedding[first] + head[first]), 0.0
+        return float(embedding[first]), float(head[last])
 
 
 def segment_figures(
@@ -129,60 +129,67 @@ def segment_figures(
     *,
     offload: bool = True,
 ) -> SegmentFigures:
-    """The figures of all strategies on all types; offload: whether optimizer states may move to the
-    host."""
+    """The data of all strategies of a table on all types. offload: whether optimizer states may
+    move to the host."""
     priced = [Priced(facts, table, offer, assumed) for offer in offers]
-    layers = -(-facts.layers // priced[0].pp)
-    offloaded = np.clip(
-        np.max([share_needed(p, layers) for p in priced], axis=0), 0.0, float(offload)
-    )
-    group = priced[0].tp * priced[0].cp * priced[0].dp
+    layers = -(-facts.layers // priced[0].pp)  # of an average stage, rounded up
+    largest_share = np.max([share_needed(p, layers) for p in priced], axis=0)
+    offloaded = np.clip(largest_share, 0.0, float(offload))
+    stage_devices = priced[0].tp * priced[0].cp * priced[0].dp
     ends = np.stack([[p.blocks[EMBEDDING], p.blocks[HEAD]] for p in priced], axis=1)
 
-    @lru_cache(maxsize=1)  # one strategy is asked for again and again
+    @lru_cache(maxsize=1)  # the search asks for one strategy many times in a row
     def exposed(r: int) -> Floats:
         return np.stack([_exposed(p, r, float(offloaded[r])) for p in priced], axis=1)
 
     return SegmentFigures(
-        # never 0, which the search divides by
+        # never 0, because the search divides by it
         c=np.maximum([p.layers_seconds(np.ones_like(p.pp)) for p in priced], 1e-30),
         h=np.stack([p.crossing_seconds for p in priced]),
         ends=ends,
         g=np.stack([_least_exposed(p, offloaded) for p in priced]),
         cap=np.stack([_caps(p, offloaded) for p in priced], axis=1),
-        most=np.stack([np.minimum(p.pp, p.offer.most // group) for p in priced]),
-        rate=np.stack([group * (p.offer.price_per_second or 0.0) for p in priced]),
+        most=np.stack([np.minimum(p.pp, p.offer.most // stage_devices) for p in priced]),
+        rate=np.stack([stage_devices * (p.offer.price_per_second or 0.0) for p in priced]),
         offloaded=offloaded,
         exposed=exposed,
     )
 
 
 def after_layers(priced: Priced, r: int, share: float) -> tuple[Floats, Floats]:
-    """Seconds after the last micro-batch of stages of each kind with 1 to N layers [3, N]: exposed
-    reduction, optimizer."""
+    """(exposed reduction [3, N], optimizer [3, N]): seconds of strategy r after the last
+    micro-batch, on a stage of each kind with 1 to N layers.
+
+    share: of the optimizer states on the host.
+    """
     N = priced.facts.layers
-    one = Priced(priced.facts, priced.table.take(np.full(3 * N, r)), priced.offer, priced.assumed)
-    one.blocks = np.repeat(priced.blocks[:, [r]], 3 * N, axis=1)
-    embedding, head = (part[0] for part in one.end_params)
-    ends = np.repeat([embedding + float(priced.pp[r] == 1) * head, 0.0, head], N)
-    reduction, update = after_pipeline(
-        one, np.tile(np.arange(1, N + 1), 3), ends, np.full(3 * N, share)
+    # 3 N copies of the strategy, one for each kind and number of layers
+    copies = priced.table.take(np.full(3 * N, r))
+    priced_copies = Priced(priced.facts, copies, priced.offer, priced.assumed)
+    priced_copies.blocks = np.repeat(priced.blocks[:, [r]], 3 * N, axis=1)
+    embedding, head = (params[0] for params in priced_copies.end_params)
+    params_of_first = embedding + float(priced.pp[r] == 1) * head
+    params_of_ends = np.repeat([params_of_first, 0.0, head], N)
+    layers = np.tile(np.arange(1, N + 1), 3)
+    reduction, optimizer = after_pipeline(
+        priced_copies, layers, params_of_ends, np.full(3 * N, share)
     )
-    return reduction.reshape(3, N), update.reshape(3, N)
+    return reduction.reshape(3, N), optimizer.reshape(3, N)
 
 
 def _least_exposed(priced: Priced, offloaded: Floats) -> Floats:
-    """g: r(N) / N of a middle stage; r(n) / n never rises with n."""
-    reduction, update = after_pipeline(
-        priced, np.full_like(priced.pp, priced.facts.layers), np.zeros(priced.table.rows), offloaded
-    )
-    return (reduction + update) / priced.facts.layers * (1 - 1e-12)
+    """[R] g: r(N) / N of a MIDDLE stage. It bounds all r(n) / n, which never rise with n."""
+    all_layers = np.full_like(priced.pp, priced.facts.layers)
+    no_ends = np.zeros(priced.table.rows)
+    reduction, optimizer = after_pipeline(priced, all_layers, no_ends, offloaded)
+    return (reduction + optimizer) / priced.facts.layers * (1 - 1e-12)
 
 
 def _exposed(priced: Priced, r: int, share: float) -> Floats:
-    """r(n) of strategy r on one type [3, N]: falling, then rising (made so, upwards, where
-    rounding says otherwise)."""
-    values = np.add(*after_layers(priced, r, share))
+    """[3, N] r(n) of strategy r on one type. Where rounding breaks the rule that r(n) falls and
+    then rises, values are raised until it holds."""
+    reduction, optimizer = after_layers(priced, r, share)
+    values = np.add(reduction, optimizer)
     for row in values:
         low = int(np.argmin(row))
         row[low:] = np.maximum.accumulate(row[low:])
@@ -191,23 +198,22 @@ def _exposed(priced: Priced, r: int, share: float) -> Floats:
 
 
 def _caps(priced: Priced, offloaded: Floats) -> Ints:
-    """The most layers that fit on one stage of each kind [3, R], by bisection (memory grows with
-    layers)."""
-    alone, last = (priced.pp == 1).astype(float), priced.pp - 1
+    """[3, R] the most layers of a stage of each kind that fit in memory, by bisection, since memory
+    grows with layers."""
+    alone, last_place = (priced.pp == 1).astype(float), priced.pp - 1
     zero = np.zeros_like(priced.pp)
+    # (number of the stage in the pipeline, whether it has the embedding, whether it has the head)
+    first = (zero, 1.0, alone)
+    middle = (np.minimum(last_place, 1), 0.0, 0.0)
+    last = (last_place, alone, 1.0)
     caps = []
-    # place in the pipeline, share of the embedding, share of the head: first, middle, last
-    for place, embedding, head in (
-        (zero, 1.0, alone),
-        (np.minimum(last, 1), 0.0, 0.0),
-        (last, alone, 1.0),
-    ):
+    for place, embedding, head in (first, middle, last):
         low, high = zero, np.full_like(priced.pp, priced.facts.layers)
         while (low < high).any():
-            middle = (low + high + 1) // 2
-            needed, states = stage_bytes(priced, middle, place, embedding, head)
+            layers = (low + high + 1) // 2
+            needed, states = stage_bytes(priced, layers, place, embedding, head)
             fits = needed - offloaded * states <= usable_bytes(priced)
-            low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
+            low, high = np.where(fits, layers, low), np.where(fits, high, layers - 1)
         caps.append(low)
     return np.stack(caps)
 
@@ -219,33 +225,34 @@ def segment_instance(
     r: int,
     stages: Sequence[Stages],
 ) -> AstraData:
-    """Strategy r on those segments as an `astra` instance.
+    """Strategy r on the segments `stages` as an instance of problem `astra`.
 
-    The instance has as many stages of each kind and type, the first and the last stage as types of
-    their own with their extra seconds in p2p_seconds, and max_layers such that no reduction is
-    slower. Where a reduction needs some layers to hide behind, those are counted in p2p_seconds as
-    well.
+    Each kind of stage on a type is a device type of the instance, with devices for as many stages.
+    p2p_seconds of the first and the last stage count embedding and head. max_layers is such that
+    the reduction of no stage is slower than the slowest one here. Where a stage needs more than one
+    layer for that, to hide the reduction, the further layers are counted in p2p_seconds.
     """
     exposed = figures.exposed(r)
     degrees = {name: int(column[r]) for name, column in table.columns.items()}
     data, tensor = degrees["data_parallel_size"], degrees["tensor_model_parallel_size"]
-    slowest = max(exposed[s.kind, s.type, n - 1] for s in stages for n in s.each)
-    before, behind = figures.end_seconds(
-        r, stages[0].type, stages[-1].type if len(stages) > 1 else -1
-    )
-    kinds, layers = [], sum(s.layers for s in stages)
+    slowest = max(exposed[part.kind, part.type, n - 1] for part in stages for n in part.each)
+    last_type = stages[-1].type if len(stages) > 1 else -1
+    seconds_of_first, seconds_of_last = figures.end_seconds(r, stages[0].type, last_type)
+    end_seconds = (seconds_of_first, 0.0, seconds_of_last)  # by kind
+    device_types, layers = [], sum(part.layers for part in stages)
     for kind, i, count, _ in stages:
-        fine = np.flatnonzero(exposed[kind, i] <= slowest)
-        hidden = int(fine[0])  # layers that every such stage has beyond one
-        layers -= count * hidden
+        allowed = np.flatnonzero(exposed[kind, i] <= slowest)  # layers - 1
+        hiding = int(allowed[0])  # layers beyond one that every such stage has
+        layers -= count * hiding
         seconds, transfer = float(figures.c[i, r]), float(figures.h[i, r])
-        kinds.append(
+        most_layers = min(int(figures.cap[kind, i, r]), int(allowed[-1]) + 1)
+        device_types.append(
             DeviceType(
                 name=offers[i].name + ("-first", "", "-last")[kind],
                 max_devices=count * data * tensor,
                 layer_seconds=seconds,
-                p2p_seconds=transfer + (before, 0.0, behind)[kind] + hidden * seconds,
-                max_layers=min(int(figures.cap[kind, i, r]), int(fine[-1]) + 1) - hidden,
+                p2p_seconds=transfer + end_seconds[kind] + hiding * seconds,
+                max_layers=most_layers - hiding,
             )
         )
     return AstraData(
@@ -254,36 +261,38 @@ def segment_instance(
         micro_batches=degrees["num_micro_batches"],
         data_parallel=data,
         tensor_parallel=tensor,
-        device_types=kinds,
+        device_types=device_types,
         equal_layers_per_type=False,
     )
 
 
 @dataclass(frozen=True)
 class Point:
-    """A strategy (row of the table) on segments: seconds and money per iteration."""
+    """A strategy on segments."""
 
-    seconds: float
-    money: float
-    strategy: int
-    stages: tuple[Stages, ...]
+    seconds: float  # T, seconds of an iteration
+    money: float  # money of an iteration
+    strategy: int  # row of the table
+    stages: tuple[Stages, ...]  # in pipeline order
 
 
 class Front:
-    """Points of which none beats another in both: seconds ascending, money descending [F]."""
+    """The Pareto set of F points: none is as good as another in time and money, and better in one.
+    Points are in ascending order of seconds, and thus in descending order of money."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
-        self.seconds, self.money = np.zeros((2, 0))
+        self.seconds, self.money = np.zeros((2, 0))  # [F] of the points
 
     def limits(self, paid: Floats) -> Floats:
-        """From which T on a point that costs `paid` [V] money per second is beaten [V]."""
+        """[V] the seconds from which on a point is beaten. paid: [V] its money per second."""
         with np.errstate(divide="ignore", invalid="ignore"):
             by_money = np.where(self.money <= 0, 0.0, self.money / paid[:, None])
         return np.asarray(np.maximum(self.seconds, by_money).min(axis=1, initial=np.inf))
 
     def add(self, point: Point) -> None:
-        """Take a point, and drop what is beaten; of equals, up to rounding, the first stays."""
+        """Add a point, and drop the points that are beaten. Of points that differ only by rounding,
+        the first stays."""
         points = [*self.points, point]
         seconds, money = np.append(self.seconds, point.seconds), np.append(self.money, point.money)
         kept = pareto(-seconds, money)
@@ -292,28 +301,33 @@ class Front:
 
 
 class SegmentSearch:
-    """The search over the rows of a strategy table. layers: of the model; count: how many of the
-    fastest strategies are wanted beside the front.
+    """The search over the strategies of a table for the Pareto set and the fastest strategies."""
 
-    front: the Pareto set. fastest: by strategy its fastest segments, complete for the `count`
-    fastest. explored: strategies not skipped; seen, solved: vectors of stage counts. finished:
-    whether every strategy was looked at (else nothing is proven).
-    """
+    front: Front  # the Pareto set
+    fastest: dict[int, Point]  # strategy -> its fastest segments; exact for the `count` fastest
+    explored: int  # number of strategies that were not skipped
+    seen: int  # number of vectors of stage counts that were bounded
+    solved: int  # number of pairs of such a vector and ends for which the least T was found
+    finished: bool  # whether all strategies were explored or skipped; else nothing is proven
 
     def __init__(
         self, layers: int, table: Strategies, figures: SegmentFigures, run: Run, count: int
     ) -> None:
+        """Search until the end, or until `run` stops it.
+
+        layers: of the model. count: how many of the fastest strategies to find.
+        """
         self.layers, self.figures, self.run, self.count = layers, figures, run, count
         self.P = table.columns["pipeline_model_parallel_size"]
         self.K = table.columns["num_micro_batches"]
-        self.front, self.fastest = Front(), dict[int, Point]()
+        self.front, self.fastest = Front(), {}
         self.explored = self.seen = self.solved = 0
         self.finished = True
         bounds, paid = strategy_bounds(figures, self.P, self.K, layers)
         try:
             order = np.argsort(tied(bounds), kind="stable")
             for r in order[np.isfinite(bounds[order])].tolist():
-                if bounds[r] < self.limit(r, paid[[r]])[0]:
+                if bounds[r] < self.limit_of_one(r, paid[r]):
                     run.check()
                     self.explored += 1
                     self.explore(r)
@@ -321,44 +335,53 @@ class SegmentSearch:
             self.finished = False
 
     def top(self) -> list[Point]:
-        """The fastest strategies, each on its fastest segments."""
+        """The `count` fastest strategies, each on its fastest segments."""
         points = list(self.fastest.values())
         order = np.argsort(tied(np.array([p.seconds for p in points])), kind="stable")
         return [points[i] for i in order[: self.count]]
 
     def limit(self, r: int, paid: Floats) -> Floats:
-        """From which T on segments of strategy r that cost `paid` [V] money per second are neither
-        in the front nor among the fastest [V]."""
+        """[V] seconds from which on segments of strategy r are neither in the Pareto set nor among
+        the fastest. paid: [V] their money per second."""
         times = sorted(point.seconds for point in self.fastest.values())
         slowest = times[self.count - 1] if len(times) >= self.count else np.inf
-        own = self.fastest[r].seconds if r in self.fastest else np.inf
-        return np.maximum(self.front.limits(paid), min(slowest, own))
+        best_of_strategy = self.fastest[r].seconds if r in self.fastest else np.inf
+        return np.maximum(self.front.limits(paid), min(slowest, best_of_strategy))
+
+    def limit_of_one(self, r: int, paid: float) -> float:
+        """The `limit` for segments that cost `paid` money per second."""
+        return float(self.limit(r, np.array([paid]))[0])
 
     def explore(self, r: int) -> None:
-        """Add the points of strategy r; raises Stopped on the way."""
+        """Add the points of strategy r. Raises Stopped where the run has to stop."""
         figures, N, P, K = self.figures, self.layers, int(self.P[r]), int(self.K[r])
         c, h, rate = figures.c[:, r], figures.h[:, r], figures.rate[:, r]
         types = range(len(c))
         pairs = product(types, types) if P > 1 else ((i, -1) for i in types)
-        kinds = [Kinds(figures, r, pair, N, K) for pair in pairs]
-        ends = figures.ends[:, :, r].min(axis=1).sum()
+        kinds_by_ends = [Kinds(figures, r, pair, N, K) for pair in pairs]
+        end_seconds = figures.ends[:, :, r].min(axis=1).sum()
         for m in stage_counts(P, figures.most[:, r]):
             self.run.check()
             self.seen += len(m)
-            # all layers on the fastest type for the work, divisible ones for the slowest stage
-            work = N * np.where(m > 0, c, np.inf).min(axis=1) + m @ h + ends
+            # For a lower bound all layers are on the fastest type in the sum of all stages, and
+            # layers are divisible in the slowest stage.
+            work = N * np.where(m > 0, c, np.inf).min(axis=1) + m @ h + end_seconds
             slowest = (N + m @ (h / c)) / (m @ (1 / c))
-            m = m[(work + (K - 1) * slowest) * SHRINK < self.limit(r, m @ rate)]
-            for pair in kinds if len(m) else ():
-                self.solve(r, pair, m[pair.possible(m)])
+            bound = (work + (K - 1) * slowest) * SHRINK
+            m = m[bound < self.limit(r, m @ rate)]
+            if not len(m):
+                continue
+            for kinds in kinds_by_ends:
+                self.solve(r, kinds, m[kinds.possible(m)])
 
     def solve(self, r: int, kinds: "Kinds", m: Ints) -> None:
-        """Add the points of strategy r with stage counts m [V, types] and ends as in `kinds`."""
+        """Add the points of strategy r with the ends of `kinds`. m: [V, types] stage counts."""
         counts, paid = kinds.counts(m), m @ self.figures.rate[:, r]
         bound, theta, phi, work = kinds.lower_bounds(counts)
-        hopeful = np.flatnonzero(bound < self.limit(r, paid))
-        for v in hopeful[np.argsort(bound[hopeful], kind="stable")].tolist():
-            limit = float(self.limit(r, paid[v : v + 1])[0])
+        not_beaten = np.flatnonzero(bound < self.limit(r, paid))
+        by_bound = not_beaten[np.argsort(bound[not_beaten], kind="stable")]
+        for v in by_bound.tolist():
+            limit = self.limit_of_one(r, paid[v])
             if bound[v] >= limit:
                 continue
             self.run.check()
@@ -366,89 +389,106 @@ class SegmentSearch:
             start = (float(work[v]), float(theta[v]), float(phi[v]))
             seconds, n = kinds.least_time(counts[v], start, limit)
             if seconds < limit:
-                point = Point(seconds, seconds * float(paid[v]), r, kinds.stages(counts[v], n))
+                money = seconds * float(paid[v])
+                point = Point(seconds, money, r, kinds.stages(counts[v], n))
                 self.front.add(point)
                 if r not in self.fastest or seconds < self.fastest[r].seconds:
                     self.fastest[r] = point
 
 
 class Kinds:
-    """Kinds of stages for one strategy and one pair of types at the ends (last -1: one stage), by
-    ascending c: the first stage, the last, every type between.
+    """The kinds of stages of one strategy with given types of the ends, by ascending c: the FIRST
+    stage, the LAST stage where it is another one, and MIDDLE stages on every type.
 
-    kind, type, c, h, g, cap [kinds] and exposed [kinds, N] as in the figures. thetas [A], phis [B]:
-    ascending values that the slowest stage and the slowest reduction may take. by_theta [A, kinds]:
-    the most layers whose stage keeps to theta; by_phi: the least and the most layers [B, kinds]
-    whose reduction keeps to phi (none: least 1 > most 0).
+    Q is the number of kinds.
     """
+
+    kind: Ints  # [Q] FIRST, MIDDLE or LAST
+    type: Ints  # [Q] number of the type
+    c: Floats  # [Q] seconds of a layer
+    h: Floats  # [Q] further seconds of a stage
+    g: Floats  # [Q] seconds with g n <= r(n)
+    cap: Ints  # [Q] most layers of a stage
+    needed: Ints  # [types] number of the ends on each type
 
     def __init__(
         self, figures: SegmentFigures, r: int, pair: tuple[int, int], N: int, K: int
     ) -> None:
+        """r: the strategy. pair: types of the first and the last stage; last = -1 for a pipeline of
+        one stage. N: layers. K: micro-batches."""
         first, last = pair
         ends = [(FIRST, first), (LAST, last)] if last >= 0 else [(FIRST, first)]
-        rows = [*ends, *((MIDDLE, i) for i in range(len(figures.c)))]
-        rows.sort(key=lambda row: figures.c[row[1], r])
-        self.kind, self.type = np.array(rows).T
+        middles = [(MIDDLE, i) for i in range(len(figures.c))]
+        in_order = sorted([*ends, *middles], key=lambda row: figures.c[row[1], r])
+        self.kind, self.type = np.array(in_order).T
         self.N, self.K, self.figures, self.r = N, K, figures, r
         self.needed = np.bincount([i for _, i in ends], minlength=len(figures.c))
-        before, behind = figures.end_seconds(r, first, last)
+        seconds_of_first, seconds_of_last = figures.end_seconds(r, first, last)
+        end_seconds = np.array([seconds_of_first, 0.0, seconds_of_last])
         self.c, self.g = figures.c[self.type, r], figures.g[self.type, r]
-        self.h = figures.h[self.type, r] + np.array([before, 0.0, behind])[self.kind]
+        self.h = figures.h[self.type, r] + end_seconds[self.kind]
         self.cap = figures.cap[self.kind, self.type, r]
 
     @cached_property
     def exposed(self) -> Floats:
-        """r(n) of each kind."""
+        """[Q, N] r(n) of each kind for n = 1..N."""
         return np.asarray(self.figures.exposed(self.r)[self.kind, self.type])
 
     @cached_property
     def stage_seconds(self) -> Floats:
-        """[kinds, N] of a stage of 1 to N layers."""
+        """[Q, N] seconds of a stage of each kind with 1 to N layers."""
         return np.asarray(self.c[:, None] * np.arange(1, self.N + 1) + self.h[:, None])
 
     @cached_property
     def thetas(self) -> Floats:
+        """[A] the values that theta can have, ascending."""
         return np.unique(self.stage_seconds[np.arange(1, self.N + 1) <= self.cap[:, None]])
 
     @cached_property
     def phis(self) -> Floats:
+        """[B] the values that phi can have, ascending."""
         return np.unique(self.exposed[np.arange(1, self.N + 1) <= self.cap[:, None]])
 
     @cached_property
     def by_theta(self) -> Ints:
+        """[A, Q] the most layers of a stage that takes at most theta seconds."""
         rows = zip(self.stage_seconds, self.cap, strict=True)
         return np.array([np.searchsorted(row[:cap], self.thetas, "right") for row, cap in rows]).T
 
     @cached_property
     def by_phi(self) -> tuple[Ints, Ints]:
-        # r(n) falls, then rises, so that the layers that keep to a phi are an interval
-        fine = self.exposed[None, :, :] <= self.phis[:, None, None]
-        possible = fine.any(axis=2)
-        least = np.where(possible, fine.argmax(axis=2) + 1, 1)
-        return least, np.where(possible, self.N - fine[:, :, ::-1].argmax(axis=2), 0)
+        """(fewest [B, Q], most [B, Q]) layers of a stage with r(n) <= phi; (1, 0) where no number
+        of layers has that. These layers are an interval."""
+        allowed = self.exposed[None, :, :] <= self.phis[:, None, None]  # [B, Q, N]
+        possible = allowed.any(axis=2)
+        fewest = np.where(possible, allowed.argmax(axis=2) + 1, 1)
+        most = np.where(possible, self.N - allowed[:, :, ::-1].argmax(axis=2), 0)
+        return fewest, most
 
     def possible(self, m: Ints) -> NDArray[np.bool_]:
-        """[V] which stage counts per type [V, types] have the ends."""
+        """[V] whether there are stages for the ends. m: [V, types] stage counts per type."""
         return np.asarray((m >= self.needed).all(axis=1))
 
     def counts(self, m: Ints) -> Ints:
-        """Stage counts per type [V, types] as counts per kind [V, kinds]."""
+        """[V, Q] stage counts per kind. m: [V, types] stage counts per type."""
         return np.where(self.kind == MIDDLE, (m - self.needed)[:, self.type], 1)
 
     def stages(self, m: Ints, n: Ints) -> tuple[Stages, ...]:
-        """Counts m and layers n per kind in pipeline order, the fullest between the ends last."""
+        """The stages in pipeline order; MIDDLE stages with more layers come later.
+
+        m: [Q] stage counts. n: [Q] layers of all stages of a kind together.
+        """
         rows = zip(self.kind.tolist(), self.type.tolist(), m.tolist(), n.tolist(), strict=True)
-        return tuple(
-            sorted(
-                [Stages(*row) for row in rows if row[2]],
-                key=lambda s: (s.kind, s.layers / s.number),
-            )
-        )
+        parts = [Stages(*row) for row in rows]
+        present = [part for part in parts if part.number]
+        return tuple(sorted(present, key=lambda part: (part.kind, part.layers / part.number)))
 
     def lower_bounds(self, m: Ints) -> tuple[Floats, Floats, Floats, Floats]:
-        """[V] lower bounds of T for each vector of counts, and their parts: divisible layers for
-        the slowest stage and the slowest reduction, and the least work."""
+        """([V] of T, [V] of theta, [V] of phi, [V] of the work): lower bounds. The work is the sum
+        of the times of all stages. Bounds of theta and phi treat layers as divisible.
+
+        m: [V, Q] stage counts.
+        """
         c, h, g, N = self.c, self.h, self.g, self.N
         work, _ = self.least_work(m, np.ones_like(self.cap), self.cap)
         theta = np.where(m > 0, c + h, 0.0).max(axis=1)
@@ -456,70 +496,83 @@ class Kinds:
         phi = np.where(m > 0, g, 0.0).max(axis=1)
         if (g > 0).all():
             phi = np.maximum(phi, N / (m @ (1 / g)))
-        return (work + (self.K - 1) * theta + phi) * SHRINK, theta * SHRINK, phi * SHRINK, work
+        total = work + (self.K - 1) * theta + phi
+        return total * SHRINK, theta * SHRINK, phi * SHRINK, work
 
     def least_time(
         self, m: Ints, start: tuple[float, float, float], limit: float
     ) -> tuple[float, Ints]:
-        """Least T below `limit` for counts m (else +inf), and the layers per kind.
+        """(least T, [Q] layers of all stages of each kind together); T is +inf where none is below
+        `limit`. All pairs of a theta and a phi that can be below it are computed at once.
 
-        start: the least work, theta and phi that m allows. All pairs of a theta and a phi between
-        these and what the limit leaves room for are priced at once.
+        m: [Q] stage counts. start: lower bounds on the work, theta and phi.
         """
         work, theta, phi = start
-        more = self.K - 1
+        waits = self.K - 1  # how often theta counts beside the work
+        # candidates for theta are first to last - 1, for phi left to right - 1
         first = max(0, int(np.searchsorted(self.thetas, theta, side="right")) - 1)
-        last = int(np.searchsorted(work + more * self.thetas + phi, limit))
+        last = int(np.searchsorted(work + waits * self.thetas + phi, limit))
         left = max(0, int(np.searchsorted(self.phis, phi, side="right")) - 1)
-        right = int(np.searchsorted(work + more * theta + self.phis, limit))
+        right = int(np.searchsorted(work + waits * theta + self.phis, limit))
         if first >= last or left >= right:
             return np.inf, m
         thetas, phis = self.thetas[first:last, None], self.phis[None, left:right]
-        least, most = (bound[None, left:right] for bound in self.by_phi)
-        total, n = self.least_work(m, least, np.minimum(self.by_theta[first:last, None], most))
-        total = total + more * thetas + phis
+        fewest, most_by_phi = (layers[None, left:right] for layers in self.by_phi)
+        most = np.minimum(self.by_theta[first:last, None], most_by_phi)
+        total, n = self.least_work(m, fewest, most)
+        total = total + waits * thetas + phis
         best = np.unravel_index(int(total.argmin()), total.shape)
         return float(total[best]), n[best]
 
     def least_work(self, m: Ints, low: Ints, cap: Ints) -> tuple[Floats, Ints]:
-        """Least sum of stage times [...] for counts m and low <= layers <= cap [..., kinds], +inf
-        where there are none; and the layers per kind. Kinds are sorted by ascending c: layers
-        beyond `low` go to the fastest first."""
+        """([...] least sum of the times of all stages, [..., Q] layers of all stages of each kind
+        together); the sum is +inf where there are no such layers.
+
+        Every stage gets `low` layers. Further layers go to the fastest kinds first, up to `cap`.
+        m: [..., Q] stage counts. low, cap: [..., Q] fewest and most layers of a stage.
+        """
         m, low, cap = np.broadcast_arrays(m, low, cap)
         n = m * low
         extra = self.N - n.sum(axis=-1)
         possible = ~((m > 0) & (cap < low)).any(axis=-1) & (extra >= 0)
         room = m * np.maximum(cap - low, 0)
-        n = n + np.clip(extra[..., None] - (room.cumsum(axis=-1) - room), 0, room)
-        return np.where(possible & (n.sum(axis=-1) == self.N), n @ self.c + m @ self.h, np.inf), n
+        room_before = room.cumsum(axis=-1) - room  # in the faster kinds
+        n = n + np.clip(extra[..., None] - room_before, 0, room)
+        all_placed = n.sum(axis=-1) == self.N
+        work = n @ self.c + m @ self.h
+        return np.where(possible & all_placed, work, np.inf), n
 
 
 def strategy_bounds(figures: SegmentFigures, P: Ints, K: Ints, N: int) -> tuple[Floats, Floats]:
-    """Lower bounds on T, +inf where no segments exist, and on money per second [R].
+    """([R] of T, +inf where no segments exist; [R] of money per second): lower bounds of each
+    strategy.
 
-    With W the work in layers and theta the slowest stage's time, theta >= W / sum_i(m_i / c_i). The
-    ends take their seconds from the layers of some type.
+    With W the work in layers, theta >= W / sum_i(m_i / c_i). Embedding and head count as the layers
+    that take the same time on some type.
     """
-    widest = figures.cap.max(axis=0)
-    usable = np.where(widest >= 1, figures.most, 0)
+    widest = figures.cap.max(axis=0)  # [M, R] most layers of any stage on the type
+    usable = np.where(widest >= 1, figures.most, 0)  # [M, R] stages
 
     def least(values: Floats) -> Floats:
-        """Over the usable types [R]."""
+        """[R] the least of values [M, R] over the usable types."""
         return np.asarray(np.where(usable > 0, values, np.inf).min(axis=0))
 
     def least_sum(values: Floats) -> Floats:
-        """Over P stages, as many on each type as it has [R]."""
+        """[R] the least sum of values [M, R] over P stages, no more on a type than are usable."""
         order = np.argsort(values, axis=0)
         room, ordered = (np.take_along_axis(a, order, axis=0) for a in (usable, values))
         before = room.cumsum(axis=0) - room
         return np.asarray((np.clip(P - before, 0, room) * ordered).sum(axis=0))
 
-    possible = (usable.sum(axis=0) >= P) & (least_sum(-widest.astype(float)) <= -N)
-    speed = np.maximum(-least_sum(-1 / figures.c), 1e-300)
-    ends = least(figures.ends[0]) + least(figures.ends[1])
-    work = N + least(figures.ends[0] / figures.c) + least(figures.ends[1] / figures.c)
+    enough_stages = usable.sum(axis=0) >= P
+    room_for_layers = least_sum(-widest.astype(float)) <= -N
+    speed = np.maximum(-least_sum(-1 / figures.c), 1e-300)  # layers per second of all stages
+    embedding, head = figures.ends
+    ends = least(embedding) + least(head)
+    work = N + least(embedding / figures.c) + least(head / figures.c)
     h = least(figures.h)
     once = N * least(figures.c) + P * h + N / P * least(figures.g) + ends
     with np.errstate(invalid="ignore"):  # no usable type: inf times 0
         T = once + (K - 1) * (work / speed + h)
-    return np.where(possible, T * (1 - 1e-9), np.inf), least_sum(figures.rate) * (1 - 1e-9)
+    bound = np.where(enough_stages & room_for_layers, T * (1 - 1e-9), np.inf)
+    return bound, least_sum(figures.rate) * (1 - 1e-9)

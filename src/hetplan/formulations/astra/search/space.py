@@ -1,9 +1,10 @@
 """The parameter space of Astra's Table 3, and the table of its strategies.
 
-A row is a base (degrees, micro-batch) times an option (interleaving, sequence parallelism,
-optimizer, recomputation, offload). Rules over base columns alone are applied to the bases, rules
-over the pipeline size and options to the options of each pipeline size, all to the joined rows: the
-same rows survive, far fewer are made.
+A strategy, a row of the table, combines a base (degrees, micro-batch) with an option (interleaving,
+sequence parallelism, optimizer, recomputation, offload). Rules drop rows as early as possible:
+rules about base columns drop bases, rules about the pipeline size and option columns drop options
+of a pipeline size, and the other rules drop combined rows. The same rows remain as if all rules
+were applied to all combinations, but far fewer rows are made.
 """
 
 import math
@@ -37,42 +38,36 @@ from hetplan.replays.facts import ModelFacts
 
 @dataclass(frozen=True)
 class Space:
-    """Which values each parameter may take; None: the whole range of Table 3 for the model at hand.
+    """The values that each parameter may take. None stands for the whole range of Table 3, which
+    depends on the model. The parameters `context` to `uneven` are hetplan's."""
 
-    pipeline, tensor: degrees, 1..N layers and 1..number of heads. micro_batch: 1..M, M = 8 by
-    default. virtual: layers per virtual stage, 1..pipeline degree, beside "not interleaved".
-    recompute_layers:
-    1..layers per stage. interleaving: whether virtual stages are tried at all. expert: 1..number of
-    experts. offload: whether optimizer states may move to the host where they do not fit. overlap:
-    communication overlapped wherever Megatron-LM can. Beyond the paper: context: degrees of context
-    parallelism. exchange: how context ranks meet in attention: keys and values go round a ring
-    (p2p; Liu et al. 2023), or all ranks exchange tokens for heads (a2a; Jacobs et al. 2023).
-    whole_experts: whether tensor ranks hold whole experts (expert-tensor degree 1).
-    fsdp: whether weights, gradients and optimizer states are sharded over data and context ranks.
-    shard_groups: into so many groups those ranks divide, each with all shards (HSDP). uneven:
-    whether a stage may hold a layer less than the largest.
-    """
-
-    pipeline: tuple[int, ...] | None = None
-    tensor: tuple[int, ...] | None = None
-    micro_batch: tuple[int, ...] = tuple(range(1, 9))
-    expert: tuple[int, ...] | None = None
-    context: tuple[int, ...] = (1,)
+    pipeline: tuple[int, ...] | None = None  # pipeline degrees; None: 1..number of layers
+    tensor: tuple[int, ...] | None = None  # tensor degrees; None: 1..number of heads
+    micro_batch: tuple[int, ...] = tuple(range(1, 9))  # samples of a micro-batch
+    expert: tuple[int, ...] | None = None  # expert degrees; None: 1..number of experts
+    context: tuple[int, ...] = (1,)  # context degrees
+    # The exchange of context ranks in attention. p2p: keys and values go round a ring (Liu et al.
+    # 2023). a2a: all ranks exchange tokens for heads (Jacobs et al. 2023).
     exchange: tuple[str, ...] = EXCHANGES[:1]
+    # whether tensor ranks hold whole experts (expert-tensor degree 1)
     whole_experts: tuple[bool, ...] = (False,)
+    # whether weights, gradients and optimizer states are sharded over data and context ranks
     fsdp: tuple[bool, ...] = (False,)
+    # numbers of groups of these ranks, where each group has all shards (HSDP)
     shard_groups: tuple[int, ...] = (1,)
-    uneven: bool = False
+    uneven: bool = False  # whether a stage may have one layer less than the largest stage
+    # layers of a virtual stage, beside "not interleaved"; None: 1..pipeline degree
     virtual: tuple[int, ...] | None = None
-    interleaving: bool = True
+    interleaving: bool = True  # whether virtual stages are tried at all
     sequence_parallel: tuple[bool, ...] = (False, True)
     distributed_optimizer: tuple[bool, ...] = (False, True)
-    recompute: tuple[str | None, ...] = (None, *GRANULARITIES)
+    recompute: tuple[str | None, ...] = (None, *GRANULARITIES)  # granularities of recomputation
     recompute_method: tuple[str, ...] = METHODS
+    # layers that are recomputed; None: 1..layers of a stage
     recompute_layers: tuple[int, ...] | None = None
     no_overlap_offload: tuple[bool, ...] = (True, False)
-    offload: bool = True
-    overlap: bool = True
+    offload: bool = True  # whether optimizer states may move to the host where they do not fit
+    overlap: bool = True  # whether communication is overlapped wherever Megatron-LM can
 
     def __post_init__(self) -> None:
         for name in (
@@ -86,36 +81,38 @@ class Space:
                 got=values,
                 expected="at least one, each 1 or more",
             )
-        for of, words, known in (
+        for parameter, words, allowed in (
             ("kind of recomputation", self.recompute, (None, *GRANULARITIES)),
             ("method of recomputation", self.recompute_method, METHODS),
             ("exchange of context ranks", self.exchange, EXCHANGES),
         ):
-            for word in (word for word in words if word not in known):
-                raise unknown_name(f"unknown {of}", str(word), [name or "none" for name in known])
+            for word in words:
+                if word not in allowed:
+                    names = [name or "none" for name in allowed]
+                    raise unknown_name(f"unknown {parameter}", str(word), names)
 
     def recomputations(self, stage_layers: int) -> list[tuple[int, int, int]]:
-        """All (granularity, method, layers), as indices and numbers with NONE, for stages of that
-        many layers."""
-        counts = self.recompute_layers or tuple(range(1, stage_layers + 1))
+        """All (granularity, method, layers) of recomputation for stages of `stage_layers` layers,
+        as values of the table's columns."""
+        numbers = self.recompute_layers or tuple(range(1, stage_layers + 1))
+        numbers = tuple(number for number in numbers if number <= stage_layers)
         choices: list[tuple[int, int, int]] = []
         for granularity in self.recompute:
-            if granularity in (None, "selective"):
-                code = NONE if granularity is None else GRANULARITIES.index(granularity)
+            if granularity is None:
+                choices.append((NONE, NONE, NONE))
+                continue
+            code = GRANULARITIES.index(granularity)
+            if granularity == "selective":
                 choices.append((code, NONE, NONE))
                 continue
-            for method in self.recompute_method if granularity == "full" else ("block",):
-                code = GRANULARITIES.index(granularity)
-                choices += [
-                    (code, METHODS.index(method), count)
-                    for count in counts
-                    if count <= stage_layers
-                ]
+            methods = self.recompute_method if granularity == "full" else ("block",)
+            for method in methods:
+                choices += [(code, METHODS.index(method), number) for number in numbers]
         return choices
 
     def virtual_layers(self, pipeline: int, stage_layers: int) -> list[int]:
-        """Layers per virtual stage that Table 3 lists: NONE, then 1..pipeline (at most a stage's
-        layers)."""
+        """The numbers of layers of a virtual stage that Table 3 lists: NONE for no virtual stages,
+        then 1..pipeline, but no more than a stage has."""
         if not self.interleaving:
             return [NONE]
         values = self.virtual or tuple(range(1, pipeline + 1))
@@ -126,7 +123,8 @@ PARAMETERS = tuple(field.name for field in fields(Space))
 
 
 def measured_sizes(profile: Profile, types: Iterable[str]) -> dict[str, Any]:
-    """Values of `Space.tensor` and `Space.micro_batch` that the profile has of every type."""
+    """The values of `Space.tensor` and `Space.micro_batch` for which the profile has a table of
+    every type."""
     sizes = [
         {(table.tensor, table.micro_batch) for table in profile.tables if table.device == name}
         for name in types
@@ -136,7 +134,7 @@ def measured_sizes(profile: Profile, types: Iterable[str]) -> dict[str, Any]:
 
 
 def rule_columns(types: tuple[str, ...]) -> dict[str, Column]:
-    """Every column that a rule may name. types: the device types of the pool at hand."""
+    """Name -> column, for every column that a rule may name. types: device types of the pool."""
     columns = {name: Column("number") for name in (*BASE, *OPTIONS, *DERIVED, *CONSTANTS)}
     columns |= {name: Column("bool") for name in FLAGS}
     columns |= {name: Column("string", words) for name, words in VOCABULARY.items()}
@@ -145,8 +143,10 @@ def rule_columns(types: tuple[str, ...]) -> dict[str, Column]:
 
 
 def constants_of(facts: ModelFacts, global_batch: int) -> dict[str, int]:
-    """The columns that are the same in every row (NONE: not set)."""
-    shape, fused = facts.shape, any(t.name == "log-sum-exp" for t in facts.blocks[0].saved)
+    """Name -> value, for the columns that have the same value in every row."""
+    shape = facts.shape
+    # only a fused attention kernel saves this tensor
+    flash_attention = any(tensor.name == "log-sum-exp" for tensor in facts.blocks[0].saved)
     return {
         "num_layers": facts.layers,
         "num_attention_heads": shape.heads,
@@ -156,7 +156,7 @@ def constants_of(facts: ModelFacts, global_batch: int) -> dict[str, int]:
         "global_batch_size": global_batch,
         "num_experts": NONE if shape.experts is None else shape.experts.count,
         "moe_router_topk": NONE if shape.experts is None else shape.experts.active,
-        "use_flash_attn": 1 if fused else NONE,
+        "use_flash_attn": 1 if flash_attention else NONE,
         "offload_optimizer": 0,
     }
 
@@ -173,18 +173,21 @@ def strategies(
 ) -> Strategies:
     """All strategies for `gpus` devices that no rule drops.
 
-    gpu_type: index for the column of that name. whole_stages: every stage holds the same number of
-    layers; else stages may differ (mode 2) and `num_layers_per_stage` is the average, rounded up.
+    gpu_type: number of the device type. whole_stages: whether every stage has the same number of
+    layers; otherwise stages may differ (mode 2), and `num_layers_per_stage` is the average, rounded
+    up.
     """
     rules = list(rules)
     constants = constants_of(facts, global_batch)
-    base, generated = _bases(facts, space, global_batch, gpus=gpus, whole_stages=whole_stages)
-    base = _keep(base, rules, constants)
-    parts: list[Columns] = []
-    for pipeline in np.unique(base["pipeline_model_parallel_size"]).tolist():
-        mine = base["pipeline_model_parallel_size"] == pipeline
-        options = _keep(_options(space, pipeline, -(-facts.layers // pipeline)), rules, constants)
-        parts.append(_joined_rows({name: column[mine] for name, column in base.items()}, options))
+    bases, generated = _bases(facts, space, global_batch, gpus=gpus, whole_stages=whole_stages)
+    bases = _keep(bases, rules, constants)
+    parts: list[Columns] = []  # of each pipeline size
+    for pipeline in np.unique(bases["pipeline_model_parallel_size"]).tolist():
+        has_size = bases["pipeline_model_parallel_size"] == pipeline
+        bases_of_size = {name: column[has_size] for name, column in bases.items()}
+        stage_layers = -(-facts.layers // pipeline)
+        options = _keep(_options(space, pipeline, stage_layers), rules, constants)
+        parts.append(_joined_rows(bases_of_size, options))
     if not parts:
         return Strategies(nothing().columns, generated)
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -195,39 +198,50 @@ def strategies(
 def _bases(
     facts: ModelFacts, space: Space, global_batch: int, *, gpus: int, whole_stages: bool
 ) -> tuple[Columns, int]:
-    """The bases whose derived numbers are whole, and the size of Table 3's whole product."""
+    """(the bases that are possible, the number of strategies in Table 3's whole product)."""
     N = facts.layers
     pipelines = [p for p in space.pipeline or range(1, N + 1) if p <= min(gpus, N)]
     tensors = [t for t in space.tensor or range(1, facts.shape.heads + 1) if t <= gpus]
-    held = facts.shape.experts.count if facts.shape.experts else 1
-    experts = list(space.expert or range(1, held + 1))
-    exchanges = [EXCHANGES.index(word) for word in space.exchange]
-    further = [space.context, space.whole_experts if held > 1 else (False,), space.fsdp]
-    axes = [pipelines, tensors, experts, space.micro_batch, *further, space.shard_groups, exchanges]
+    expert_count = facts.shape.experts.count if facts.shape.experts else 1
+    axes = [
+        pipelines,
+        tensors,
+        list(space.expert or range(1, expert_count + 1)),
+        space.micro_batch,
+        space.context,
+        space.whole_experts if expert_count > 1 else (False,),
+        space.fsdp,
+        space.shard_groups,
+        [EXCHANGES.index(word) for word in space.exchange],
+    ]
     grid = np.array(list(product(*axes)), dtype=np.int64)
-    p, t, e, b, c, apart, fsdp, groups, a2a = grid.reshape(-1, len(axes)).T
-    d, et = gpus // (p * t * c), np.where(apart, 1, t)
-    gas = global_batch // np.maximum(b * d, 1)
-    whole = (d * p * t * c == gpus) & (gas >= 1) & (gas * b * d == global_batch)
-    whole &= (t * c * d % (et * e) == 0) & ((apart == 0) | (t > 1))
+    p, t, e, b, c, whole_experts, fsdp, groups, a2a = grid.reshape(-1, len(axes)).T
+    d = gpus // (p * t * c)  # data degree
+    et = np.where(whole_experts, 1, t)  # expert-tensor degree
+    gas = global_batch // np.maximum(b * d, 1)  # micro-batches
+    possible = (d * p * t * c == gpus) & (gas >= 1) & (gas * b * d == global_batch)
+    # whole groups of expert ranks; with one tensor rank, whole experts would be listed twice
+    expert_replicas = t * c * d // (et * e)
+    possible &= (t * c * d % (et * e) == 0) & ((whole_experts == 0) | (t > 1))
     # whole shard groups of at least two ranks, of dense parameters and of experts
-    whole &= (groups == 1) | (
-        (fsdp == 1) & (2 * groups <= c * d) & (c * d % groups == 0)
-        & (t * c * d // (et * e) % groups == 0)
-    )  # fmt: skip
+    groups_are_whole = (c * d % groups == 0) & (expert_replicas % groups == 0)
+    possible &= (groups == 1) | ((fsdp == 1) & (2 * groups <= c * d) & groups_are_whole)
     # every rank has whole heads after the exchange
-    heads, pairs = facts.shape.heads, facts.shape.kv_heads
-    whole &= (a2a == 0) | ((c > 1) & (heads % (t * c) == 0) & (pairs % (t * c) == 0))
+    heads, kv_heads = facts.shape.heads, facts.shape.kv_heads
+    heads_are_whole = (heads % (t * c) == 0) & (kv_heads % (t * c) == 0)
+    possible &= (a2a == 0) | ((c > 1) & heads_are_whole)
     if whole_stages:
-        whole &= N % p == 0
+        possible &= N % p == 0
     values = (np.full_like(p, gpus), p, t, e, d, b, gas, c, et, fsdp, groups, a2a)
-    columns = {name: column[whole] for name, column in zip(BASE, values, strict=True)}
-    options = sum(len(_options(space, p, -(-N // p))["sequence_parallel"]) for p in pipelines)
-    return columns, math.prod(map(len, axes[1:])) * options
+    columns = {name: column[possible] for name, column in zip(BASE, values, strict=True)}
+    options_of_sizes = [_options(space, size, -(-N // size)) for size in pipelines]
+    options = sum(len(columns_of_size["sequence_parallel"]) for columns_of_size in options_of_sizes)
+    bases_of_a_size = math.prod(map(len, axes[1:]))
+    return columns, bases_of_a_size * options
 
 
 def _options(space: Space, pipeline: int, stage_layers: int) -> Columns:
-    """Every option of Table 3 for one pipeline size, with what follows from it."""
+    """All options of Table 3 for one pipeline size, with the columns that follow from these."""
     recomputations = np.array(space.recomputations(stage_layers), dtype=np.int64).reshape(-1, 3)
     axes = [
         np.array(space.virtual_layers(pipeline, stage_layers)),
@@ -248,28 +262,31 @@ def _options(space: Space, pipeline: int, stage_layers: int) -> Columns:
 
 
 def _keep(columns: Columns, rules: list[Rule], constants: Mapping[str, int]) -> Columns:
-    """The rows that none of the rules drops whose parameters are known by now."""
-    at_hand: dict[str, Any] = {**constants, **columns}
-    ready = [rule for rule in rules if rule.names <= at_hand.keys()]
-    needed = {name for rule in ready for name in rule.names}
+    """The rows that no rule drops. Rules that name other columns than the given ones are left for
+    later."""
+    values: dict[str, Any] = {**constants, **columns}
+    applicable = [rule for rule in rules if rule.names <= values.keys()]
+    needed = {name for rule in applicable for name in rule.names}
     table: Table = {
-        name: np.where(np.equal(at_hand[name], NONE), np.nan, at_hand[name]) for name in needed
+        name: np.where(np.equal(values[name], NONE), np.nan, values[name]) for name in needed
     }
-    keep = ~dropped(ready, table, len(next(iter(columns.values()))))
+    rows = len(next(iter(columns.values())))
+    keep = ~dropped(applicable, table, rows)
     return columns if keep.all() else {name: column[keep] for name, column in columns.items()}
 
 
-def _joined_rows(base: Columns, options: Columns) -> Columns:
+def _joined_rows(bases: Columns, options: Columns) -> Columns:
     """Every base with every option."""
-    bases, count = len(base["num_gpus"]), len(options["sequence_parallel"])
-    columns = {name: np.repeat(column, count) for name, column in base.items()}
-    return columns | {
-        name: np.tile(column, bases) for name, column in options.items() if name not in base
-    }
+    number_of_bases, number_of_options = len(bases["num_gpus"]), len(options["sequence_parallel"])
+    columns = {name: np.repeat(column, number_of_options) for name, column in bases.items()}
+    for name, column in options.items():
+        if name not in bases:
+            columns[name] = np.tile(column, number_of_bases)
+    return columns
 
 
 def _add_late_columns(columns: Columns, space: Space, gpu_type: int) -> None:
-    """Overlap flags on wherever Megatron-LM allows them, and the device type."""
+    """Add the overlap flags, which are on wherever Megatron-LM allows them, and the device type."""
     same = np.ones_like(columns["num_gpus"])
     columns |= {
         "tp_comm_overlap": columns["sequence_parallel"] * space.overlap,

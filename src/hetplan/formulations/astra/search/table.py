@@ -1,7 +1,7 @@
-"""Tables of strategies: rows as columns of integers, in Megatron's names.
+"""Tables of strategies: a column of integers for each parameter, under Megatron-LM's names.
 
-Values that follow from others (data parallelism, overlap flags) are columns too, so that rules can
-name them.
+Parameters that follow from others (the data-parallel degree, overlap flags) are columns, too, so
+that rules can name them.
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 
 from hetplan.replays.arrays import Ints
 
-GRANULARITIES = ("selective", "full", "hybrid")
-METHODS = ("block", "uniform")
-# String columns hold indices into these; numbers hold NONE where the option is not set.
-EXCHANGES = ("p2p", "a2a")
+GRANULARITIES = ("selective", "full", "hybrid")  # of recomputation
+METHODS = ("block", "uniform")  # of full recomputation
+EXCHANGES = ("p2p", "a2a")  # of context ranks
+# String column -> its words. The column holds the number of the word.
 VOCABULARY = {
     "cp_comm_type": EXCHANGES,
     "recompute_granularity": GRANULARITIES,
     "recompute_method": METHODS,
     "offload_optimizer": ("auto",),
 }
-NONE = -1
+NONE = -1  # value of any column where the option is not set
 
-# Fixed before a strategy's options are chosen: these decide the groups and the micro-batches.
+# Columns of a base: degrees and micro-batches.
 BASE = (
     "num_gpus",
     "pipeline_model_parallel_size",
@@ -39,6 +39,7 @@ BASE = (
     "num_distributed_optimizer_instances",
     "cp_comm_type",
 )
+# Columns of an option.
 OPTIONS = (
     "num_layers_per_virtual_pipeline_stage",
     "sequence_parallel",
@@ -48,13 +49,13 @@ OPTIONS = (
     "recompute_num_layers",
     "no_overlap_offload_optimizer",
 )
-# Known from the pipeline size and the options: rules over these drop options before they meet the
-# base.
+# Columns that follow from the pipeline size and an option.
 DERIVED = (
     "num_layers_per_stage",
     "virtual_pipeline_model_parallel_size",
     "overlap_p2p_communication",
 )
+# Columns of flags, 0 or 1.
 FLAGS = (
     "use_fsdp",
     "sequence_parallel",
@@ -66,6 +67,7 @@ FLAGS = (
     "overlap_param_gather",
     "use_flash_attn",
 )
+# Columns with the same value in every row. Rules may name them; they are not in the table.
 CONSTANTS = (
     "num_layers",
     "num_attention_heads",
@@ -78,21 +80,19 @@ CONSTANTS = (
     "use_flash_attn",
     "offload_optimizer",
 )
+# Columns that are added to the combined rows of bases and options.
 LATE = ("tp_comm_overlap", "overlap_grad_reduce", "overlap_param_gather", "gpu_type")
 
 
-Columns = dict[str, Ints]
+Columns = dict[str, Ints]  # name -> values of all rows
 
 
 @dataclass(frozen=True)
 class Strategies:
-    """Rows as columns of integers [R] (NONE: not set; flags 0 or 1; strings as indices).
+    """A table of R strategies."""
 
-    generated: size of the product before any rule; after_rules: rows that no rule drops.
-    """
-
-    columns: Columns
-    generated: int
+    columns: Columns  # name -> [R] values: numbers, flags 0 or 1, numbers of words; or NONE
+    generated: int  # number of strategies in Table 3's product, before any rule
 
     @property
     def rows(self) -> int:
@@ -100,27 +100,30 @@ class Strategies:
         return len(self.columns["num_gpus"])
 
     def take(self, rows: NDArray[np.generic]) -> "Strategies":
-        """Those rows (indices or mask)."""
+        """The table of some rows. rows: their numbers, or a mask [R]."""
         return Strategies(
             {name: column[rows] for name, column in self.columns.items()}, self.generated
         )
 
     def row(self, number: int) -> dict[str, int | bool | str | None]:
-        """One strategy with Megatron's names and plain values."""
+        """One strategy as Megatron-LM's names and values, without its device type."""
         names = (*BASE, *OPTIONS, *DERIVED, *LATE[:-1])
         return {name: plain_value(name, int(self.columns[name][number])) for name in names}
 
 
 def plain_value(name: str, value: int) -> int | bool | str | None:
-    """A value of a column as Megatron says it."""
+    """The value of Megatron-LM's parameter `name` for a value of its column."""
     if name in FLAGS:
         return bool(value)
-    word = VOCABULARY[name][value] if name in VOCABULARY else value
-    return None if value == NONE else word
+    if value == NONE:
+        return None
+    if name in VOCABULARY:
+        return VOCABULARY[name][value]
+    return value
 
 
 def joined(parts: Sequence[Strategies]) -> Strategies:
-    """Tables one under the other."""
+    """The rows of all tables in one table."""
     names = parts[0].columns
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in names}
     return Strategies(columns, sum(part.generated for part in parts))

@@ -1,4 +1,5 @@
-"""Texts of a search: the proof, what was left out, and why nothing is best."""
+"""Texts in the result of a search: what is proven, what the mode does not try, and why no strategy
+is best."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,15 +10,18 @@ from hetplan.replays.arrays import Floats
 
 
 def proof_on_one_type(priced: int) -> str:
-    """The proof of a search on one type of device at a time. priced: strategies."""
+    """The text of the proof of a search on one type of device at a time.
+
+    priced: number of strategies.
+    """
     return f"all {priced} strategies that pass the rules and fit in memory were priced"
 
 
 def proof_on_segments(explored: int, strategies: int, alone: int) -> str:
-    """The proof of a finished search on segments of several types.
+    """The text of the proof of a finished search on segments of several types.
 
-    explored: strategies that had to be solved, of all `strategies`. alone: those priced on single
-    types.
+    strategies: their number. explored: number of them that had to be solved. alone: number of
+    strategies that were priced on single types.
     """
     solved = f"{explored} of {strategies} strategies had to be solved"
     text = f"{solved}; by their bounds no other is faster or cheaper"
@@ -30,19 +34,23 @@ def no_proof(explored: int, strategies: int) -> str:
 
 
 def uneven_left_out(space: Space, sizes: Sequence[int], layers: int) -> tuple[str, ...]:
-    """The text of what equal stages leave out, if anything: degrees that do not divide the
-    layers. sizes: numbers of GPUs."""
+    """The text that says which pipeline degrees a search with equal stages does not try; empty
+    where it tries all.
+
+    sizes: numbers of GPUs. layers: of the model.
+    """
     largest = min(max(sizes), layers)
-    tried = [degree for degree in space.pipeline or range(1, layers + 1) if degree <= largest]
-    if space.uneven or all(layers % degree == 0 for degree in tried):
+    degrees = [degree for degree in space.pipeline or range(1, layers + 1) if degree <= largest]
+    if space.uneven or all(layers % degree == 0 for degree in degrees):
         return ()
     which = f"pipeline degrees that do not divide the {layers} layers"
     return (f"{which}: the heterogeneous mode has them",)
 
 
 def equal_only_left_out(space: Space, alone: bool) -> tuple[str, ...]:
-    """The text of what segments of several types leave out, if anything: all that needs equal
-    stages. alone: whether it was tried on single types."""
+    """The text that says which options a search on segments does not try, since they need equal
+    stages; empty where the space has no such options. alone: whether they were tried on single
+    types."""
     needs_equal_stages = {
         "virtual stages": space.interleaving,
         "hybrid recomputation": "hybrid" in space.recompute,
@@ -65,8 +73,12 @@ def why_nothing(
     left_out: tuple[str, ...],
     finished: bool,
 ) -> str:
-    """The reason why no strategy is best. money [n]: of those priced, NaN where no price is known.
-    limit: of money. finished: whether every strategy was looked at."""
+    """The text that says why no strategy is best.
+
+    counts: as in `SearchResult`. money: [n] dollars of the priced strategies, NaN where no price is
+    known. limit: dollars; None: there is no limit. layers: of the model. left_out: texts. finished:
+    whether the search explored every strategy.
+    """
     after_rules, in_memory = counts["after_rules"], counts["in_memory"]
     if counts["generated"] == 0:
         return "; ".join(("there is nothing to try", *left_out))
