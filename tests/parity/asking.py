@@ -79,8 +79,8 @@ def run_forked(
     target: str, folder: Path, *, imports: Sequence[str] = (), **environment: str
 ) -> None:
     """All ranks of a target; fails with what the first failing rank died of."""
-    more = {"program": "forked", "environment": environment, "imports": imports}
-    asked = request("forked", target, folder, **more)
+    more: dict[str, Any] = {"environment": environment, "imports": imports}
+    asked = request("forked", target, folder, program="forked", **more)
     answer = served([asked], folder, 1)["forked"]
     captured = [f"{file.name}: {file.read_text()}" for file in sorted(folder.glob("failed-*"))]
     assert answer["code"] == 0, "\n".join([*captured, answer["err"][-3000:]])
