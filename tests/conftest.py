@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -14,6 +16,11 @@ from hypothesis import HealthCheck, settings
 # no deadline of an example, and no complaint that drawing examples is slow.
 settings.register_profile("hetplan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("hetplan")
+
+# Some environments forbid byte code. Then each of the hundreds of processes that tests start, ranks
+# and commands, would compile hetplan again, and pytest would rewrite the assertions again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 LAYERS = ("wide", "engine", "pages", "evidence")
 DEFAULT_SEEDS = 8

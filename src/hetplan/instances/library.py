@@ -77,8 +77,10 @@ class InstanceFile(StrictModel):
     version: Literal[1]
     problem: Name
     name: Name
-    origin: str = Field(max_length=10_000)  # where the numbers come from
-    data: dict[str, Any]  # `parse_instance` checks it by the schema of the problem's family
+    origin: str = Field(max_length=10_000)
+    """Where the numbers come from."""
+    data: dict[str, Any]
+    """`parse_instance` checks it by the schema of the problem's family."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,12 +172,17 @@ class BestKnown(Document):
     version: Literal[1] = 1
     problem: Name
     instance: Name
-    objective: NonNegative  # the objective of `decision`
-    bound: NonNegative | None = None  # the best proven lower bound
-    found_by: Name  # method and version that found the decision
-    proved_by: Name | None = None  # method and version that proved the bound
+    objective: NonNegative
+    """The objective of `decision`."""
+    bound: NonNegative | None = None
+    """The best proven lower bound."""
+    found_by: Name
+    """Method and version that found the decision."""
+    proved_by: Name | None = None
+    """Method and version that proved the bound."""
     note: str = ""
-    decision: dict[str, Any]  # the best decision, in the schema of the problem's family
+    decision: dict[str, Any]
+    """The best decision, in the schema of the problem's family."""
 
     @property
     def gap(self) -> float | None:

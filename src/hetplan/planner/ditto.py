@@ -69,9 +69,9 @@ Rooms = dict[str, dict[int, list[int]]]  # device type of the problem -> node ->
 class DittoSettings(StrictModel):
     """The settings `--set ditto.NAME=VALUE`."""
 
-    # Number of pipelines that may be lost. The plan then has at least one pipeline more, each made
-    # of a template. None: the plan is one pipeline.
     failures: Annotated[int, Field(ge=0, le=MAX_RANKS)] | None = None
+    """Number of pipelines that may be lost. The plan then has at least one pipeline more, each made
+    of a template. None: the plan is one pipeline."""
 
 
 @dataclass(frozen=True)

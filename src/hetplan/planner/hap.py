@@ -43,22 +43,22 @@ LEAST_TIME_LIMIT = 1e-3
 class HapSettings(StrictModel):
     """The settings `--set hap.NAME=VALUE`."""
 
-    # Time limit of the joint search (method `auto`), at which it returns its best program and
-    # bound. The limit of every other method is a sixtieth of it.
     seconds: Annotated[float, Field(gt=0, le=86_400)] = 30.0
-    # Number of runs of the program per iteration, a divisor of the global batch; None: the fewest
-    # runs with which data parallelism fits in memory.
+    """Time limit of the joint search (method `auto`), at which it returns its best program and
+    bound. The limit of every other method is a sixtieth of it."""
     steps: PositiveCount | None = None
-    # Path of a file of `hetplan profile collectives`, measured with one rank per device of the
-    # cluster.
+    """Number of runs of the program per iteration, a divisor of the global batch; None: the fewest
+    runs with which data parallelism fits in memory."""
     collectives: Name | None = None
-    # Number of segments of the model. Each segment has its own sharding ratios.
+    """Path of a file of `hetplan profile collectives`, measured with one rank per device of the
+    cluster."""
     segments: Annotated[int, Field(ge=1, le=64)] = 1
-    # How the model is cut into segments: by layers, or by METIS (extra `metis`).
+    """Number of segments of the model. Each segment has its own sharding ratios."""
     cut: Literal["layer", "metis"] = "layer"
-    # Whether ratios are chosen for GPUs or for machines. The GPUs of a machine share its ratio
-    # evenly.
+    """How the model is cut into segments: by layers, or by METIS (extra `metis`)."""
     devices: Literal["gpus", "machines"] = "gpus"
+    """Whether ratios are chosen for GPUs or for machines. The GPUs of a machine share its ratio
+    evenly."""
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ from hetplan.solvers.run import Run
 class JointSettings(StrictModel):
     """The settings `--set joint.NAME=VALUE`."""
 
-    # Time limit of search and proof together, where more time than that is left.
     seconds: Positive = 20.0
+    """Time limit of search and proof together, where more time than that is left."""
 
 
 class Joint(Strategy):

@@ -39,14 +39,15 @@ ON_CURVES = "the iteration is that of the measured curves, not replayed"
 class PoplarSettings(StrictModel):
     """The settings `--set poplar.NAME=VALUE`."""
 
-    # ZeRO stages: all; the lowest at which every device can hold a sample (Algorithm 1); or one.
     zero: Literal["all", "lowest", 0, 1, 2, 3] = "all"
-    # Whether ZeRO's shards are equal or in proportion to the memory of each device.
+    """ZeRO stages: all; the lowest at which every device can hold a sample (Algorithm 1); or one.
+    """
     shards: Literal["equal", "memory"] = "equal"
-    # Paths of files of `hetplan profile batch-curve`, separated by commas, one per device type.
+    """Whether ZeRO's shards are equal or in proportion to the memory of each device."""
     curves: str | None = None
-    # Path of a file of `hetplan profile collectives`, in place of the cluster's links.
+    """Paths of files of `hetplan profile batch-curve`, separated by commas, one per device type."""
     collectives: str | None = None
+    """Path of a file of `hetplan profile collectives`, in place of the cluster's links."""
 
     def assumptions(self) -> Assumptions:
         """The assumptions of the problem, with the content of the files. Raises InputError."""

@@ -16,26 +16,29 @@ class Degrees(StrictModel):
     (`plans/refusals.py`).
     """
 
-    # Context ranks of a stage: its row groups, each with a part of every sample's tokens.
     context: PositiveCount = 1
-    # How context ranks compute attention over all tokens: by passing keys and values round a ring,
-    # or by an all-to-all exchange of tokens for heads.
+    """Context ranks of a stage: its row groups, each with a part of every sample's tokens."""
     exchange: Literal["ring", "all-to-all"] = "ring"
-    expert: PositiveCount = 1  # ranks over which the experts of a block are spread
-    expert_tensor: PositiveCount = 1  # tensor degree of each expert
-    # Whether tensor ranks divide the tokens of the activations between their matrix products.
+    """How context ranks compute attention over all tokens: by passing keys and values round a ring,
+    or by an all-to-all exchange of tokens for heads."""
+    expert: PositiveCount = 1
+    """Ranks over which the experts of a block are spread."""
+    expert_tensor: PositiveCount = 1
+    """Tensor degree of each expert."""
     sequence_parallel: bool = False
-    # Communication that runs beside computation.
+    """Whether tensor ranks divide the tokens of the activations between their matrix products."""
     overlap: list[Literal["tensor", "gradients", "weights", "messages", "offload"]] = Field(
         default_factory=list
     )
-    # Which layers of a virtual stage are recomputed, as Megatron-LM's options `recompute_method`
-    # and `recompute_num_layers` say. None: all of them.
+    """Communication that runs beside computation."""
     recompute_method: Literal["uniform", "block"] | None = None
+    """Which layers of a virtual stage are recomputed, as Megatron-LM's options `recompute_method`
+    and `recompute_num_layers` say. None: all of them."""
     recompute_layers: PositiveCount | None = None
-    offloaded: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of optimizer states on the host
-    # Groups of ranks of which each holds all shards of ZeRO 3 (HSDP).
+    offloaded: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of optimizer states on the host."""
     shard_groups: PositiveCount = 1
+    """Groups of ranks of which each holds all shards of ZeRO 3 (HSDP)."""
 
     def __hash__(self) -> int:
         return hash(self.model_dump_json())

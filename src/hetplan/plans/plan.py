@@ -82,12 +82,17 @@ class PlanWorkload(StrictModel):
 
     model: Name
     cluster: Name
-    global_batch: PositiveCount  # samples per iteration
-    sequence: PositiveCount | None = None  # tokens per sample; None for images
+    global_batch: PositiveCount
+    """Samples per iteration."""
+    sequence: PositiveCount | None = None
+    """Tokens per sample; None for images."""
     precision: Literal["fp16", "bf16", "fp32"]
-    framework: Name = "hetplan"  # whose memory was counted
-    stack: Name = "fused"  # the software whose seconds were counted
-    layers: list[Name] = Field(min_length=1, max_length=4096)  # in the order of the model
+    framework: Name = "hetplan"
+    """Whose memory was counted."""
+    stack: Name = "fused"
+    """The software whose seconds were counted."""
+    layers: list[Name] = Field(min_length=1, max_length=4096)
+    """In the order of the model."""
 
     @property
     def narrow(self) -> str:
@@ -99,16 +104,21 @@ class MicroBatches(StrictModel):
     """Consecutive micro-batches of equal size."""
 
     count: PositiveCount
-    samples: Count  # of each; 0 where the replica only takes part in synchronisation (rule 4)
+    samples: Count
+    """Of each; 0 where the replica only takes part in synchronisation (rule 4)."""
 
 
 class Stage(StrictModel):
     """One pipeline stage of a replica."""
 
-    layers: list[Range] = Field(min_length=1, max_length=4096)  # [chunk] the layers [first, last)
-    devices: list[list[Count]] = Field(min_length=1, max_length=MAX_RANKS)  # [row group][rank]
-    row_shares: Shares = Field(default_factory=lambda: [1.0])  # [row group]
-    tensor_shares: Shares = Field(default_factory=lambda: [1.0])  # [tensor rank]
+    layers: list[Range] = Field(min_length=1, max_length=4096)
+    """[chunk] the layers [first, last)."""
+    devices: list[list[Count]] = Field(min_length=1, max_length=MAX_RANKS)
+    """[row group][rank]."""
+    row_shares: Shares = Field(default_factory=lambda: [1.0])
+    """[row group]."""
+    tensor_shares: Shares = Field(default_factory=lambda: [1.0])
+    """[tensor rank]."""
 
     @cached_property
     def cached_hash(self) -> int:
@@ -134,8 +144,10 @@ class Stage(StrictModel):
 class Replica(StrictModel):
     """One copy of the model, which computes its own micro-batches."""
 
-    stages: list[Stage] = Field(min_length=1, max_length=MAX_RANKS)  # in order
-    micro_batches: list[MicroBatches] = Field(min_length=1, max_length=1_000_000)  # in order
+    stages: list[Stage] = Field(min_length=1, max_length=MAX_RANKS)
+    """In order."""
+    micro_batches: list[MicroBatches] = Field(min_length=1, max_length=1_000_000)
+    """In order."""
 
     @property
     def samples(self) -> int:
@@ -151,12 +163,17 @@ class Replica(StrictModel):
 class Prediction(StrictModel):
     """The planner's figures of a plan. A figure that is not known is None."""
 
-    strategy: Name  # of the candidate that the plan belongs to
+    strategy: Name
+    """Of the candidate that the plan belongs to."""
     method: Name
-    predicted_seconds: NonNegative | None = None  # replayed seconds per iteration
-    closed_form_seconds: NonNegative | None = None  # seconds per iteration, by the objective
-    objective: NonNegative | None = None  # of the strategy's problem, in its unit
-    bound: NonNegative | None = None  # lower bound of that objective
+    predicted_seconds: NonNegative | None = None
+    """Replayed seconds per iteration."""
+    closed_form_seconds: NonNegative | None = None
+    """Seconds per iteration, by the objective."""
+    objective: NonNegative | None = None
+    """Of the strategy's problem, in its unit."""
+    bound: NonNegative | None = None
+    """Lower bound of that objective."""
 
 
 # Fields of a plan that a file leaves out where they are None.
@@ -169,26 +186,32 @@ class Plan(Document):
     format: Literal["hetplan-plan"] = "hetplan-plan"
     version: Literal[1] = 1
     name: Name
-    origin: Line = ""  # the method that found the plan, and what the method promises
+    origin: Line = ""
+    """The method that found the plan, and what the method promises."""
     workload: PlanWorkload
-    devices: list[PlanDevice] = Field(min_length=1, max_length=MAX_RANKS)  # all of the cluster
+    devices: list[PlanDevice] = Field(min_length=1, max_length=MAX_RANKS)
+    """All of the cluster."""
     schedule: Schedule = "1f1b"
-    zero: Annotated[int, Field(ge=0, le=3)] = 0  # ZeRO level
-    # [device] share of ZeRO's shards; None: equal shares for the devices in use.
+    zero: Annotated[int, Field(ge=0, le=3)] = 0
+    """ZeRO level."""
     zero_shares: Annotated[list[NonNegative], Field(min_length=1, max_length=MAX_RANKS)] | None = (
         None
     )
+    """[device] share of ZeRO's shards; None: equal shares for the devices in use."""
     recomputation: Recomputation = "none"
-    prediction: Prediction | None = None  # None for a plan that the planner did not make
-    # Why `hetplan run` refuses the plan as it is, and what would help; None where it runs.
+    prediction: Prediction | None = None
+    """None for a plan that the planner did not make."""
     refused: Annotated[Line, Field(min_length=1)] | None = None
+    """Why `hetplan run` refuses the plan as it is, and what would help; None where it runs."""
     replicas: list[Replica] = Field(min_length=1, max_length=MAX_RANKS)
-    program: SpmdProgram | None = None  # the instructions of every device, under `spmd` only
-    degrees: Degrees | None = None  # context, expert and further degrees
-    # Pipelines of which `plan replan` and `run --elastic` make the next plan.
+    program: SpmdProgram | None = None
+    """The instructions of every device, under `spmd` only."""
+    degrees: Degrees | None = None
+    """Context, expert and further degrees."""
     templates: ReadyTemplates | None = None
-    # The workload that the plan was made for; None in older files and in plans written by hand.
+    """Pipelines of which `plan replan` and `run --elastic` make the next plan."""
     inputs: Inputs | None = None
+    """The workload that the plan was made for; None in older files and in plans written by hand."""
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

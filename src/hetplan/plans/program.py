@@ -45,11 +45,13 @@ class SpmdInstruction(StrictModel):
 
     do: Step
     tensor: TensorName
-    before: list[Form] = Field(max_length=64)  # a form per input for `Run`, else the tensor's form
+    before: list[Form] = Field(max_length=64)
+    """One form per input for `Run`, else the tensor's form."""
     after: Form
-    segment: Count = 0  # the row of `SpmdProgram.ratios` by which tensors are sliced
-    # The parameters whose gradients are synchronised; empty for `Run` and for changes of form.
+    segment: Count = 0
+    """The row of `SpmdProgram.ratios` by which tensors are sliced."""
     parameters: list[TensorName] = Field(default_factory=list, max_length=64)
+    """The parameters whose gradients are synchronised; empty for `Run` and for changes of form."""
 
 
 class SpmdProgram(StrictModel):
@@ -57,8 +59,9 @@ class SpmdProgram(StrictModel):
     each in reverse order in the backward pass."""
 
     instructions: list[SpmdInstruction] = Field(min_length=1, max_length=100_000)
-    # [segment][device of the stage] share of each sliced dimension on the device; a row sums to 1
     ratios: list[list[NonNegative]] = Field(min_length=1, max_length=1024)
+    """[segment][device of the stage] share of each sliced dimension on the device; a row sums to 1.
+    """
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -9,17 +9,22 @@ from hetplan.schema import Count, Name, PositiveCount, StrictModel
 class TemplateStage(StrictModel):
     """One stage of a template: consecutive layers on devices of one node."""
 
-    first: Count  # layers [first, last)
+    first: Count
+    """Layers [first, last)."""
     last: Count
-    type: Name  # of the node, as problem `ditto` names it
-    devices: PositiveCount  # number of them
+    type: Name
+    """Of the node, as problem `ditto` names it."""
+    devices: PositiveCount
+    """Number of them."""
 
 
 class ReadyTemplates(StrictModel):
     """The templates of a plan: pipelines for parts of the cluster (Oobleck, Ditto). The strategy
     `ditto` makes them with the setting `failures`."""
 
-    failures: Count  # number of pipelines that may be lost
-    samples: PositiveCount  # samples of a micro-batch
-    # [template][stage]
+    failures: Count
+    """Number of pipelines that may be lost."""
+    samples: PositiveCount
+    """Samples of a micro-batch."""
     pipelines: list[list[TemplateStage]] = Field(min_length=1, max_length=100_000)
+    """[template][stage]."""

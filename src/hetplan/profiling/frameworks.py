@@ -51,44 +51,54 @@ class Framework(StrictModel):
     """
 
     name: Name
-    gradient_bytes: NonNegative = 2  # per parameter
-    optimizer_bytes: NonNegative = 12  # per parameter, with the fp32 weights
-    # bytes per parameter of the shards of 16-bit weights at level 3; 0: the fp32 weights serve
+    gradient_bytes: NonNegative = 2
+    """Per parameter."""
+    optimizer_bytes: NonNegative = 12
+    """Per parameter, with the fp32 weights."""
     shard_bytes: NonNegative = 2
-    # number of layers, each as large as the largest, whose weights are whole at the same time at
-    # level 3
+    """Bytes per parameter of the shards of 16-bit weights at level 3; 0: the fp32 weights serve."""
     gathered_layers: NonNegative = 2
-    # bytes per parameter of the largest layer's whole gradient at levels 2 and 3, until it is
-    # reduced
+    """Number of layers, each as large as the largest, whose weights are whole at the same time at
+    level 3."""
     reduced_bytes: NonNegative = 2
-    bucket_bytes: NonNegative = 0.0  # largest bucket of gradients at levels 1 and 2
-    # whether tensor ranks also divide the tensors between their matrix products
+    """Bytes per parameter of the largest layer's whole gradient at levels 2 and 3, until it is
+    reduced."""
+    bucket_bytes: NonNegative = 0.0
+    """Largest bucket of gradients at levels 1 and 2."""
     sequence_parallel: bool = False
-    # whether sequence-parallel ranks keep the whole tensors that they gather for a product
+    """Whether tensor ranks also divide the tensors between their matrix products."""
     whole_inputs: bool = False
-    # whether stages of pipelines at levels 2 and 3 gather weights once for all micro-batches, and
-    # accumulate whole gradients
+    """Whether sequence-parallel ranks keep the whole tensors that they gather for a product."""
     whole_in_pipelines: bool = False
-    # bytes per logit of a micro-batch at the loss; None: those of the fp32 logits that the model's
-    # layers keep
+    """Whether stages of pipelines at levels 2 and 3 gather weights once for all micro-batches, and
+    accumulate whole gradients."""
     logit_bytes: NonNegative | None = None
-    # bytes per logit where tensor ranks divide the logits; None: `logit_bytes`
+    """Bytes per logit of a micro-batch at the loss; None: those of the fp32 logits that the model's
+    layers keep."""
     divided_logit_bytes: NonNegative | None = None
-    # buffers of a stage for its sends and receives, each as large as an activation
+    """Bytes per logit where tensor ranks divide the logits; None: `logit_bytes`."""
     transfer_buffers: int = 0
-    workspace_bytes: NonNegative = 0.0  # workspaces of matrix products, which the allocator counts
-    context_bytes: NonNegative = 0.5e9  # CUDA's context
-    communicators: int = 2  # NCCL's process groups of a usual run
-    communicator_bytes: NonNegative = 0.688e9  # bytes of one such group
-    # The share of the allocator's pool (max_memory_reserved) that no tensor uses while memory is
-    # free; near the limit the allocator returns unused blocks. The average over eight models of
-    # Guo et al. 2024 (GMLake), abstract.
+    """Buffers of a stage for its sends and receives, each as large as an activation."""
+    workspace_bytes: NonNegative = 0.0
+    """Workspaces of matrix products, which the allocator counts."""
+    context_bytes: NonNegative = 0.5e9
+    """CUDA's context."""
+    communicators: int = 2
+    """NCCL's process groups of a usual run."""
+    communicator_bytes: NonNegative = 0.688e9
+    """Bytes of one such group."""
     fragmentation: NonNegative = 0.15
-    levels: Levels = (0, 1, 2, 3)  # ZeRO levels offered with data parallelism alone
-    pipeline_levels: Levels = (0, 1)  # ZeRO levels offered with tensor or pipeline parallelism
-    # the offered modes of recomputation, from the most kept bytes to the fewest
+    """The share of the allocator's pool (max_memory_reserved) that no tensor uses while memory is
+    free; near the limit the allocator returns unused blocks. The average over eight models of Guo
+    et al. 2024 (GMLake), abstract."""
+    levels: Levels = (0, 1, 2, 3)
+    """ZeRO levels offered with data parallelism alone."""
+    pipeline_levels: Levels = (0, 1)
+    """ZeRO levels offered with tensor or pipeline parallelism."""
     recomputation: Modes = ("none", "selective", "full")
-    origin: str  # the sources of the figures
+    """The offered modes of recomputation, from the most kept bytes to the fewest."""
+    origin: str
+    """The sources of the figures."""
 
     @property
     def reserved_bytes(self) -> float:

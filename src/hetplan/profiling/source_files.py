@@ -18,10 +18,12 @@ LONGEST_PATH = 4096
 class SourceFile(StrictModel):
     """A file as it was when it was read."""
 
-    # in a plan file relative to the folder of the plan file, else absolute
     path: Annotated[str, Field(min_length=1, max_length=LONGEST_PATH, pattern=PLAIN)]
-    size: Annotated[Count, Field(le=MAX_BYTES)]  # bytes
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # of its content
+    """In a plan file relative to the folder of the plan file, else absolute."""
+    size: Annotated[Count, Field(le=MAX_BYTES)]
+    """Bytes."""
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """Of its content."""
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> Self | None:

@@ -34,28 +34,36 @@ class Node(StrictModel):
     """A node: equal devices behind one network card. Bandwidths are bytes/s per direction,
     latencies seconds per message."""
 
-    device: Name  # type of the devices
-    devices: Annotated[int, Field(ge=1, le=4096)]  # number of devices
-    intra_bandwidth: Positive  # between two devices of the node
+    device: Name
+    """Type of the devices."""
+    devices: Annotated[int, Field(ge=1, le=4096)]
+    """Number of devices."""
+    intra_bandwidth: Positive
+    """Between two devices of the node."""
     intra_latency: NonNegative
-    network_bandwidth: Positive  # of the network card
+    network_bandwidth: Positive
+    """Of the network card."""
     network_latency: NonNegative
-    # number of the switch above the node; None: one switch above all nodes without a number
     switch: Count | None = None
-    # the node's part of the links from its switch to other switches; None: they are no limit
+    """Number of the switch above the node; None: one switch above all nodes without a number."""
     uplink_bandwidth: Positive | None = None
-    rails: bool = False  # whether every device has a card of its own, an even part of the bandwidth
-    # number of ranks -> measured curve of an all-reduce inside the node, where one was measured
+    """The node's part of the links from its switch to other switches; None: they are no limit."""
+    rails: bool = False
+    """Whether every device has a card of its own, an even part of the bandwidth."""
     all_reduce: dict[Annotated[PositiveCount, Strict(False)], CollectiveCurve] = Field(
         default_factory=dict
     )
+    """Number of ranks -> measured curve of an all-reduce inside the node, where one was measured.
+    """
 
 
 class DeviceType(StrictModel):
     """The memory and the optimizer's speed of one device type."""
 
-    memory_bytes: NonNegative  # bytes of a device that training can use
-    update: MoveCurve  # seconds of an optimizer's step, by the bytes that it moves
+    memory_bytes: NonNegative
+    """Bytes of a device that training can use."""
+    update: MoveCurve
+    """Seconds of an optimizer's step, by the bytes that it moves."""
 
 
 class Kept(StrictModel):
@@ -66,42 +74,54 @@ class Kept(StrictModel):
     """
 
     saved_bytes: NonNegative
-    # the part of `saved_bytes` that every tensor rank keeps whole without sequence parallelism
     replicated_saved_bytes: NonNegative = 0.0
+    """The part of `saved_bytes` that every tensor rank keeps whole without sequence parallelism."""
     working_bytes: NonNegative = 0.0
-    replicated_working_bytes: NonNegative = 0.0  # the same part of `working_bytes`
-    # the part of `saved_bytes` that sequence-parallel ranks, which divide all other tensors, gather
-    # and keep whole
+    replicated_working_bytes: NonNegative = 0.0
+    """The same part of `working_bytes`."""
     gathered_bytes: NonNegative = 0.0
-    gathered_working_bytes: NonNegative = 0.0  # the same part of `working_bytes`
+    """The part of `saved_bytes` that sequence-parallel ranks, which divide all other tensors,
+    gather and keep whole."""
+    gathered_working_bytes: NonNegative = 0.0
+    """The same part of `working_bytes`."""
 
 
 class Layer(StrictModel):
     """The bytes of one layer."""
 
     name: Name
-    param_bytes: NonNegative  # bytes of its weights
-    # bytes of weights shared with the first layer; a stage without that layer holds a copy of them
+    param_bytes: NonNegative
+    """Bytes of its weights."""
     tied_param_bytes: NonNegative = 0.0
-    activation_bytes: NonNegative  # bytes per sample sent to the next layer
-    tensor_bytes: NonNegative  # bytes per sample all-reduced in a tensor group, in both passes
-    kept: dict[Recomputation, Kept] = Field(min_length=1)  # by mode of recomputation
+    """Bytes of weights shared with the first layer; a stage without that layer holds a copy of
+    them."""
+    activation_bytes: NonNegative
+    """Bytes per sample sent to the next layer."""
+    tensor_bytes: NonNegative
+    """Bytes per sample all-reduced in a tensor group, in both passes."""
+    kept: dict[Recomputation, Kept] = Field(min_length=1)
+    """By mode of recomputation."""
 
 
 class Table(StrictModel):
     """Seconds of every layer for one micro-batch on one device of a tensor group."""
 
-    type: Name  # of the device
-    tensor: PositiveCount  # ranks of the tensor group
-    micro_batch: PositiveCount  # samples
-    forward_seconds: Row  # [L] of a layer's forward pass
-    backward_seconds: Row  # [L] of a layer's backward pass
-    # [L] the host's launches within the pass (`hetplan.profiling.rates.times.together`)
+    type: Name
+    """Of the device."""
+    tensor: PositiveCount
+    """Ranks of the tensor group."""
+    micro_batch: PositiveCount
+    """Samples."""
+    forward_seconds: Row
+    """[L] of a layer's forward pass."""
+    backward_seconds: Row
+    """[L] of a layer's backward pass."""
     forward_host_seconds: Row
+    """[L] the host's launches within the pass (`hetplan.profiling.rates.times.together`)."""
     backward_host_seconds: Row
-    # mode of recomputation -> [L] the share of the forward pass that the backward pass repeats; 1:
-    # all of it
     repeated: dict[Recomputation, Row] = Field(default_factory=dict)
+    """Mode of recomputation -> [L] the share of the forward pass that the backward pass repeats; 1:
+    all of it."""
 
 
 class ReplayData(StrictModel):
@@ -109,18 +129,29 @@ class ReplayData(StrictModel):
 
     model: Name = "model"
     cluster: Name = "cluster"
-    global_batch: PositiveCount  # samples of an iteration
-    sequence: PositiveCount | None = None  # tokens per sample; None for images
+    global_batch: PositiveCount
+    """Samples of an iteration."""
+    sequence: PositiveCount | None = None
+    """Tokens per sample; None for images."""
     precision: Literal["fp16", "bf16", "fp32"] = "fp16"
-    stack: Name = "fused"  # name of the software stack
-    element_bytes: PositiveCount  # bytes of a weight
-    gradient_bytes: Positive  # bytes of a weight's gradient where replicas exchange it
-    logit_elements: NonNegative = 0.0  # logits per sample that the last layer keeps for the loss
-    logit_bytes: NonNegative = 0.0  # bytes of these logits per sample
-    reserved_bytes: NonNegative = 0.0  # bytes of each device besides its usable memory
-    hidden_reduces: bool = False  # whether all-reduces of tensor groups hide behind products
-    framework: Framework  # the memory that it needs besides the model's
-    tensor_degrees: list[PositiveCount] = Field(min_length=1)  # degrees that plans may choose
+    stack: Name = "fused"
+    """Name of the software stack."""
+    element_bytes: PositiveCount
+    """Bytes of a weight."""
+    gradient_bytes: Positive
+    """Bytes of a weight's gradient where replicas exchange it."""
+    logit_elements: NonNegative = 0.0
+    """Logits per sample that the last layer keeps for the loss."""
+    logit_bytes: NonNegative = 0.0
+    """Bytes of these logits per sample."""
+    reserved_bytes: NonNegative = 0.0
+    """Bytes of each device besides its usable memory."""
+    hidden_reduces: bool = False
+    """Whether all-reduces of tensor groups hide behind products."""
+    framework: Framework
+    """The memory that it needs besides the model's."""
+    tensor_degrees: list[PositiveCount] = Field(min_length=1)
+    """Degrees that plans may choose."""
     nodes: list[Node] = Field(min_length=1, max_length=4096)
     types: dict[Name, DeviceType] = Field(min_length=1)
     layers: list[Layer] = Field(min_length=1, max_length=4096)

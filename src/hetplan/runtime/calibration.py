@@ -89,17 +89,24 @@ class Calibration(Document):
     format: Literal["hetplan-calibration"] = "hetplan-calibration"
     version: Literal[1] = 1
     cluster: Name
-    runs: Annotated[int, Field(ge=1)]  # number of measured runs
-    compute: dict[Name, Share] = Field(default_factory=dict)  # device type -> factor
+    runs: Annotated[int, Field(ge=1)]
+    """Number of measured runs."""
+    compute: dict[Name, Share] = Field(default_factory=dict)
+    """Device type -> factor."""
     host: Share = 1.0
     within: Share = 1.0
     between: Share = 1.0
     slot_seconds: NonNegative = 0.0
-    framework_bytes: NonNegative | None = None  # None: no run has measured its memory
-    fitted: list[Name]  # names of the fitted constants
-    refused: dict[Name, Name] = Field(default_factory=dict)  # refused constant -> reason
-    error_before: NonNegative  # error without calibration
-    error_left_out: NonNegative | None  # error of runs that the fit of the other runs predicts
+    framework_bytes: NonNegative | None = None
+    """None: no run has measured its memory."""
+    fitted: list[Name]
+    """Names of the fitted constants."""
+    refused: dict[Name, Name] = Field(default_factory=dict)
+    """Refused constant -> reason."""
+    error_before: NonNegative
+    """Error without calibration."""
+    error_left_out: NonNegative | None
+    """Error of runs that the fit of the other runs predicts."""
 
     def values(self) -> dict[str, float]:
         """Name of a constant -> its value, as `predicted_seconds` takes them."""

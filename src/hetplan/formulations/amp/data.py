@@ -32,27 +32,36 @@ from hetplan.schema import (
 class Device(StrictModel):
     """One accelerator."""
 
-    type: Name  # name of the device type
-    node: Count  # number of the node that the device is in
+    type: Name
+    """Name of the device type."""
+    node: Count
+    """Number of the node that the device is in."""
 
 
 class Layer(StrictModel):
     """One layer of the chain."""
 
     name: Name
-    param_bytes: NonNegative  # bytes of the layer's parameters on all tensor ranks together
-    activation_bytes: NonNegative  # bytes per sample that a stage with this last layer sends on
-    tensor_bytes: NonNegative = 0.0  # bytes per sample that the tensor ranks all-reduce
+    param_bytes: NonNegative
+    """Bytes of the layer's parameters on all tensor ranks together."""
+    activation_bytes: NonNegative
+    """Bytes per sample that a stage with this last layer sends on."""
+    tensor_bytes: NonNegative = 0.0
+    """Bytes per sample that the tensor ranks all-reduce."""
 
 
 class LayerSeconds(StrictModel):
     """The measured times of all layers on one device type, for one tensor degree and one size of
     micro-batch."""
 
-    type: Name  # name of the device type
-    tensor: PositiveCount  # number of devices in the tensor group
-    micro_batch: PositiveCount  # samples of the micro-batch
-    seconds: Row  # [L] seconds of each layer's forward and backward pass of one micro-batch
+    type: Name
+    """Name of the device type."""
+    tensor: PositiveCount
+    """Number of devices in the tensor group."""
+    micro_batch: PositiveCount
+    """Samples of the micro-batch."""
+    seconds: Row
+    """[L] seconds of each layer's forward and backward pass of one micro-batch."""
 
 
 class Memory(StrictModel):
@@ -62,24 +71,30 @@ class Memory(StrictModel):
     micro-batches.
     """
 
-    device_bytes: dict[Name, NonNegative]  # device type -> memory of one device, bytes
-    # bytes of weights, gradients and optimizer states per byte of parameters
+    device_bytes: dict[Name, NonNegative]
+    """Device type -> memory of one device, bytes."""
     state_bytes_per_param_byte: NonNegative
-    # [L] bytes per sample of the activations that each layer keeps until its backward pass, on all
-    # tensor ranks together
+    """Bytes of weights, gradients and optimizer states per byte of parameters."""
     layer_bytes_per_sample: Row
+    """[L] bytes per sample of the activations that each layer keeps until its backward pass, on all
+    tensor ranks together."""
 
 
 class AmpData(StrictModel):
     """`data` of an `amp` instance."""
 
-    devices: list[Device] = Field(min_length=1, max_length=4096)  # [D]
-    bandwidth: Matrix  # [D][D] bytes/s, symmetric; the diagonal is ignored
-    layers: list[Layer] = Field(min_length=1, max_length=4096)  # [L]
-    # at most one table per type, tensor degree and micro-batch, at least one table per type
+    devices: list[Device] = Field(min_length=1, max_length=4096)
+    """[D]."""
+    bandwidth: Matrix
+    """[D][D] bytes/s, symmetric; the diagonal is ignored."""
+    layers: list[Layer] = Field(min_length=1, max_length=4096)
+    """[L]."""
     layer_seconds: list[LayerSeconds] = Field(min_length=1)
-    global_batch: PositiveCount  # samples per iteration
-    memory: Memory | None = None  # None: memory is not limited
+    """At most one table per type, tensor degree and micro-batch, at least one table per type."""
+    global_batch: PositiveCount
+    """Samples per iteration."""
+    memory: Memory | None = None
+    """None: memory is not limited."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -149,9 +164,15 @@ class AmpData(StrictModel):
 class AmpDecision(StrictModel):
     """`decision` of an `amp` instance."""
 
-    pipeline: PositiveCount  # pipeline-parallel degree: the number of stages
-    data: PositiveCount  # data-parallel degree: the number of pipelines
-    tensor: PositiveCount  # tensor-parallel degree: the number of devices in a tensor group
-    micro_batch: PositiveCount  # samples of a micro-batch
-    placement: list[list[list[Count]]]  # [stage][data rank][tensor rank] number of the device
-    stages: list[Range]  # [pipeline] layers [first, end) of each stage
+    pipeline: PositiveCount
+    """Pipeline-parallel degree: the number of stages."""
+    data: PositiveCount
+    """Data-parallel degree: the number of pipelines."""
+    tensor: PositiveCount
+    """Tensor-parallel degree: the number of devices in a tensor group."""
+    micro_batch: PositiveCount
+    """Samples of a micro-batch."""
+    placement: list[list[list[Count]]]
+    """[stage][data rank][tensor rank] number of the device."""
+    stages: list[Range]
+    """[pipeline] layers [first, end) of each stage."""

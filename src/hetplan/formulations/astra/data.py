@@ -33,22 +33,32 @@ class DeviceType(StrictModel):
     """One type of accelerator."""
 
     name: Name
-    max_devices: Count  # number of devices of this type
-    layer_seconds: NonNegative  # c_i, forward and backward pass of one layer for one micro-batch
-    p2p_seconds: NonNegative  # h_i, transfer of one micro-batch from one stage to the next
-    max_layers: Count | None = None  # the most layers of one stage of this type; None: no limit
+    max_devices: Count
+    """Number of devices of this type."""
+    layer_seconds: NonNegative
+    """c_i, forward and backward pass of one layer for one micro-batch."""
+    p2p_seconds: NonNegative
+    """h_i, transfer of one micro-batch from one stage to the next."""
+    max_layers: Count | None = None
+    """The most layers of one stage of this type; None: no limit."""
 
 
 class AstraData(StrictModel):
     """`data` of an `astra` instance."""
 
-    layers: Annotated[int, Field(ge=1, le=4096)]  # N
-    stages: PositiveCount  # P
-    micro_batches: PositiveCount  # K, micro-batches of each pipeline in an iteration
-    data_parallel: PositiveCount  # D, the data-parallel degree: number of pipelines
-    tensor_parallel: PositiveCount  # T, the tensor-parallel degree of every stage
+    layers: Annotated[int, Field(ge=1, le=4096)]
+    """N."""
+    stages: PositiveCount
+    """P."""
+    micro_batches: PositiveCount
+    """K, micro-batches of each pipeline in an iteration."""
+    data_parallel: PositiveCount
+    """D, the data-parallel degree: number of pipelines."""
+    tensor_parallel: PositiveCount
+    """T, the tensor-parallel degree of every stage."""
     device_types: list[DeviceType] = Field(min_length=1, max_length=64)
-    equal_layers_per_type: bool  # whether (4) holds
+    equal_layers_per_type: bool
+    """Whether (4) holds."""
 
     @model_validator(mode="after")
     def _type_names_are_distinct(self) -> Self:
@@ -61,8 +71,10 @@ class AstraData(StrictModel):
 class AstraStage(StrictModel):
     """One stage of the pipeline."""
 
-    type: Name  # name of the device type
-    layers: PositiveCount  # number of layers
+    type: Name
+    """Name of the device type."""
+    layers: PositiveCount
+    """Number of layers."""
 
 
 class AstraDecision(StrictModel):

@@ -40,28 +40,38 @@ class DeviceType(StrictModel):
     """
 
     name: Name
-    nodes: Count  # n_i
-    devices_per_node: PositiveCount  # M
-    forward_seconds: Row  # [L]
-    backward_seconds: Row  # [L]
-    allreduce_seconds: dict[str, Row] = Field(default_factory=dict)  # "x" -> [L]
+    nodes: Count
+    """n_i."""
+    devices_per_node: PositiveCount
+    """M."""
+    forward_seconds: Row
+    """[L]."""
+    backward_seconds: Row
+    """[L]."""
+    allreduce_seconds: dict[str, Row] = Field(default_factory=dict)
+    """"x" -> [L]."""
 
 
 class Memory(StrictModel):
     """The optional memory constraint: a stage keeps min(N_b, S - k) micro-batches alive under
     1F1B."""
 
-    device_bytes: dict[Name, NonNegative]  # device type -> memory of one device
-    layer_state_bytes: Row  # [L] parameters with gradients and optimizer states
-    layer_activation_bytes: Row  # [L] activations of one micro-batch
+    device_bytes: dict[Name, NonNegative]
+    """Device type -> memory of one device."""
+    layer_state_bytes: Row
+    """[L] parameters with gradients and optimizer states."""
+    layer_activation_bytes: Row
+    """[L] activations of one micro-batch."""
 
 
 class DittoData(StrictModel):
     """`data` of a `ditto` instance; every row has L entries."""
 
-    micro_batches: PositiveCount  # N_b
+    micro_batches: PositiveCount
+    """N_b."""
     device_types: list[DeviceType] = Field(min_length=1, max_length=64)
-    memory: Memory | None = None  # None: memory is not limited
+    memory: Memory | None = None
+    """None: memory is not limited."""
 
     @property
     def layers(self) -> int:

@@ -47,21 +47,30 @@ class Device(StrictModel):
     """One virtual device: a GPU or a machine of equal GPUs."""
 
     name: Name
-    flops_per_second: Positive  # v_j
+    flops_per_second: Positive
+    """v_j."""
 
 
 class Compute(StrictModel):
     """A computation: every device does fixed_flops + shared_flops times its ratio."""
 
     kind: Literal["compute"]
-    instruction: Property  # its text, for people
-    pre: Properties  # properties that it needs
-    post: Properties  # properties that it gives
-    segment: Count = 0  # the segment whose ratios divide the work
-    fixed_flops: NonNegative  # F_i, FLOP on every device
-    shared_flops: NonNegative  # S_i, FLOP that the ratios divide
-    fixed_bytes: NonNegative | None = None  # P_i, bytes on every device
-    shared_bytes: NonNegative | None = None  # A_i, bytes that the ratios divide
+    instruction: Property
+    """Its text, for people."""
+    pre: Properties
+    """Properties that it needs."""
+    post: Properties
+    """Properties that it gives."""
+    segment: Count = 0
+    """The segment whose ratios divide the work."""
+    fixed_flops: NonNegative
+    """F_i, FLOP on every device."""
+    shared_flops: NonNegative
+    """S_i, FLOP that the ratios divide."""
+    fixed_bytes: NonNegative | None = None
+    """P_i, bytes on every device."""
+    shared_bytes: NonNegative | None = None
+    """A_i, bytes that the ratios divide."""
 
 
 class Communication(StrictModel):
@@ -69,14 +78,21 @@ class Communication(StrictModel):
     it."""
 
     kind: Literal["comm"]
-    instruction: Property  # its text, for people
-    pre: Properties  # properties that it needs
-    post: Properties  # properties that it gives
-    segment: Count = 0  # the segment whose largest ratio counts
+    instruction: Property
+    """Its text, for people."""
+    pre: Properties
+    """Properties that it needs."""
+    post: Properties
+    """Properties that it gives."""
+    segment: Count = 0
+    """The segment whose largest ratio counts."""
     fixed_seconds: NonNegative
-    shared_seconds: NonNegative  # seconds per unit of the largest ratio
-    fixed_bytes: NonNegative | None = None  # P_i, bytes on every device
-    shared_bytes: NonNegative | None = None  # A_i, bytes that the ratios divide
+    shared_seconds: NonNegative
+    """Seconds per unit of the largest ratio."""
+    fixed_bytes: NonNegative | None = None
+    """P_i, bytes on every device."""
+    shared_bytes: NonNegative | None = None
+    """A_i, bytes that the ratios divide."""
 
 
 Triple = Annotated[Compute | Communication, Field(discriminator="kind")]
@@ -89,18 +105,22 @@ class Memory(StrictModel):
     optimizer states, and what its mirror in the backward pass needs.
     """
 
-    device_bytes: Row  # [m] W_j
+    device_bytes: Row
+    """[m] W_j."""
 
 
 class HapData(StrictModel):
     """`data` of a `hap` instance."""
 
     devices: list[Device] = Field(min_length=1, max_length=16_384)
-    segments: Segments = 1  # g, the number of segments
+    segments: Segments = 1
+    """g, the number of segments."""
     triples: Annotated[list[Triple], FailFast(), Field(min_length=1, max_length=200_000)]
     goal: Property
-    program: Program | None = None  # the given program; None: it is sought
-    memory: Memory | None = None  # None: memory is not limited
+    program: Program | None = None
+    """The given program; None: it is sought."""
+    memory: Memory | None = None
+    """None: memory is not limited."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -147,4 +167,5 @@ class HapDecision(StrictModel):
     """`decision` of a `hap` instance: triple numbers in order of execution and ratios [g][m]."""
 
     program: Program
-    ratios: Matrix  # B[k][j], the share of device j in the divided work of segment k
+    ratios: Matrix
+    """B[k][j], the share of device j in the divided work of segment k."""

@@ -30,6 +30,8 @@ class JointDecision(StrictModel):
     """`decision`: the fields of a plan file that say what runs where."""
 
     schedule: Literal["gpipe", "1f1b", "interleaved-1f1b"] = "1f1b"
-    zero: Annotated[Count, Field(le=3)] = 0  # ZeRO level
-    recomputation: Recomputation = "none"  # mode of recomputation
+    zero: Annotated[Count, Field(le=3)] = 0
+    """ZeRO level."""
+    recomputation: Recomputation = "none"
+    """Mode of recomputation."""
     replicas: list[Replica] = Field(min_length=1, max_length=4096)

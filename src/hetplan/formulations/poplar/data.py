@@ -33,8 +33,8 @@ class Device(StrictModel):
     """
 
     name: Name
-    # [mbs] t(b) at index b - 1
     step_seconds: Annotated[list[Positive], FailFast()] = Field(max_length=1_000_000)
+    """[mbs] t(b) at index b - 1."""
     flops_per_second: Positive | None = None
 
 
@@ -42,8 +42,10 @@ class PoplarData(StrictModel):
     """`data` of a `poplar` instance: devices [n], global_batch G in samples, comm_seconds C."""
 
     zero_stage: Annotated[int, Field(ge=0, le=3)]
-    global_batch: PositiveCount  # G
-    comm_seconds: NonNegative  # C
+    global_batch: PositiveCount
+    """G."""
+    comm_seconds: NonNegative
+    """C."""
     devices: Annotated[list[Device], FailFast()] = Field(min_length=1, max_length=65_536)
 
     @property
@@ -56,15 +58,18 @@ class Share(StrictModel):
     """ZeRO 0 and 1: the samples of one device, processed as floor(samples / micro_batch)
     micro-batches and one last smaller one. micro_batch may be 0 only where samples is 0."""
 
-    samples: Count  # g_i
-    micro_batch: Count  # b_i
+    samples: Count
+    """g_i."""
+    micro_batch: Count
+    """b_i."""
 
 
 class Step(StrictModel):
     """ZeRO 2 and 3: `count` equal accumulation steps of micro_batches[i] samples on device i."""
 
     count: PositiveCount
-    micro_batches: list[Count]  # [n] b_is
+    micro_batches: list[Count]
+    """[n] b_is."""
 
 
 class PoplarDecision(StrictModel):

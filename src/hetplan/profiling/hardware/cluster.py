@@ -45,12 +45,16 @@ class DeviceOverride(StrictModel):
     units are those of datasheets."""
 
     memory_gib: Rate | None = None
-    # dense peak by precision of the operands, 8 and 4 bit among them
     peak_tflops: Peaks | None = None
-    memory_gb_per_s: Rate | None = None  # memory bandwidth
-    tdp_w: Rate | None = None  # watts that the board may draw
-    multiprocessors: PositiveCount | None = None  # tiles of a product computed at the same time
-    price_per_hour: Price | None = None  # US dollars per device
+    """Dense peak by precision of the operands, 8 and 4 bit among them."""
+    memory_gb_per_s: Rate | None = None
+    """Memory bandwidth."""
+    tdp_w: Rate | None = None
+    """Watts that the board may draw."""
+    multiprocessors: PositiveCount | None = None
+    """Tiles of a product computed at the same time."""
+    price_per_hour: Price | None = None
+    """US dollars per device."""
     source: Name | None = None
     price_source: Name | None = None
     vendor: Name | None = None
@@ -166,20 +170,28 @@ class NodeEntry(StrictModel):
     """One entry of `nodes`: equal nodes of equal devices. A rack whose devices communicate as those
     of a node do (NVL72) is one node."""
 
-    count: NodeCount = 1  # number of nodes
-    devices: NodeCount  # devices of each node
-    device: Name  # type of the devices
-    intra_node_gbit_per_s: Rate  # between two devices of a node, per direction
-    network_gbit_per_s: Rate  # in and out of a node, per direction
-    intra_node_latency_us: Microseconds = INTRA_NODE_LATENCY_US  # per message
-    network_latency_us: Microseconds = NETWORK_LATENCY_US  # per message
-    # nodes under one switch; the entry's nodes fill one switch after the other
+    count: NodeCount = 1
+    """Number of nodes."""
+    devices: NodeCount
+    """Devices of each node."""
+    device: Name
+    """Type of the devices."""
+    intra_node_gbit_per_s: Rate
+    """Between two devices of a node, per direction."""
+    network_gbit_per_s: Rate
+    """In and out of a node, per direction."""
+    intra_node_latency_us: Microseconds = INTRA_NODE_LATENCY_US
+    """Per message."""
+    network_latency_us: Microseconds = NETWORK_LATENCY_US
+    """Per message."""
     nodes_per_switch: NodeCount = MAX_DEVICES
-    # a node's part of the links from its switch to all other switches, when every node sends; None:
-    # these links are no limit
+    """Nodes under one switch; the entry's nodes fill one switch after the other."""
     uplink_gbit_per_s: Rate | None = None
-    # whether every device has a network card of its own, with an even part of network_gbit_per_s
+    """A node's part of the links from its switch to all other switches, when every node sends;
+    None: these links are no limit."""
     rails: bool = False
+    """Whether every device has a network card of its own, with an even part of network_gbit_per_s.
+    """
 
 
 class ClusterFile(StrictModel):

@@ -62,17 +62,20 @@ class Replaced:
 class Inputs(Record):
     """A workload as a plan file carries it."""
 
-    # share of each device's memory that stays free
     memory_margin: Annotated[float, Field(ge=0, lt=1)]
-    reserved_bytes: NonNegative  # bytes of each device that training cannot use
+    """Share of each device's memory that stays free."""
+    reserved_bytes: NonNegative
+    """Bytes of each device that training cannot use."""
     framework: Framework
     stack: StackRecord
     cluster: ClusterRecord
     model: ModelRecord
     profile: ProfileRecord
-    # learned efficiency of messages and collectives; None: links reach the cluster's bandwidths
     links: LinkEfficiencyFile | None = None
-    files: dict[Role, SourceFile] = Field(default_factory=dict)  # the user's files, as read
+    """Learned efficiency of messages and collectives; None: links reach the cluster's bandwidths.
+    """
+    files: dict[Role, SourceFile] = Field(default_factory=dict)
+    """The user's files, as read."""
 
     @field_serializer("framework")
     def _framework(self, framework: Framework) -> dict[str, Any]:

@@ -73,16 +73,19 @@ else:
 class NodeRecord(Record):
     """Consecutive equal nodes, with the fields of `Node`."""
 
-    count: NodeCount = 1  # number of the nodes
+    count: NodeCount = 1
+    """Number of the nodes."""
     device: Name
     devices: NodeCount
     intra_bandwidth: Bandwidth
     network_bandwidth: Bandwidth
     intra_latency: Seconds
     network_latency: Seconds
-    switch: Range | None = None  # None: `ONE_SWITCH`, above all nodes without a switch
+    switch: Range | None = None
+    """None: `ONE_SWITCH`, above all nodes without a switch."""
     switch_nodes: NodeCount = MAX_DEVICES
-    uplink: Bandwidth | None = None  # None: no limit, as infinity in `Node`
+    uplink: Bandwidth | None = None
+    """None: no limit, as infinity in `Node`."""
     rails: bool = False
 
     @classmethod
@@ -170,7 +173,8 @@ OperatorRecord = Annotated[
 class LayerRecord(Record):
     """A kind of layer, with the fields of `Layer`."""
 
-    name: Name  # of the first layer of the kind
+    name: Name
+    """Of the first layer of the kind."""
     kind: Name
     params: Whole
     operators: list[OperatorRecord] = Field(max_length=100_000)
@@ -221,15 +225,18 @@ class ModelRecord(Record):
     """A model: the operators and tensors of its layers, and its shape where it is a transformer."""
 
     source: Line = ""
-    notes: list[Line] = Field(default_factory=list, max_length=1000)  # as in `ModelSpec`
+    notes: list[Line] = Field(default_factory=list, max_length=1000)
+    """As in `ModelSpec`."""
     layers: KindOfLayer
     kinds: list[LayerRecord] = Field(min_length=1, max_length=MOST_LAYERS)
-    # all tensor degrees that divide the model evenly
     tensor_degrees: list[Annotated[int, Field(ge=1, le=LARGEST_TENSOR_DEGREE)]] = Field(
         max_length=LARGEST_TENSOR_DEGREE
     )
-    shape: TransformerRecord | None = None  # of a text model
-    encoder: TransformerRecord | None = None  # of a vision transformer
+    """All tensor degrees that divide the model evenly."""
+    shape: TransformerRecord | None = None
+    """Of a text model."""
+    encoder: TransformerRecord | None = None
+    """Of a vision transformer."""
 
     @model_validator(mode="after")
     def _kinds_are_there(self) -> Self:
@@ -303,7 +310,8 @@ class ProfileRecord(Record):
     """A profile. Layers of one kind have equal bytes, and equal seconds in every table."""
 
     layers: KindOfLayer
-    kinds: Profile  # with one layer of each kind, named as the kind's first layer
+    kinds: Profile
+    """With one layer of each kind, named as the kind's first layer."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -63,12 +63,17 @@ class Counted(StrictModel):
     """A traced operator of one pass."""
 
     name: Name
-    backward: bool  # whether it is of the backward pass
-    read: Line  # elements
-    written: Line  # elements
-    product: Product | None = None  # its matrix products; None: it only moves memory
-    # False: no rule describes the operator, and it counts as the memory that it reads and writes
+    backward: bool
+    """Whether it is of the backward pass."""
+    read: Line
+    """Elements."""
+    written: Line
+    """Elements."""
+    product: Product | None = None
+    """Its matrix products; None: it only moves memory."""
     ruled: bool = True
+    """False: no rule describes the operator, and it counts as the memory that it reads and writes.
+    """
 
     def shape(self, micro_batch: int = 1, tensor: int = 1) -> Shape | None:
         """The sizes of its products; None for an operator that only moves memory."""

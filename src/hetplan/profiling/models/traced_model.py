@@ -24,11 +24,16 @@ class LayerEntry(StrictModel):
     """A layer of a traced model."""
 
     name: Name
-    params: Count  # parameters that the layer owns
-    tied_params: Count = 0  # parameters that belong to an earlier layer
-    output: NonNegative  # elements per sample sent to the next layer
-    saved: NonNegative  # elements per sample kept for the backward pass
-    operators: Count  # index of its list in `operator_lists`
+    params: Count
+    """Parameters that the layer owns."""
+    tied_params: Count = 0
+    """Parameters that belong to an earlier layer."""
+    output: NonNegative
+    """Elements per sample sent to the next layer."""
+    saved: NonNegative
+    """Elements per sample kept for the backward pass."""
+    operators: Count
+    """Index of its list in `operator_lists`."""
 
 
 class ModelFile(Document):
@@ -38,8 +43,10 @@ class ModelFile(Document):
     version: Literal[1] = 1
     name: Name
     source: Name
-    date: Date  # of the trace
-    sequence: PositiveCount | None = None  # tokens per sample; None for images
+    date: Date
+    """Of the trace."""
+    sequence: PositiveCount | None = None
+    """Tokens per sample; None for images."""
     precision: Precision
     layers: list[LayerEntry] = Field(min_length=1, max_length=4096)
     operator_lists: list[list[Counted]] = Field(min_length=1)

@@ -27,9 +27,12 @@ class CurvePoint(StrictModel):
     """The measured seconds of the forward and backward pass of one micro-batch that fits in every
     repeat."""
 
-    micro_batch: PositiveCount  # samples
-    seconds: Annotated[Seconds, Field(gt=0)]  # median of the repeats
-    spread_seconds: Seconds = 0.0  # the slowest less the fastest repeat
+    micro_batch: PositiveCount
+    """Samples."""
+    seconds: Annotated[Seconds, Field(gt=0)]
+    """Median of the repeats."""
+    spread_seconds: Seconds = 0.0
+    """The slowest less the fastest repeat."""
 
 
 class BatchCurve(Document):
@@ -38,21 +41,26 @@ class BatchCurve(Document):
     format: Literal["hetplan-batch-curve"] = "hetplan-batch-curve"
     version: Literal[1] = 1
     model: Name
-    sequence: PositiveCount  # tokens per sample
+    sequence: PositiveCount
+    """Tokens per sample."""
     precision: Precision
-    device: Name  # device type, as in cluster files
-    devices: PositiveCount  # devices of the ZeRO group that shares the model states
-    memory_bytes: Annotated[Bytes, Field(gt=0)]  # the limit of the measurement
+    device: Name
+    """Device type, as in cluster files."""
+    devices: PositiveCount
+    """Devices of the ZeRO group that shares the model states."""
+    memory_bytes: Annotated[Bytes, Field(gt=0)]
+    """The limit of the measurement."""
     provenance: Provenance
-    # the lowest ZeRO stage at which one sample fits; None: it fits at none
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None
-    # [4] by ZeRO stage, the largest micro-batch within the limit; 0: not even one sample fits
+    """The lowest ZeRO stage at which one sample fits; None: it fits at none."""
     largest: list[Count] = Field(min_length=4, max_length=4)
-    # measured bytes of activations
+    """[4] by ZeRO stage, the largest micro-batch within the limit; 0: not even one sample fits."""
     saved_bytes_per_sample: Annotated[Bytes, Field(gt=0)] | None = None
-    # the micro-batch at which trying stopped although more might fit; None: unknown
+    """Measured bytes of activations."""
     tried_up_to: PositiveCount | None = None
-    points: list[CurvePoint] = Field(max_length=100_000)  # ascending
+    """The micro-batch at which trying stopped although more might fit; None: unknown."""
+    points: list[CurvePoint] = Field(max_length=100_000)
+    """Ascending."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -37,22 +37,28 @@ OPERATIONS = (
 class SizePoint(StrictModel):
     """The measured seconds of one operation at one size."""
 
-    bytes: Annotated[Bytes, Field(gt=0)]  # of every rank
-    seconds: Annotated[Seconds, Field(gt=0)]  # of the fastest repeat
-    median_seconds: Annotated[Seconds, Field(gt=0)]  # median of the repeats
+    bytes: Annotated[Bytes, Field(gt=0)]
+    """Of every rank."""
+    seconds: Annotated[Seconds, Field(gt=0)]
+    """Of the fastest repeat."""
+    median_seconds: Annotated[Seconds, Field(gt=0)]
+    """Median of the repeats."""
 
 
 class FittedCollective(StrictModel):
     """The measured seconds of one operation on one kind of group, and the line fitted to them."""
 
-    operation: Name  # one of `OPERATIONS`
-    # ranks within a node, one rank of every node, or all ranks
+    operation: Name
+    """One of `OPERATIONS`."""
     group: Literal["node", "between", "all"]
-    ranks: PositiveCount  # number of ranks
+    """Ranks within a node, one rank of every node, or all ranks."""
+    ranks: PositiveCount
+    """Number of ranks."""
     latency_seconds: Seconds
     bytes_per_second: Annotated[float, Field(gt=0, le=1e18)]
-    # coefficient of determination of the relative errors; None where all sizes took equally long
     r_squared: float | None
+    """Coefficient of determination of the relative errors; None where all sizes took equally long.
+    """
     points: list[SizePoint] = Field(min_length=2)
 
     def operation_seconds(self, size: float) -> float:
@@ -65,9 +71,12 @@ class Collectives(Document):
 
     format: Literal["hetplan-collectives"] = "hetplan-collectives"
     version: Literal[1] = 1
-    backend: Name  # communication library, such as "nccl"
-    device: Name  # device type
-    ranks: PositiveCount  # ranks of the job
+    backend: Name
+    """Communication library, such as "nccl"."""
+    device: Name
+    """Device type."""
+    ranks: PositiveCount
+    """Ranks of the job."""
     provenance: Provenance
     fits: list[FittedCollective]
 

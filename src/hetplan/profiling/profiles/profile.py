@@ -44,30 +44,36 @@ class Provenance(WithoutEmpty):
     """The origin of a file's numbers."""
 
     kind: Literal["predicted", "measured"]
-    source: Name  # the program and method that gave the numbers
+    source: Name
+    """The program and method that gave the numbers."""
     date: Date
-    calibrated: bool = False  # whether measurements corrected a prediction
-    # device types whose predictions were corrected by operators measured on them
+    calibrated: bool = False
+    """Whether measurements corrected a prediction."""
     learned: list[Name] = Field(default_factory=list)
-    # version of hetplan's predictor; None in measured files and in files before version 2
+    """Device types whose predictions were corrected by operators measured on them."""
     predictor: PositiveCount | None = None
-    # the published measurements to which the predictor's rates were fitted
+    """Version of hetplan's predictor; None in measured files and in files before version 2."""
     sources: list[Name] = Field(default_factory=list)
+    """The published measurements to which the predictor's rates were fitted."""
 
 
 class ProfileLayer(StrictModel):
     """The bytes of a whole layer, which do not depend on the device."""
 
     name: Name
-    param_bytes: Bytes  # bytes of the parameters that the layer owns
-    # bytes of parameters that belong to an earlier layer (tied embeddings); a stage without that
-    # layer needs a copy of them
+    param_bytes: Bytes
+    """Bytes of the parameters that the layer owns."""
     tied_param_bytes: Bytes = 0.0
-    activation_bytes: Bytes  # bytes per sample sent to the next layer
-    tensor_bytes: Bytes  # bytes per sample all-reduced in a tensor group, in both passes
-    saved_bytes: Bytes  # bytes per sample kept for the backward pass
-    # the part of `saved_bytes` that tensor parallelism does not divide
+    """Bytes of parameters that belong to an earlier layer (tied embeddings); a stage without that
+    layer needs a copy of them."""
+    activation_bytes: Bytes
+    """Bytes per sample sent to the next layer."""
+    tensor_bytes: Bytes
+    """Bytes per sample all-reduced in a tensor group, in both passes."""
+    saved_bytes: Bytes
+    """Bytes per sample kept for the backward pass."""
     replicated_saved_bytes: Bytes = 0.0
+    """The part of `saved_bytes` that tensor parallelism does not divide."""
 
     @model_validator(mode="after")
     def _part_of_saved(self) -> Self:
@@ -87,12 +93,16 @@ class ProfileLayer(StrictModel):
 class Readings(StrictModel):
     """Further readings [L] of a measurement, layer by layer, besides the medians of the seconds."""
 
-    forward_spread_seconds: SecondsRow  # the slowest less the fastest repeat
-    backward_spread_seconds: SecondsRow  # the slowest less the fastest repeat
-    optimizer_seconds: SecondsRow  # of one update
-    saved_bytes: list[Bytes]  # bytes of the whole micro-batch kept from forward to backward pass
-    # bytes needed besides at the peak of the passes; None where the device does not count them
+    forward_spread_seconds: SecondsRow
+    """The slowest less the fastest repeat."""
+    backward_spread_seconds: SecondsRow
+    """The slowest less the fastest repeat."""
+    optimizer_seconds: SecondsRow
+    """Of one update."""
+    saved_bytes: list[Bytes]
+    """Bytes of the whole micro-batch kept from forward to backward pass."""
     peak_bytes: list[Bytes] | None = None
+    """Bytes needed besides at the peak of the passes; None where the device does not count them."""
 
 
 # Keys of a table's rows that may be left out.
@@ -102,19 +112,25 @@ HOST = ("forward_host_seconds", "backward_host_seconds")
 class ProfileTable(WithoutEmpty):
     """Seconds of every layer for one micro-batch on one device of a tensor group."""
 
-    device: Name  # device type
-    tensor: PositiveCount  # devices of the tensor group
-    micro_batch: PositiveCount  # samples
-    forward_seconds: SecondsRow  # [L] of a layer's forward pass
-    backward_seconds: SecondsRow  # [L] of a layer's backward pass
-    # [L] the host's launches within a pass (`hetplan.profiling.rates.times.together`); empty in
-    # measured tables
+    device: Name
+    """Device type."""
+    tensor: PositiveCount
+    """Devices of the tensor group."""
+    micro_batch: PositiveCount
+    """Samples."""
+    forward_seconds: SecondsRow
+    """[L] of a layer's forward pass."""
+    backward_seconds: SecondsRow
+    """[L] of a layer's backward pass."""
     forward_host_seconds: SecondsRow = Field(default_factory=list)
+    """[L] the host's launches within a pass (`hetplan.profiling.rates.times.together`); empty in
+    measured tables."""
     backward_host_seconds: SecondsRow = Field(default_factory=list)
-    # Of a predicted table: (low, high), the ends of the interval of its seconds over the seconds,
-    # from the predictor's errors on measurements that its fits had not seen.
     interval: Annotated[tuple[Positive, Positive], Strict(False)] | None = None
-    readings: Readings | None = None  # of a measured table
+    """Of a predicted table: (low, high), the ends of the interval of its seconds over the seconds,
+    from the predictor's errors on measurements that its fits had not seen."""
+    readings: Readings | None = None
+    """Of a measured table."""
 
     def spread(self) -> list[float] | None:
         """[L] the spread of each layer's seconds, forward and backward added; None where nothing
@@ -149,10 +165,12 @@ class Profile(Document):
     format: Literal["hetplan-profile"] = "hetplan-profile"
     version: Literal[1] = 1
     model: Name
-    sequence: PositiveCount | None = None  # tokens per sample; None for images
+    sequence: PositiveCount | None = None
+    """Tokens per sample; None for images."""
     precision: Precision
     provenance: Provenance
-    layers: list[ProfileLayer] = Field(min_length=1, max_length=4096)  # [L]
+    layers: list[ProfileLayer] = Field(min_length=1, max_length=4096)
+    """[L]."""
     tables: list[ProfileTable] = Field(min_length=1)
 
     @model_validator(mode="after")

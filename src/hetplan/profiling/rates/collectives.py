@@ -145,9 +145,12 @@ class CollectiveCurve(StrictModel):
     proportion to the bytes.
     """
 
-    log2_bytes: list[NonNegative]  # [B] knots: logarithms of the bytes of each rank
-    seconds: list[Positive]  # [B] the curve at the knots
-    stretch: Positive = 1.0  # factor on the part that grows with the bytes
+    log2_bytes: list[NonNegative]
+    """[B] knots: logarithms of the bytes of each rank."""
+    seconds: list[Positive]
+    """[B] the curve at the knots."""
+    stretch: Positive = 1.0
+    """Factor on the part that grows with the bytes."""
 
     def at(self, size: float) -> float:
         """Seconds of `size` > 0 bytes."""

@@ -80,13 +80,17 @@ class MeasuredOperator(StrictModel):
     operator."""
 
     kind: Kind
-    count: NonNegative = 0.0  # 0 for an elementwise operator, as are m, k and n
+    count: NonNegative = 0.0
+    """0 for an elementwise operator, as are m, k and n."""
     m: NonNegative = 0.0
     k: NonNegative = 0.0
     n: NonNegative = 0.0
-    elements: Positive  # numbers that it reads and writes
-    seconds: Annotated[Seconds, Field(gt=0)]  # of the fastest repeat
-    spread_seconds: Seconds = 0.0  # the slowest less the fastest repeat
+    elements: Positive
+    """Numbers that it reads and writes."""
+    seconds: Annotated[Seconds, Field(gt=0)]
+    """Of the fastest repeat."""
+    spread_seconds: Seconds = 0.0
+    """The slowest less the fastest repeat."""
 
     @property
     def shape(self) -> Shape:
@@ -99,8 +103,10 @@ class KindError(StrictModel):
 
     kind: Kind
     operators: PositiveCount
-    error: NonNegative  # where each operator is predicted from the others
-    expected_error: NonNegative  # where no measured operator is used
+    error: NonNegative
+    """Where each operator is predicted from the others."""
+    expected_error: NonNegative
+    """Where no measured operator is used."""
 
 
 class OperatorData(Document):
@@ -108,17 +114,22 @@ class OperatorData(Document):
 
     format: Literal["hetplan-operators"] = "hetplan-operators"
     version: Literal[1] = 1
-    device: Name  # device type
+    device: Name
+    """Device type."""
     precision: Precision
-    element_bytes: PositiveCount  # bytes of a number
-    flops_per_second: Positive  # a peak that no product on the device exceeds
-    bytes_per_second: Positive  # a peak that no operator's traffic exceeds
+    element_bytes: PositiveCount
+    """Bytes of a number."""
+    flops_per_second: Positive
+    """a peak that no product on the device exceeds."""
+    bytes_per_second: Positive
+    """a peak that no operator's traffic exceeds."""
     provenance: Provenance
     operators: list[MeasuredOperator] = Field(min_length=1)
-    # bus bandwidth (bytes that pass each link) of a large all-reduce over this machine's devices
     bus_bytes_per_second: Positive | None = None
-    # by kind of operator, as `hetplan profile train` computes them
+    """Bus bandwidth (bytes that pass each link) of a large all-reduce over this machine's devices.
+    """
     errors: list[KindError] = Field(default_factory=list)
+    """By kind of operator, as `hetplan profile train` computes them."""
 
     def spec(self) -> DeviceSpec:
         """The catalogue's entry of the device; without one, an entry made of the file's peaks."""
@@ -272,8 +283,10 @@ class LinkCurve(StrictModel):
     operation: Name
     group: Group
     ranks: PositiveCount
-    bytes: list[Positive]  # [B] on each rank, ascending
-    share: list[Positive]  # [B] never falling
+    bytes: list[Positive]
+    """[B] on each rank, ascending."""
+    share: list[Positive]
+    """[B] never falling."""
 
 
 class LinkEfficiencyFile(Document):
@@ -288,15 +301,21 @@ class LinkEfficiencyFile(Document):
     device: Name
     backend: Name
     provenance: Provenance
-    bytes_per_second: dict[Group, Positive]  # the best bandwidth reached, by kind of group
-    trained_on: PositiveCount  # messages that give the curves behind `error`
-    kept_apart: PositiveCount  # messages that these curves predict
-    error: NonNegative  # of predictions by the curves
-    plain_error: NonNegative  # of predictions by the median share
-    # of predictions by each operation's latency and bandwidth, which were fitted to all messages,
-    # those kept apart among them
+    bytes_per_second: dict[Group, Positive]
+    """The best bandwidth reached, by kind of group."""
+    trained_on: PositiveCount
+    """Messages that give the curves behind `error`."""
+    kept_apart: PositiveCount
+    """Messages that these curves predict."""
+    error: NonNegative
+    """Of predictions by the curves."""
+    plain_error: NonNegative
+    """Of predictions by the median share."""
     line_error: NonNegative
-    curves: list[LinkCurve] = Field(min_length=1)  # learned from all messages
+    """Of predictions by each operation's latency and bandwidth, which were fitted to all messages,
+    those kept apart among them."""
+    curves: list[LinkCurve] = Field(min_length=1)
+    """Learned from all messages."""
 
 
 def moved_share(operation: str, ranks: int) -> float:

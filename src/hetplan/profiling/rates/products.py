@@ -328,9 +328,12 @@ class MoveCurve(StrictModel):
     that they reach. Shares are interpolated as in `MoveRate`."""
 
     start_seconds: NonNegative
-    bytes_per_second: Positive  # the datasheet's memory bandwidth
-    log2_bytes: list[NonNegative]  # [B] knots: logarithms of the bytes
-    share: list[Positive]  # [B] shares of the bandwidth that are reached at the knots
+    bytes_per_second: Positive
+    """The datasheet's memory bandwidth."""
+    log2_bytes: list[NonNegative]
+    """[B] knots: logarithms of the bytes."""
+    share: list[Positive]
+    """[B] shares of the bandwidth that are reached at the knots."""
 
     def move_seconds(self, moved: float) -> float:
         """Seconds of moving `moved` bytes; never fewer for more bytes."""

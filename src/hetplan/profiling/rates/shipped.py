@@ -37,28 +37,39 @@ class Estimate:
 class Origin(StrictModel):
     """A published set of measurements."""
 
-    name: Name  # by which entries refer to it
-    source: Name  # repository and commit
+    name: Name
+    """By which entries refer to it."""
+    source: Name
+    """Repository and commit."""
     licence: Name
-    conditions: Name  # what was run, on which software
+    conditions: Name
+    """What was run, on which software."""
 
 
 class Errors(StrictModel):
     """Errors of predictions for measurements that a fit has not seen."""
 
-    mean: NonNegative  # of |predicted / measured - 1|
-    low: Positive  # of measured / predicted, one in ten is below; at most 1
-    high: Positive  # of measured / predicted, one in ten is above; at least 1
-    rows: PositiveCount  # number of measurements
+    mean: NonNegative
+    """Of |predicted / measured - 1|."""
+    low: Positive
+    """Of measured / predicted, one in ten is below; at most 1."""
+    high: Positive
+    """Of measured / predicted, one in ten is above; at least 1."""
+    rows: PositiveCount
+    """Number of measurements."""
 
 
 class Tiling(StrictModel):
     """How fast a device computes each of the T kinds of tile in `products.Physics`."""
 
-    slowness: list[Positive]  # [T] seconds, over those at the rate that large products reach
-    wave_seconds: list[Positive]  # [T] seconds of a wave beside its operations
-    memory: Positive  # share of the datasheet's memory bandwidth
-    start_seconds: Positive  # seconds of every product beside its tiles and bytes
+    slowness: list[Positive]
+    """[T] seconds, over those at the rate that large products reach."""
+    wave_seconds: list[Positive]
+    """[T] seconds of a wave beside its operations."""
+    memory: Positive
+    """Share of the datasheet's memory bandwidth."""
+    start_seconds: Positive
+    """Seconds of every product beside its tiles and bytes."""
 
 
 class ProductTrees(StrictModel):
@@ -69,17 +80,22 @@ class ProductTrees(StrictModel):
     complete binary tree, whose nodes are stored level by level.
     """
 
-    devices: list[Name]  # catalogue names of the devices that the model serves
+    devices: list[Name]
+    """Catalogue names of the devices that the model serves."""
     precision: Precision
     origin: Name
     tiling: Tiling
-    least: list[Positive]  # [4] smallest measured count, m, k and n of a product
-    most: list[Positive]  # [4] largest measured count, m, k and n
+    least: list[Positive]
+    """[4] smallest measured count, m, k and n of a product."""
+    most: list[Positive]
+    """[4] largest measured count, m, k and n."""
     start: float
-    feature: IntegerRows  # [T, 2^depth - 1] index of the feature that an inner node compares
-    # [T, 2^depth - 1] in thousandths; a feature of at least the threshold leads to the right
+    feature: IntegerRows
+    """[T, 2^depth - 1] index of the feature that an inner node compares."""
     threshold: IntegerRows
-    leaf: IntegerRows  # [T, 2^depth] ten-thousandths of the logarithm
+    """[T, 2^depth - 1] in thousandths; a feature of at least the threshold leads to the right."""
+    leaf: IntegerRows
+    """[T, 2^depth] ten-thousandths of the logarithm."""
     errors: Errors
 
 
@@ -88,12 +104,17 @@ class MoveRate(StrictModel):
     device, by bytes and by the length of a row. Shares between the knots are interpolated linearly;
     beyond the knots they are constant."""
 
-    devices: list[Name]  # catalogue names of the devices that the rate serves
-    kind: Name  # of `products.MoveKind`
+    devices: list[Name]
+    """Catalogue names of the devices that the rate serves."""
+    kind: Name
+    """Of `products.MoveKind`."""
     origin: Name
-    log2_bytes: list[Positive]  # [B] knots: logarithm of the bytes read and written
-    log2_row: list[Positive]  # [R] knots: logarithm of the numbers in a row
-    share: list[list[Positive]]  # [B][R] of the datasheet's memory bandwidth
+    log2_bytes: list[Positive]
+    """[B] knots: logarithm of the bytes read and written."""
+    log2_row: list[Positive]
+    """[R] knots: logarithm of the numbers in a row."""
+    share: list[list[Positive]]
+    """[B][R] of the datasheet's memory bandwidth."""
     errors: Errors
 
 
@@ -101,12 +122,16 @@ class Curve(StrictModel):
     """Seconds of one collective on one fabric, by bytes. The logarithm of the seconds between the
     knots is interpolated linearly."""
 
-    fabric: Name  # what connects the devices, such as "a100-nvswitch"
-    operation: Name  # "all-reduce" or "send"
+    fabric: Name
+    """What connects the devices, such as "a100-nvswitch"."""
+    operation: Name
+    """"all-reduce" or "send"."""
     ranks: PositiveCount
     origin: Name
-    log2_bytes: list[Positive]  # [B] knots: logarithm of the bytes of each rank
-    seconds: list[Positive]  # [B]
+    log2_bytes: list[Positive]
+    """[B] knots: logarithm of the bytes of each rank."""
+    seconds: list[Positive]
+    """[B]."""
     errors: Errors
 
 

@@ -52,13 +52,20 @@ StateKind = Literal["like", "scalar"]
 class Record(StrictModel):
     """`hetplan.json` of a checkpoint."""
 
-    step: Count  # iterations done
-    seed: int  # seed of dropout and of synthetic data
-    optimizer: Annotated[str, Field(min_length=1)]  # the optimizer's class, in lower case
-    shapes: dict[str, list[Count]]  # parameter -> sizes of the unsplit parameter
-    states: dict[str, StateKind]  # optimizer state -> its kind
-    scale: dict[str, float]  # fields of the `LossScale`
-    files: dict[str, str]  # file -> its SHA-256; for the record itself its `digest`
+    step: Count
+    """Iterations done."""
+    seed: int
+    """Seed of dropout and of synthetic data."""
+    optimizer: Annotated[str, Field(min_length=1)]
+    """The optimizer's class, in lower case."""
+    shapes: dict[str, list[Count]]
+    """Parameter -> sizes of the unsplit parameter."""
+    states: dict[str, StateKind]
+    """Optimizer state -> its kind."""
+    scale: dict[str, float]
+    """Fields of the `LossScale`."""
+    files: dict[str, str]
+    """File -> its SHA-256; for the record itself its `digest`."""
 
     def digest(self) -> str:
         """SHA-256 of all fields but `files`."""
