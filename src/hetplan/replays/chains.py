@@ -21,14 +21,14 @@ from hetplan.errors import UnsupportedError, require
 from hetplan.plans.plan import Plan, Recomputation, Replica, Stage
 from hetplan.replays.costs import Costs
 from hetplan.replays.data import ReplayData
-from hetplan.replays.memory import Held
+from hetplan.replays.memory import PeakBytes
 from hetplan.replays.peaks import limits, memory
 from hetplan.replays.simulator.pipeline import (
     Collective,
     Replica as Pipeline,
     Schedule,
     Sends,
-    least_seconds,
+    lower_bound_seconds,
     simulate_replicas,
     tasks_of,
 )
@@ -88,7 +88,7 @@ class Replay:
     """[D] bytes that the allocator counts at the peak of each device; 0 on unused devices."""
     limit_bytes: tuple[float, ...]
     """[D] bytes that training can use on each device."""
-    held: tuple[Held[float], ...] = ()
+    held: tuple[PeakBytes[float], ...] = ()
     """[D] bytes at the peak of each device, by component; empty for SPMD programs."""
 
     @property
@@ -137,7 +137,7 @@ class ChainReplayer:
         nothing is simulated. Raises UnsupportedError where `parts` does.
         """
         parts = self.parts(plan)
-        bound = least_seconds(*parts)
+        bound = lower_bound_seconds(*parts)
         if bound > limit:
             return bound
         return simulate(tasks_of(*parts)).seconds

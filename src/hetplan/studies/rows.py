@@ -169,12 +169,12 @@ def chosen_methods(instance: Instance, wanted: Sequence[str]) -> list[str]:
     return chosen
 
 
-def task_key(digest: str, method: str, options: dict[str, Any]) -> str:
+def task_key(instance_hash: str, method: str, options: dict[str, Any]) -> str:
     """The key of a task and of its row. Equal runs have equal keys in all studies.
 
     digest: the instance's hash.
     """
-    text = json.dumps([digest, method, options], sort_keys=True)
+    text = json.dumps([instance_hash, method, options], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
@@ -291,7 +291,7 @@ def read_rows(folder: Path) -> list[Row]:
     return sorted(rows.values(), key=itemgetter("problem", "instance", "method", "seed"))
 
 
-def text(value: object) -> str:
+def compact_json(value: object) -> str:
     """A value as compact JSON text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 

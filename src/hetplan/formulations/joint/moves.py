@@ -178,7 +178,7 @@ class Moves:
         """A stage becomes two: each has half of its row groups or tensor ranks. A stage of one
         device keeps it, and an idle device becomes the second stage."""
         i, a = self._random_stage(design)
-        devices = {*range(len(self.space.kind))}
+        devices = {*range(len(self.space.device_types))}
         # in random order
         idle = sorted(devices - design.used, key=lambda _: self.rng.random())
 

@@ -117,7 +117,7 @@ class ReplicaBounds:
     def device_type(self, rows: Group) -> DeviceType:
         """The device type of a stage, which all its devices have."""
         any_device = rows[0][0]
-        return self.data.types[self.space.kind[any_device]]
+        return self.data.types[self.space.device_types[any_device]]
 
     def update_rate(self, rows: Group) -> float:
         """Seconds per byte of weights that the optimizer takes on one row group, without its start

@@ -82,7 +82,7 @@ class Parameters:
     # A plan that exceeds memory by a share x is penalised by (flat + steep x) of its seconds.
     flat: float = 0.02
     steep: float = 3.0
-    kept: int = 100_000  # designs in the cache of seconds, which is emptied when it is full
+    cache_size: int = 100_000  # designs in the cache of seconds, which is emptied when it is full
     # Seconds after the time limit in which the search still looks for a first plan that fits.
     grace: float = 1.0
 
@@ -132,7 +132,7 @@ class LocalSearch:
             return penalised
         if least > limit:
             return least
-        if len(self.cached_seconds) > self.parameters.kept:
+        if len(self.cached_seconds) > self.parameters.cache_size:
             self.cached_seconds.clear()
         plan = self.space.sketch(design)
         seconds = self.space.replayer.seconds(plan, limit)

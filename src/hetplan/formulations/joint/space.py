@@ -29,7 +29,7 @@ class Space:
     def __init__(self, data: JointData) -> None:
         self.data = data
         self.replayer = ChainReplayer.of(data)
-        self.kind = [kind for kind, _ in data.devices]  # [D] device type
+        self.device_types = [kind for kind, _ in data.devices]  # [D] device type
         self.node = [node for _, node in data.devices]  # [D] number of the node
         self.layers = len(data.layers)  # L
         self.batch = data.global_batch  # samples of an iteration
@@ -93,13 +93,13 @@ class Space:
 
     def shapes(self, groups: Sequence[Group]) -> list[StageShape]:
         """The shape of every stage. groups: the devices of each stage."""
-        return [(self.kind[group[0][0]], len(group), len(group[0])) for group in groups]
+        return [(self.device_types[group[0][0]], len(group), len(group[0])) for group in groups]
 
     def can_be_stage(self, group: Group) -> bool:
         """Whether a stage can have these devices: all are of one type, the row groups have equally
         many tensor ranks, the instance has this tensor degree, and each row group is on one
         node."""
-        kinds = {self.kind[device] for row in group for device in row}
+        kinds = {self.device_types[device] for row in group for device in row}
         degrees = {len(row) for row in group}
         if len(kinds) != 1 or len(degrees) != 1:
             return False

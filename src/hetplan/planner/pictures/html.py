@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
 
-from hetplan.planner.pictures.scene import Held, Offer, Scene, Span
+from hetplan.planner.pictures.scene import DeviceMemory, Offer, Scene, Span
 from hetplan.solvers.run import relative_gap
 from hetplan.text import (
     bytes_text,
@@ -207,7 +207,7 @@ def nodes(scene: Scene) -> Iterator[str]:
         )
 
 
-def cell(device: Held, rows: int) -> str:
+def cell(device: DeviceMemory, rows: int) -> str:
     """The cell of a device. rows: the number of rows of the timeline; each has a hue of its own,
     and neighbouring rows differ in lightness, too."""
     look = ""

@@ -3,7 +3,7 @@ memory, and the candidates, as tables of text."""
 
 from textwrap import fill
 
-from hetplan.planner.pictures.scene import Held, Row, Scene, sampled
+from hetplan.planner.pictures.scene import DeviceMemory, Row, Scene, sampled
 from hetplan.text import (
     Column,
     Table,
@@ -82,7 +82,7 @@ def memory(scene: Scene) -> Table:
     """The table of the memory of devices in use. Devices of the same type and place with equal
     bytes share a line. Of many lines the fullest devices are listed."""
 
-    def share(devices: list[Held]) -> float:
+    def share(devices: list[DeviceMemory]) -> float:
         """The share of its memory that is in use on each of these devices."""
         return devices[0].held / max(devices[0].limit, 1.0)
 
