@@ -178,7 +178,7 @@ def search_within(
     own.construct()
     own.vary()
     own.rounds()
-    plan = own.incumbent[1] if own.incumbent else None
+    plan = own.incumbent.plan if own.incumbent else None
     return Outcome(
         stop=Stop.DONE,
         decision=decision_of(plan) if plan else None,

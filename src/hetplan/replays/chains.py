@@ -276,23 +276,23 @@ def new_pipeline(
 
 
 def gradient_collectives(zero: ZeroCosts, settings: Settings) -> list[Collective]:
-    """The collectives over weights that several stages hold (`ZeroCosts.joined`): the reduction of
-    gradients, and with ZeRO the all-gather of updated weights."""
+    """The collectives over weights that several stages hold (`ZeroCosts.shared_collectives`): the
+    reduction of gradients, and with ZeRO the all-gather of updated weights."""
     collectives = []
-    for joined in zero.joined():
-        gradients, weights = joined.gradients, joined.weights
+    for shared in zero.shared_collectives():
+        gradients, weights = shared.gradients, shared.weights
         if gradients.seconds == 0:
             continue
         reduction = Collective(
-            members=joined.owners,
+            members=shared.owners,
             seconds=gradients.seconds,
             ports=gradients.ports,
-            buckets=max(settings.buckets, joined.buckets),
+            buckets=max(settings.buckets, shared.buckets),
         )
         collectives.append(reduction)
         if weights is not None:
             gathering = Collective(
-                members=joined.owners,
+                members=shared.owners,
                 seconds=weights.seconds,
                 ports=weights.ports,
                 when="parameters",

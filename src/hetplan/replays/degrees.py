@@ -311,7 +311,7 @@ class DegreeZero(ZeroCosts):
             else:
                 yield spaced(order, stride * sharing, ranks.shard_groups), shard
 
-    def joined(self) -> Iterator[SharedCollectives]:
+    def shared_collectives(self) -> Iterator[SharedCollectives]:
         """The collectives at the end of an iteration. Dense weights and experts have separate ones,
         because different ranks hold them."""
         for owners, sizes in self.shared_parts().items():

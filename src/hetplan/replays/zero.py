@@ -54,7 +54,7 @@ class ZeroCosts:
     prefetch: int  # layers whose weights are gathered ahead; 0: nothing overlaps
     # Devices of each ring of the steps' collectives: one ring per tensor rank, over the row groups
     # of all replicas. () for ZeRO 0, for pipelines and for ZeRO 1 with tensor ranks: their
-    # collectives are those of `joined`.
+    # collectives are those of `shared_collectives`.
     rings: tuple[tuple[int, ...], ...]
     # [D] each device's share of the states that its ring divides; None without rings
     divided: Floats | None
@@ -168,7 +168,7 @@ class ZeroCosts:
             add(tuple(sorted({*first, *self.owners(layer)})), copied)
         return parts
 
-    def joined(self) -> Iterator[SharedCollectives]:
+    def shared_collectives(self) -> Iterator[SharedCollectives]:
         """The collectives over all weights that several devices hold: rings over the owners' row
         groups, one per tensor rank, each with an equal part of the bytes.
 

@@ -109,7 +109,7 @@ def outline(task: Task, begun: str) -> Row:
     """The columns of a task's row that are known before the run. begun: UTC time."""
     return {
         "key": task.key,
-        "set": task.set,
+        "set": task.source_name,
         "instance": task.name,
         "problem": task.problem,
         "method": task.method,

@@ -42,14 +42,16 @@ class Space:
         self._cached_even_cuts = lru_cache(CACHE_SIZE)(self._even_cuts)
 
     def _prefix_seconds(
-        self, kind: str, tensor: int, samples: int, mode: Recomputation
+        self, device_type: str, tensor: int, samples: int, mode: Recomputation
     ) -> list[float]:
         """[L + 1] seconds of the forward and backward pass of layers 0 to l - 1.
 
-        kind: device type. tensor: tensor-parallel degree. samples: of a micro-batch, in one row
-        group. mode: of recomputation.
+        tensor: tensor-parallel degree. samples: of a micro-batch, in one row group. mode: of
+        recomputation.
         """
-        forward, backward, *_ = self.replayer.costs(mode).layer_seconds(kind, tensor, samples)
+        forward, backward, *_ = self.replayer.costs(mode).layer_seconds(
+            device_type, tensor, samples
+        )
         return list(accumulate((forward + backward).tolist(), initial=0.0))
 
     def plan(self, design: Design) -> Plan:
@@ -99,9 +101,9 @@ class Space:
         """Whether a stage can have these devices: all are of one type, the row groups have equally
         many tensor ranks, the instance has this tensor degree, and each row group is on one
         node."""
-        kinds = {self.device_types[device] for row in group for device in row}
+        device_types = {self.device_types[device] for row in group for device in row}
         degrees = {len(row) for row in group}
-        if len(kinds) != 1 or len(degrees) != 1:
+        if len(device_types) != 1 or len(degrees) != 1:
             return False
         if not degrees <= {*self.tensor_degrees}:
             return False
@@ -120,9 +122,11 @@ class Space:
             full_micro_batches = pipeline.samples // micro_batch
             before = 0.0  # seconds of a micro-batch's two passes through the stages before
             shapes = self.shapes(pipeline.groups)
-            for (kind, rows, tensor), chunks in zip(shapes, chunks_of_stages, strict=True):
-                samples = -(-micro_batch // rows)  # on the row group with the most samples
-                until = self.prefix_seconds(kind, tensor, samples, design.recomputation)
+            for (device_type, row_groups, tensor), chunks in zip(
+                shapes, chunks_of_stages, strict=True
+            ):
+                samples = -(-micro_batch // row_groups)  # on the row group with the most samples
+                until = self.prefix_seconds(device_type, tensor, samples, design.recomputation)
                 chunk_seconds = [until[end] - until[first] for first, end in chunks]
                 longest = max(longest, before + full_micro_batches * sum(chunk_seconds))
                 before += chunk_seconds[0]
@@ -144,9 +148,9 @@ class Space:
     ) -> tuple[int, ...]:
         """The cuts of `with_even_cuts` for stages of these shapes."""
         prefix_seconds = []
-        for kind, rows, tensor in shapes:
-            samples = -(-micro_batch // rows)  # on the row group with the most samples
-            prefix_seconds.append(self.prefix_seconds(kind, tensor, samples, mode))
+        for device_type, row_groups, tensor in shapes:
+            samples = -(-micro_batch // row_groups)  # on the row group with the most samples
+            prefix_seconds.append(self.prefix_seconds(device_type, tensor, samples, mode))
         return even_cuts(prefix_seconds * chunks)
 
     def with_schedule(self, design: Design, schedule: Schedule, chunks: int) -> Design | None:

@@ -57,7 +57,7 @@ class DeviceMemory:
     device: int
     node: int
     kind: str  # device type
-    held: float  # bytes
+    peak_bytes: float
     limit: float  # bytes
     place: str  # name of its row, such as `stage 3`; empty for an idle device
     row: int | None  # number of its row; None for an idle device
