@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -14,6 +16,14 @@ from hypothesis import HealthCheck, settings
 # no deadline of an example, and no complaint that drawing examples is slow.
 settings.register_profile("hetplan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("hetplan")
+
+# Some environments forbid byte code. Then each of the hundreds of processes that tests start, ranks
+# and commands, would compile hetplan again, and pytest would rewrite the assertions again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# Threads of torch that wait for each other on busy processors cost more than they bring to tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 LAYERS = ("wide", "engine", "pages", "evidence")
 DEFAULT_SEEDS = 8

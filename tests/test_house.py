@@ -6,15 +6,12 @@ import ast
 
 import networkx as nx
 
-from test_layout import SOURCE, imports, module_name, modules
+from test_layout import SOURCE, imports, module_name, modules, tree_of
 
 
 def sources() -> dict[str, ast.Module]:
     """Every module of hetplan by its dotted name."""
-    return {
-        module_name(path): ast.parse((SOURCE / path).read_text(encoding="utf-8"))
-        for path in modules()
-    }
+    return {module_name(path): tree_of(SOURCE / path) for path in modules()}
 
 
 def import_circles(trees: dict[str, ast.Module]) -> list[list[str]]:

@@ -14,9 +14,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from hetplan.formulations import FAMILIES, family
+from hetplan.solvers.registry import load
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "hetplan"
@@ -87,10 +91,24 @@ def part_of(path: Path) -> str:
     return path.parts[0].removesuffix(".py")
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """A file's syntax."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every statement, inside classes, functions and branches too."""
+    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for node in getattr(tree, field, ()):
+            yield node
+            yield from statements(node)
+
+
 def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and dotted name of everything imported, inside functions too; `from a import b` gives
     `a.b`."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -206,11 +224,7 @@ def test_no_rule_is_too_strict(rule: Rule, place: str, source: str) -> None:
     "rule", [upward_imports, linked_imports, evidence_imports, schedule_branches]
 )
 def test_source_keeps_the_rule(rule: Rule) -> None:
-    faults = [
-        fault
-        for path in modules()
-        for fault in rule(ast.parse((SOURCE / path).read_text(encoding="utf-8")), path)
-    ]
+    faults = [fault for path in modules() for fault in rule(tree_of(SOURCE / path), path)]
     assert faults == []
 
 
@@ -218,9 +232,7 @@ def test_tests_do_not_import_through_the_links() -> None:
     faults = [
         fault
         for path in sorted(TESTS.rglob("*.py"))
-        for fault in linked_imports(
-            ast.parse(path.read_text(encoding="utf-8")), path.relative_to(ROOT)
-        )
+        for fault in linked_imports(tree_of(path), path.relative_to(ROOT))
     ]
     assert faults == []
 
@@ -311,15 +323,15 @@ def test_nothing_heavy_loads_before_it_is_used(code: str) -> None:
 
 
 def test_every_target_of_a_family_can_be_loaded() -> None:
-    code = (
-        "import hetplan.formulations as f\nfrom hetplan.solvers.registry import load\n"
-        "for family in map(f.family, f.FAMILIES):\n"
-        "    for target in (family.data, family.decision, family.evaluate, family.describe,"
-        " *(m.target for m in family.methods)):\n"
-        "        if target is not None: assert callable(load(target)), target\n"
-        "        print(target)"
-    )
-    assert "hetplan.formulations.amp.data:AmpData" in run_python(code).splitlines()
+    loaded = set()
+    for name in FAMILIES:
+        one = family(name)
+        own = (one.data, one.decision, one.evaluate, one.describe)
+        for target in (*own, *(method.target for method in one.methods)):
+            if target is not None:
+                assert callable(load(target)), target
+                loaded.add(target)
+    assert "hetplan.formulations.amp.data:AmpData" in loaded
 
 
 def test_names_in_the_test_folder_are_unique() -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fakes.cli import Call, Ran, Write
-from fakes.workloads import cluster as two_by_two, cluster_document
+from fakes.workloads import TWO_BLOCKS, cluster as two_by_two, cluster_document
 from hetplan.cli.main import main
 from hetplan.formulations import FAMILIES
 from hetplan.planner.amp import DataParallel
@@ -53,6 +53,14 @@ def cluster(tmp_path: Path) -> Path:
     """A cluster file of two fast and two slow devices."""
     path = tmp_path / "cluster.yaml"
     path.write_text(yaml.safe_dump(cluster_document()))
+    return path
+
+
+@pytest.fixture
+def two_blocks(tmp_path: Path) -> Path:
+    """The configuration of a gpt2 of two blocks."""
+    path = tmp_path / "two-blocks.json"
+    path.write_text(json.dumps(TWO_BLOCKS))
     return path
 
 

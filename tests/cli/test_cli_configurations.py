@@ -95,10 +95,10 @@ def test_a_published_configuration_is_planned(hetplan: Call, tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_an_encoder_is_planned(hetplan: Call, tmp_path: Path, name: str) -> None:
+def test_an_encoder_is_planned(hetplan: Call, tmp_path: Path, cluster: Path, name: str) -> None:
     plan = tmp_path / "plan.json"
     ran = hetplan(
-        "plan", "--model", FOLDER / f"{name}.json", "--cluster", "p3-4", "--global-batch", 64,
+        "plan", "--model", FOLDER / f"{name}.json", "--cluster", cluster, "--global-batch", 16,
         "--strategies", "amp,poplar", "--time-limit", 20, "-o", plan, "--json",
     )  # fmt: skip
     assert ran.code == 0, ran.err

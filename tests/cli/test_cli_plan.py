@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from fakes.cli import Call, Ran
-from fakes.workloads import cluster_document, profile_document
+from fakes.workloads import TWO_BLOCKS, cluster_document, profile_document
 from hetplan.cli.plan import no_winner
 from hetplan.planner import STRATEGIES
 from hetplan.plans.plan import load_plan
@@ -123,13 +123,14 @@ def test_one_ratio_is_one_figure_and_memory_is_not_blamed_for_other_refusals(
 
 
 def test_nothing_fits(plan: Callable[..., Ran], tmp_path: Path) -> None:
-    target = tmp_path / "plan.json"
-    ran = plan("-o", target, model="glm-130b")
+    target, wide = tmp_path / "plan.json", tmp_path / "wide.json"
+    wide.write_text(json.dumps(TWO_BLOCKS | {"n_embd": 65536, "n_head": 512}))
+    ran = plan("-o", target, model=wide)
     assert ran.code == 1
     assert not target.exists()
     assert f"hetplan: no winner: {target} is not written" in ran.err
     assert "no winner" in ran.out and "TiB in one copy of the model" in ran.out
-    ran = plan("--json", model="glm-130b")
+    ran = plan("--json", model=wide)
     assert (ran.code, ran.json["winner"]) == (1, None)
     assert all(c["message"] for c in ran.json["candidates"])
 
@@ -157,8 +158,8 @@ def test_what_is_too_dear_is_told_in_money(plan: Callable[..., Ran]) -> None:
     )
 
 
-def test_all_strategies_by_default(plan: Callable[..., Ran]) -> None:
-    ran = plan("--json")
+def test_all_strategies_by_default(plan: Callable[..., Ran], two_blocks: Path) -> None:
+    ran = plan("--json", model=two_blocks)
     assert ran.code == 0
     assert {c["strategy"] for c in ran.json["candidates"]} == set(STRATEGIES)
     assert all(c["plan"] or c["message"] for c in ran.json["candidates"])
@@ -301,13 +302,12 @@ def test_replan_where_nothing_is_left_that_fits(
     assert "is not written" in ran.err and not target.exists()
 
 
-def test_what_if(hetplan: Call, plan_files: tuple[Path, Path]) -> None:
-    _, cluster = plan_files
+def test_what_if(hetplan: Call, cluster: Path, two_blocks: Path) -> None:
     base = (
         "plan",
         "what-if",
         "--model",
-        "gpt2",
+        two_blocks,
         "--cluster",
         cluster,
         "--global-batch",

@@ -23,6 +23,7 @@ from hetplan.plans.plan import Plan, load_plan, save_plan
 from hetplan.profiling.hardware.cluster import open_cluster
 from hetplan.profiling.inputs.inputs import Inputs, Replaced
 from hetplan.profiling.profiles.predict import predict
+from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.replay import replay
 from hetplan.solvers.run import Options, Run
@@ -133,22 +134,40 @@ class Files:
         return with_inputs(KINDS[kind](self.workload), Inputs.of(self.workload))
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> Files:
-    """A cluster file, a configuration, and the workload of both."""
-    folder = tmp_path / "made here"
+def write_files(folder: Path) -> None:
+    """A cluster file and a configuration."""
     (folder / "tiny").mkdir(parents=True)
     (folder / "cluster.yaml").write_text(yaml.safe_dump(CLUSTER))
     (folder / "tiny" / "config.json").write_text(json.dumps(CONFIG))
-    workload = make_workload(
+
+
+def workload_in(folder: Path, profile: Profile | None = None) -> Workload:
+    """That of the files of a folder. profile: None: it is predicted."""
+    return make_workload(
         folder / "tiny" / "config.json",
         folder / "cluster.yaml",
         BATCH,
         precision="fp32",
+        profile=profile,
         framework="deepspeed",
         stack="compiled",
     )
-    return Files(folder, workload)
+
+
+@pytest.fixture(scope="module")
+def predicted(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    """The profile of the workload, which takes the longest to make."""
+    folder = tmp_path_factory.mktemp("predicted")
+    write_files(folder)
+    return workload_in(folder).profile
+
+
+@pytest.fixture
+def files(tmp_path: Path, predicted: Profile) -> Files:
+    """A cluster file, a configuration, and the workload of both."""
+    folder = tmp_path / "made here"
+    write_files(folder)
+    return Files(folder, workload_in(folder, predicted))
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ REFUSALS: dict[str, dict[str, str]] = {
         "--threads 0": "threads (got 0",
         "--set hap.seconds=1 --strategies dp": "expected none: these strategies have",
     },
-    "plan --model llama2-7b --cluster poplar-a --global-batch 64 --strategies poplar": {
+    "plan --model gpt2 --cluster home --global-batch 64 --strategies poplar": {
         "--set poplar.x=1": "no such setting (got 'poplar.x', expected one of poplar.zero",
         "--set poplar.shards=many": "setting poplar: shards: not usable (got 'many'",
         "--set poplar.zero=4": "setting poplar: zero",

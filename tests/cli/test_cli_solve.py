@@ -575,7 +575,7 @@ def test_a_method_takes_the_options_that_it_says(problem: str, name: str) -> Non
         backend: {"no_such_option": 1} for backend in RESERVED if backend not in method.backends
     }
     result = solve(
-        family(problem), data, name, Run(Options(threads=1, time_limit=2, native=others))
+        family(problem), data, name, Run(Options(threads=1, time_limit=1, native=others))
     )
     assert str(result.stop) in ("optimal", "done", "infeasible", "limit"), result.message
 

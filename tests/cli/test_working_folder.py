@@ -216,8 +216,8 @@ def test_python_m_hetplan_looks_into_the_folder_last(
         (folder / f"{name}.py").unlink(missing_ok=True)
     (folder / "hetplan.py").unlink()
     done = subprocess.run(
-        [sys.executable, "-m", "hetplan", "instances", "list"], cwd=folder, env=ENVIRONMENT,
-        check=False, capture_output=True, text=True,
+        [sys.executable, "-m", "hetplan", "instances", "list", "tiny-mixed"], cwd=folder,
+        env=ENVIRONMENT, check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert "tiny-mixed" in done.stdout and ran(folder) == set()
     monkeypatch.chdir(folder)

@@ -33,16 +33,22 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.plans.plan import Plan
 
 PREDICTION = {"strategy": "joint", "method": "auto", "predicted_seconds": 0.5}
-MORE: dict[str, Any] = {"origin": "by hand", "prediction": PREDICTION}
-TYPES = ["A100"] * 4 + ["T4"] * 4
+MORE: dict[str, Any] = {
+    "origin": "by hand",
+    "prediction": PREDICTION,
+    "types": ["A100", "A100", "T4", "T4"],
+    "per_node": 2,
+    "blocks": 4,
+}
+TWO_STAGES = cut(2, 2, blocks=4)
 # Of each framework a plan that it can say, with every text that a plan file may have.
 PLANS = {
-    "megatron": plan_of(cut(6, 6), tensor=4, types=TYPES, **MORE),
-    "bridge": plan_of(cut(6, 6), tensor=4, types=TYPES, **MORE),
-    "deepspeed": plan_of([[(0, 14)]], data=2, types=["A100", "T4"], **MORE),
-    "torchtitan": plan_of(cut(6, 6), data=2, tensor=2, types=TYPES, zero=3, **MORE),
-    "flagscale": plan_of(cut(6, 6), tensor=4, types=TYPES, **MORE),
-    "torchrun": plan_of(cut(6, 6), tensor=4, types=TYPES, refused="a reason", **MORE),
+    "megatron": plan_of(TWO_STAGES, tensor=2, **MORE),
+    "bridge": plan_of(TWO_STAGES, tensor=2, **MORE),
+    "deepspeed": plan_of([[(0, 6)]], data=4, **MORE),
+    "torchtitan": plan_of(TWO_STAGES, data=2, zero=3, **MORE),
+    "flagscale": plan_of(TWO_STAGES, tensor=2, **MORE),
+    "torchrun": plan_of(TWO_STAGES, tensor=2, refused="a reason", **MORE),
 }
 GPU = {"types": {"T4": {"gpu": "t4"}}}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -105,7 +111,7 @@ def written(plan: Plan, kind: str, text: str, root: Path | None = None) -> dict[
 def test_there_are_free_places() -> None:
     names = {".".join(map(str, place)) for place in FREE["torchrun"]}
     assert {"name", "origin", "refused", "workload.model", "workload.cluster", "workload.layers.3",
-            "devices.7.type", "prediction.strategy", "prediction.method"} <= names  # fmt: skip
+            "devices.3.type", "prediction.strategy", "prediction.method"} <= names  # fmt: skip
     assert not names & {"format", "schedule", "workload.precision"}
 
 

@@ -9,10 +9,10 @@ from hetplan.plans.plan import Plan
 
 
 class Noting(Joint):
-    """`joint` in a second; `noted` are the plans that it is told to begin with, call by call."""
+    """`joint` in a moment; `noted` are the plans that it is told to begin with, call by call."""
 
     def __init__(self) -> None:
-        super().__init__(JointSettings(seconds=1.0))
+        super().__init__(JointSettings(seconds=0.1))
         self.noted: list[list[Plan]] = []
 
     def beginning_with(self, plans: Iterable[Plan]) -> Joint:

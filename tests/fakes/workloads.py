@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
-from random import Random
+from pathlib import Path
 from typing import Any
 
 from hetplan.plans.making import new_plan
@@ -15,6 +17,7 @@ from hetplan.profiling.models.operators import DEFAULT_STACK, Attention, Stack
 from hetplan.profiling.models.transformer import Experts, Transformer
 from hetplan.profiling.models.zoo import text_model
 from hetplan.profiling.profiles.predict import predict
+from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.run import Options, Run
 
@@ -61,10 +64,22 @@ def small(
 ) -> Workload:
     """A small model on `cluster(**changes)` with a profile of micro-batches of 1 and 2. stack: one
     with a name where commands read the plan; attention: None: the stack's."""
-    on = cluster(**changes)
-    described = load_model(model, attention=attention or stack.attention)
-    profile = predict(described, on, micro_batches=[1, 2], stack=stack, date="2026-01-01")
-    return make_workload(described, on, global_batch, profile=profile, stack=stack)
+    attention = attention or stack.attention
+    described = load_model(model, attention=attention)
+    profile = predicted(model, attention, stack, json.dumps(changes, sort_keys=True))
+    return make_workload(described, cluster(**changes), global_batch, profile=profile, stack=stack)
+
+
+@cache
+def predicted(model: str, attention: Attention, stack: Stack, changes: str) -> Profile:
+    """The profile of `small`, predicted once. changes: of the cluster's document, as JSON."""
+    return predict(
+        load_model(model, attention=attention),
+        cluster(**json.loads(changes)),
+        micro_batches=[1, 2],
+        stack=stack,
+        date="2026-01-01",
+    )
 
 
 def pipeline(workload: Workload, *cuts: int, name: str = "pipeline") -> Plan:
@@ -76,10 +91,21 @@ def pipeline(workload: Workload, *cuts: int, name: str = "pipeline") -> Plan:
     return new_plan(workload, [{"stages": stages, "micro_batches": batches}], name=name)
 
 
-def profile_document(rng: Random | None = None) -> dict[str, Any]:
-    """A profile of gpt2 for `cluster_document`, with one micro-batch size."""
+# The configuration of a gpt2 of two blocks: where every strategy has its say, and soon.
+TWO_BLOCKS = {
+    "model_type": "gpt2",
+    "n_layer": 2,
+    "n_head": 12,
+    "n_embd": 768,
+    "vocab_size": 50257,
+    "n_positions": 1024,
+}
+
+
+def profile_document(model: str | Path = "gpt2") -> dict[str, Any]:
+    """A profile of a model for `cluster_document`, with one micro-batch size."""
     profile = predict(
-        load_model("gpt2"), cluster(), micro_batches=[1], tensor_degrees=[1, 2], date="2026-01-01"
+        load_model(model), cluster(), micro_batches=[1], tensor_degrees=[1, 2], date="2026-01-01"
     )
     return profile.model_dump(mode="json")
 

@@ -35,27 +35,36 @@ def like(value: Any) -> Any:
     return pytest.approx(value, rel=1e-12, abs=0) if isinstance(value, float) else value
 
 
-def check_drawn(instance: Instance) -> int:
-    """The predictor that a random instance names; what the current one made is drawn again."""
+def check_drawn(instance: Instance) -> None:
+    """A random instance that the current predictor made is drawn again."""
+    problem, size, seed = instance.name.split("-")[1:]
+    again = draw(problem, int(seed), size)
+    assert again.origin == instance.origin
+    assert again.document() == like(instance.document())
+
+
+def predictor_of(instance: Instance) -> int:
+    """The version of the predictor that a random instance names."""
     named = present(re.search(r"predicted profile \(predictor (\d+)\)", instance.origin))
-    if int(named[1]) == PREDICTOR:
-        problem, size, seed = instance.name.split("-")[1:]
-        again = draw(problem, int(seed), size)
-        assert again.origin == instance.origin
-        assert again.document() == like(instance.document())
     return int(named[1])
 
 
-def test_packaged_draws_name_their_predictor() -> None:
+@pytest.mark.parametrize("one_in", rest_wide([5, 1], 1))
+def test_packaged_draws_name_their_predictor(one_in: int) -> None:
+    """One in so many of those that the current predictor made is drawn again."""
     packaged = [entry.load() for entry in library(name="random-*")]
-    assert packaged and {check_drawn(one) for one in packaged} <= set(range(1, PREDICTOR + 1))
+    current = [instance for instance in packaged if predictor_of(instance) == PREDICTOR]
+    assert current and {*map(predictor_of, packaged)} <= set(range(1, PREDICTOR + 1))
+    for instance in current[::one_in]:
+        check_drawn(instance)
 
 
 @pytest.mark.parametrize("problem", MAKERS)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", rest_wide(range(2), 1))
 def test_what_the_current_predictor_made_is_drawn_again(problem: str, seed: int) -> None:
     drawn = draw(problem, seed)
-    assert check_drawn(parse_instance(drawn.document(), where="again")) == PREDICTOR
+    assert predictor_of(drawn) == PREDICTOR
+    check_drawn(parse_instance(drawn.document(), where="again"))
     with pytest.raises(AssertionError):
         check_drawn(replace(drawn, data=draw(problem, seed + 10).data))
 
@@ -73,9 +82,10 @@ def test_exact_methods_agree_on_a_drawn_instance(problem: str) -> None:
         assert found[0].objective == pytest.approx(found[1].objective, rel=3e-6)
 
 
+@pytest.mark.parametrize("seeds", rest_wide([range(2), range(2, 5)], 1))
 @pytest.mark.parametrize("size", SIZES)
-def test_sizes(size: str) -> None:
-    for seed in range(5):
+def test_sizes(size: str, seeds: range) -> None:
+    for seed in seeds:
         assert len(draw("amp", seed, size).data.devices) <= SIZES[size]
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from typing import get_args
 
@@ -22,12 +23,14 @@ from hetplan.formulations.poplar.pose import pose as pose_poplar
 from hetplan.planner.amp import Amp, DataParallel, problems_within_replay
 from hetplan.planner.ditto import Ditto
 from hetplan.planner.fits import advice
+from hetplan.planner.planning import Planning
 from hetplan.planner.proposals import propose
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import WITHIN_NOTE, StrategySearch
 from hetplan.planner.strategy import Strategy, make_strategies
 from hetplan.planner.variants import Variant, useful_modes, with_recomputation
 from hetplan.profiling.rates.times import Recomputation
+from hetplan.profiling.workload import Workload
 from hetplan.replays.pose import costs_of
 from hetplan.replays.replay import replay
 from hetplan.solvers.registry import evaluate
@@ -200,13 +203,19 @@ def test_data_parallelism_keeps_to_what_the_replay_holds(mode: Recomputation) ->
     assert candidate.peak_bytes == pytest.approx(held, rel=1e-9)
 
 
+@cache
+def lacking() -> tuple[Workload, Planning]:
+    """A workload for which there is too little memory, and what is planned for it."""
+    workload = with_memory(2.0, "gpt2-medium")
+    return workload, make_plans(workload, make_strategies(["amp", "dp"]), one_thread())
+
+
 @pytest.mark.parametrize(("share", "enough"), [(1.05, True), (0.95, False)])
 def test_what_would_fit_is_enough_and_less_is_not(share: float, enough: bool) -> None:
     """Where nothing fits, the planning ends with the layout that lacks least. It fits with a
     twentieth more than the memory said (layers are cut to an upper bound of what a device holds),
     and does not with a twentieth less."""
-    workload, strategies = with_memory(2.0, "gpt2-medium"), make_strategies(["amp", "dp"])
-    planning = make_plans(workload, strategies, one_thread())
+    workload, planning = lacking()
     first, *others = planning.document()["advice"]
     assert planning.winner is None and others[0].startswith("30 more V100-SXM2-16GB (15 nodes")
     amounts = re.findall(r"(\S+) GiB more on each ([^ :]+)", first)

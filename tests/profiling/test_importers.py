@@ -157,6 +157,14 @@ def test_sailor_tells_what_every_rank_keeps(tmp_path: Path) -> None:
     assert found.layers[0].replicated_saved_bytes == pytest.approx(KEPT / 2)
 
 
+def test_pipedream_nodes_without_a_description_bear_their_number(tmp_path: Path) -> None:
+    described = "node4 -- Add -- "
+    assert described in PIPEDREAM
+    path = write(tmp_path / "graph.txt", PIPEDREAM.replace(described, "node4 -- "))
+    found = imported("pipedream", path, tmp_path)
+    assert found.layers[-1].name == "3-node4"
+
+
 def test_deepspeed_opens_lists_of_blocks(tmp_path: Path) -> None:
     found = imported("deepspeed", write(tmp_path / "out.txt", DEEPSPEED), tmp_path)
     (table,) = found.tables
@@ -229,6 +237,7 @@ METIS = "DeviceType.A_tp1_bs1.json"
 
 
 SHORT = DEEPSPEED.replace("500 us, 5.00% latency", "...")
+NO_NUMBER = DEEPSPEED.replace("500 us, 5.00% latency", "5.0.0 us, 5.00% latency")
 
 
 BROKEN: list[tuple[str, str, Any, str]] = [
@@ -298,6 +307,7 @@ BROKEN: list[tuple[str, str, Any, str]] = [
     ("deepspeed", "o.txt", "nothing", r"no detailed profile"),
     ("deepspeed", "o.txt", DEEPSPEED.split("  (head)", maxsplit=1)[0], r"does not end"),
     ("deepspeed", "o.txt", SHORT, r"line 13: module embed has no figures"),
+    ("deepspeed", "o.txt", NO_NUMBER, r"line 13: module embed has no figures"),
     ("sailor", "profile.json", {}, r"llm_info\.json"),
 ]
 

@@ -239,6 +239,7 @@ def test_cancel_returns_although_highs_hears_nothing(monkeypatch: pytest.MonkeyP
         deaf.append(solver)
 
     monkeypatch.setattr(highspy.Highs, "cancelSolve", unheard)
+    monkeypatch.setattr("hetplan.solvers.native.GRACE_SECONDS", 0.1)
     run = a_run()
     run.watch = lambda progress: run.cancel.set() if progress.incumbent is not None else None
     answer = highs.solve(knapsack(), run)

@@ -80,7 +80,7 @@ def test_a_process_that_dies_is_a_row_and_others_go_on() -> None:
 
 def test_what_does_not_stop_is_killed() -> None:
     work = one_task("milp", "random-amp-medium-5", time_limit=60.0)
-    [row] = rows_of(work, patience=Patience(-1e9, -0.97))  # after less than its time limit
+    [row] = rows_of(work, patience=Patience(-1e9, -0.99))  # after less than its time limit
     assert (row["status"], row["stop"]) == ("unknown", "limit")
     assert row["message"].startswith("killed: still running")
 

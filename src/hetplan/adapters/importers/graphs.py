@@ -205,7 +205,7 @@ def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int
             node = parse(PipeDreamNode, dict(FIGURE.findall(figures)), where=where)
             require(number not in operators, "node stands twice", where=where, got=f"node{number}")
             operators[number] = Operator(
-                name=description.replace(" -- ", " "),
+                name=description.replace(" -- ", " ") if description else f"node{number}",
                 forward=node.forward * MILLI,
                 backward=node.backward * MILLI,
                 params=node.params,

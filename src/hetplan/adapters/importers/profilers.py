@@ -386,8 +386,9 @@ SCALES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "sec": 1.0}
 BLOCKS = ("ModuleList", "Sequential")
 MODULE = re.compile(r"^\s*(?:\((?P<name>[^)]*)\):\s*)?(?P<kind>[A-Za-z_]\w*)\((?P<rest>.*)$")
-PARAMS = re.compile(r"(?P<n>[\d.]+)\s*(?P<scale>[kKMGBT]?)\s*[,=]\s*[\d.]+% Params")
-TIME = r"(?P<n>[\d.]+)\s*(?P<unit>s|sec|ms|us|ns)"
+NUMBER = r"(?<![\d.])(?P<n>\d+(?:\.\d*)?)"
+PARAMS = re.compile(NUMBER + r"\s*(?P<scale>[kKMGBT]?)\s*[,=]\s*[\d.]+% Params")
+TIME = NUMBER + r"\s*(?P<unit>s|sec|ms|us|ns)"
 LATENCY = re.compile(TIME + r"\s*[,=]\s*[\d.]+% latency")
 SUMMARY = re.compile(rf"^(?P<key>fwd|bwd) latency:\s*{TIME}$")
 BATCH = re.compile(r"^batch size per GPU:\s*(?P<n>0*[1-9]\d{0,8})$")
