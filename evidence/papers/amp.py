@@ -15,7 +15,7 @@ from evidence.truth.tables import spearman
 from hetplan.formulations import family
 from hetplan.formulations.amp import baselines
 from hetplan.formulations.amp.cuts import parameter_cut, uniform_cut
-from hetplan.formulations.amp.paper import average, paper_cut, rank
+from hetplan.formulations.amp.paper import average, paper_cut, ranked_candidates
 from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.amp.problem import (
     Configuration,
@@ -49,7 +49,7 @@ def replays(model: str, cluster: str, batch: int) -> tuple[dict[str, list[float]
         replayed = [replay(problem.to_plan(one), workload) for one in decisions]
         return [one.seconds for one in replayed if one.fits]
 
-    record = [one for one in rank(data, run).candidates if one.fits]
+    record = [one for one in ranked_candidates(data, run).candidates if one.fits]
     costs = [replay(problem.to_plan(one.strategy.decision()), workload).seconds for one in record]
     best = record[int(np.argmin(costs[:BUDGET]))].strategy
     pipeline = best.configuration.pipeline

@@ -52,7 +52,7 @@ def report(
     pictures = {e.name: made for e in exhibits if html or png if (made := e.chart())}
     tables = [e.table(() if at else notes) for at, e in enumerate(exhibits)]
     if html is not None:
-        write_text(html, page.of_tables(f"{paper}: the paper and hetplan", tables, pictures))
+        write_text(html, page.page_of_tables(f"{paper}: the paper and hetplan", tables, pictures))
     if png is not None:
         write_pictures(png, pictures)
     return emit(

@@ -36,7 +36,7 @@ from hetplan.instances.library import Instance, find, plain
 from hetplan.schema import parse
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Options, Run
-from hetplan.studies.rows import Task, digest, keys, subjects, task_key, text, write_row
+from hetplan.studies.rows import Task, compact_json, digest, keys, subjects, task_key, write_row
 from hetplan.studies.workers import now, outline
 
 SECONDS = 60.0
@@ -223,7 +223,7 @@ def row(task: Task, instance: Instance) -> dict[str, Any] | None:
         "seconds": run.elapsed,
         "message": "; ".join(priced.violations)[:500],
         "solver": "hetplan, evidence/speed/ablations.py",
-        "decision_json": text(plain(decision)),
+        "decision_json": compact_json(plain(decision)),
         "details_json": "{}",
     }
 

@@ -41,7 +41,7 @@ from hetplan.profiling.hardware.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.pose import pose
 from hetplan.solvers.run import Options, Run
-from hetplan.studies.rows import Task, digest, keys, task_key, text, write_row
+from hetplan.studies.rows import Task, compact_json, digest, keys, task_key, write_row
 from hetplan.studies.workers import now, outline
 
 STRATEGIES = ("amp", "astra", "hap", "poplar", "ditto", "dp")
@@ -107,7 +107,7 @@ class Rows:
             "message": "",
             "seconds": seconds,
             "solver": "hetplan, evidence/speed/paradigms.py",
-            "details_json": text({**self.about, **details}),
+            "details_json": compact_json({**self.about, **details}),
         }
         write_row(self.folder, {**made, **more})
 
@@ -131,7 +131,7 @@ class Rows:
             outcome = search_within(self.data, part, run, starts, Parameters(steps=STEPS))
             decision = outcome.decision
             seconds = decision and evaluate(self.data, decision).objective
-            dumped = decision and text(decision.model_dump(mode="json"))
+            dumped = decision and compact_json(decision.model_dump(mode="json"))
             self.write(
                 method, run.elapsed, dict(outcome.details),
                 objective=seconds, decision_json=dumped, message=outcome.message,
@@ -143,7 +143,7 @@ class Rows:
         """What a strategy proposes; without a figure where it does not fit."""
         plan, fits = candidate.plan, candidate.fits_memory and candidate.replay is not None
         chain = plan is not None and plan.program is None
-        dumped = plan and chain and text(decision_of(plan).model_dump(mode="json"))
+        dumped = plan and chain and compact_json(decision_of(plan).model_dump(mode="json"))
         self.write(
             candidate.name,
             candidate.solve_seconds,

@@ -132,7 +132,7 @@ class Part(Space):
             return False
         if left.uniform and (len(shapes) > 1 or max(shapes)[0] > 1):
             return False
-        if left.all_devices and len(design.used) < len(self.kind):
+        if left.all_devices and len(design.used) < len(self.device_types):
             return False
         if left.alike and (self.batch % count or any(form != forms[0] for form in forms)):
             return False
@@ -141,8 +141,8 @@ class Part(Space):
     def ordered(self, design: Design, pipeline: Pipeline) -> Pipeline:
         """The replica with its stages in the order of their nodes, and new cuts where that changes
         them."""
-        first_like = self.renaming.first_like
-        groups = sorted(pipeline.groups, key=lambda group: first_like[self.node[group[0][0]]])
+        first_equal = self.renaming.first_equal
+        groups = sorted(pipeline.groups, key=lambda group: first_equal[self.node[group[0][0]]])
         other = replace(pipeline, groups=tuple(groups))
         if other == pipeline:
             return pipeline
@@ -178,7 +178,7 @@ def search_within(
     own.construct()
     own.vary()
     own.rounds()
-    plan = own.incumbent[1] if own.incumbent else None
+    plan = own.incumbent.plan if own.incumbent else None
     return Outcome(
         stop=Stop.DONE,
         decision=decision_of(plan) if plan else None,

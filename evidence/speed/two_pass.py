@@ -4,11 +4,11 @@
 
 `formulations/hap/pricing.py` prices every instruction with its mirror and searches the forward
 pass alone. Here nothing is mirrored: gradients are tensors (`d x`), each operator's gradient of
-each input is an instruction that may run in another way than the operator did, as long as the
-values that it reads are had in its forms, and gradients of parameters are joined when the goal
-wants them. With y = f(x …) run in a way (form of x -> form of y), the gradient goes from the dual
+each input is an instruction that may run by another sharding rule than the operator did, as long as
+the values that it reads are had in its forms, and gradients of parameters are joined when the goal
+wants them. With y = f(x …) run by a rule (form of x -> form of y), the gradient goes from the dual
 of y's form to the dual of x's: whole and summands change places, slices stay. Beside it stands the
-replicated way.
+replicated rule.
 
 A parameter is held in one form, which is given: the gradient is wanted in the same, and triples
 cannot say that what is used must be updated. The best program is the best over all ways to hold the
@@ -28,16 +28,16 @@ from evidence.speed.harness import markdown, save
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
 from hetplan.formulations.hap.pricing import ELEMENT_BYTES, theory_of
-from hetplan.programs.axes import Axes, ways_of
+from hetplan.programs.axes import Axes, sharding_rules_of
 from hetplan.programs.forms import (
     PARTIAL,
     WHOLE,
     Form,
-    Way,
+    ShardingRule,
     changes,
     form_name,
     property_name,
-    whole_way,
+    replicated_rule,
 )
 from hetplan.programs.links import Links, Price, ring
 from hetplan.programs.operators.operator import ELEMENT_FLOPS
@@ -50,7 +50,7 @@ GOAL = "the loss and every gradient"
 
 
 def dual(form: Form) -> Form:
-    """The form of the gradient of a tensor in `form`, as a way gives it."""
+    """The form of the gradient of a tensor in `form`, as a sharding rule gives it."""
     return {WHOLE: PARTIAL, PARTIAL: WHOLE}.get(form, form)
 
 
@@ -60,7 +60,11 @@ def holdings(program: SingleProgram, devices: int) -> Iterator[dict[str, Form]]:
     forms = []
     for node in program.parameters:
         dims = range(len(node.shape))
-        cut = [d for d in dims if axes.sliceable(node, Way((), d), devices, all_dimensions=False)]
+        cut = [
+            d
+            for d in dims
+            if axes.sliceable(node, ShardingRule((), d), devices, all_dimensions=False)
+        ]
         forms.append([WHOLE, *cut])
     for chosen in product(*forms):
         yield dict(zip((node.name for node in program.parameters), chosen, strict=True))
@@ -118,14 +122,14 @@ class _Writer:
                 if name in self.gradients and node.name in self.gradients:
                     self.given.setdefault(name, []).append(f"{gradient(name)} by {node.name}.{i}")
 
-    def allowed(self, node: Node, way: Way) -> bool:
-        """Whether every device can have a part of what the way slices."""
-        return self.axes.sliceable(node, way, self.devices, all_dimensions=False)
+    def allowed(self, node: Node, rule: ShardingRule) -> bool:
+        """Whether every device can have a part of what the rule slices."""
+        return self.axes.sliceable(node, rule, self.devices, all_dimensions=False)
 
     def cuts(self, node: Node) -> list[int]:
         """Dimensions along which a node's tensor can be sliced."""
         whole = (WHOLE,) * len(node.inputs)
-        return [d for d in range(len(node.shape)) if self.allowed(node, Way(whole, d))]
+        return [d for d in range(len(node.shape)) if self.allowed(node, ShardingRule(whole, d))]
 
     def add_compute(
         self, text: str, pre: Sequence[str], post: str, flops: tuple[float, float]
@@ -147,14 +151,18 @@ class _Writer:
             )
         )  # fmt: skip
 
-    def held_ways(self, node: Node) -> list[Way]:
-        """The ways that read the parameters as they are held, the replicated one first."""
-        ways = dict.fromkeys([whole_way(len(node.inputs)), *ways_of(self.program, node)])
-        return [way for way in ways if self.allowed(node, way) and self.fits(node, way)]
+    def held_rules(self, node: Node) -> list[ShardingRule]:
+        """The rules that read the parameters as they are held, the replicated one first."""
+        sharding_rules = dict.fromkeys(
+            [replicated_rule(len(node.inputs)), *sharding_rules_of(self.program, node)]
+        )
+        return [
+            rule for rule in sharding_rules if self.allowed(node, rule) and self.fits(node, rule)
+        ]
 
-    def fits(self, node: Node, way: Way) -> bool:
-        """Whether the way reads the parameters as they are held."""
-        pairs = zip(self.program.inputs(node), way.inputs, strict=True)
+    def fits(self, node: Node, rule: ShardingRule) -> bool:
+        """Whether the rule reads the parameters as they are held."""
+        pairs = zip(self.program.inputs(node), rule.inputs, strict=True)
         return all(s.kind != PARAMETER or self.held[s.name] == form for s, form in pairs)
 
     def work(self, node: Node) -> tuple[float, list[float]]:
@@ -163,19 +171,21 @@ class _Writer:
         return operator(node.kind).work(shapes, node.shape, node.attributes)
 
     def forward(self, node: Node) -> None:
-        """The operator in every way."""
+        """The operator by every sharding rule."""
         flops = self.work(node)[0]
-        for way in self.held_ways(node):
-            post = property_name(node.name, way.output)
-            pre = self.values(node, way)
-            self.add_compute(f"{node.name}{forms(way)}", pre, post, parts_of(flops, way.shared))
+        for rule in self.held_rules(node):
+            post = property_name(node.name, rule.output)
+            pre = self.values(node, rule)
+            self.add_compute(f"{node.name}{forms(rule)}", pre, post, parts_of(flops, rule.shared))
 
-    def values(self, node: Node, way: Way, needed: Sequence[int] | None = None) -> list[str]:
+    def values(
+        self, node: Node, rule: ShardingRule, needed: Sequence[int] | None = None
+    ) -> list[str]:
         """Properties of the inputs that are computed (all, or those of these numbers)."""
         return [
             property_name(source.name, form)
             for i, (source, form) in enumerate(
-                zip(self.program.inputs(node), way.inputs, strict=True)
+                zip(self.program.inputs(node), rule.inputs, strict=True)
             )
             if not source.source and (needed is None or i in needed)
         ]
@@ -190,7 +200,7 @@ class _Writer:
         return list(range(count))
 
     def backward(self, node: Node) -> None:
-        """The gradient of each input, in the mirror of every way and replicated."""
+        """The gradient of each input, in the mirror of every rule and replicated."""
         if node.name not in self.gradients:
             return
         flops = self.work(node)[1]
@@ -198,16 +208,16 @@ class _Writer:
             if source.name not in self.gradients or source.kind == PLACEHOLDER:
                 continue
             name, reads = f"{gradient(source.name)} by {node.name}.{i}", self.reads(node, i)
-            for way in self.held_ways(node):
-                over = property_name(gradient(node.name), dual(way.output))
-                pre = [over, *self.values(node, way, reads)]
-                post = property_name(name, dual(way.inputs[i]))
-                text = f"{name}{forms(way)}"
-                self.add_compute(text, pre, post, parts_of(flops[i], way.shared))
-            way = whole_way(len(node.inputs))
-            if self.fits(node, way):
-                pre = [property_name(gradient(node.name), WHOLE), *self.values(node, way, reads)]
-                text, post = f"{name}{forms(way)} replicated", property_name(name, WHOLE)
+            for rule in self.held_rules(node):
+                over = property_name(gradient(node.name), dual(rule.output))
+                pre = [over, *self.values(node, rule, reads)]
+                post = property_name(name, dual(rule.inputs[i]))
+                text = f"{name}{forms(rule)}"
+                self.add_compute(text, pre, post, parts_of(flops[i], rule.shared))
+            rule = replicated_rule(len(node.inputs))
+            if self.fits(node, rule):
+                pre = [property_name(gradient(node.name), WHOLE), *self.values(node, rule, reads)]
+                text, post = f"{name}{forms(rule)} replicated", property_name(name, WHOLE)
                 self.add_compute(text, pre, post, (flops[i], 0.0))
 
     def seeds(self) -> None:
@@ -267,9 +277,9 @@ def parts_of(flops: float, shared: bool) -> tuple[float, float]:
     return (0.0, flops) if shared else (flops, 0.0)
 
 
-def forms(way: Way) -> str:
+def forms(rule: ShardingRule) -> str:
     """`(Identity, All-Gather(0)) -> All-Reduce`."""
-    return f"({', '.join(map(form_name, way.inputs))}) -> {form_name(way.output)}"
+    return f"({', '.join(map(form_name, rule.inputs))}) -> {form_name(rule.output)}"
 
 
 DEVICES = [

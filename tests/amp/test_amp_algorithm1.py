@@ -13,7 +13,7 @@ import pytest
 from hetplan.formulations.amp.baselines import megatron_trials
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.family import FAMILY
-from hetplan.formulations.amp.paper import rank
+from hetplan.formulations.amp.paper import ranked_candidates
 from hetplan.formulations.amp.problem import compile_problem
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
@@ -176,7 +176,7 @@ def test_the_paper_is_algorithm_1(seed: int, method: str) -> None:
     """Its whole record, in its order, and the entry of least cost as the answer."""
     data, released = two_nodes(seed), method == "paper-released"
     record = algorithm_1(data, released)
-    candidates = rank(data, released=released).candidates
+    candidates = ranked_candidates(data, released=released).candidates
     assert [c.estimate for c in candidates] == pytest.approx([e.cost for e in record], rel=1e-9)
     result = solve(FAMILY, data, method)
     decision, first = present(result.decision), record[0]

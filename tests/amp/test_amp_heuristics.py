@@ -24,7 +24,7 @@ from hetplan.formulations.amp.paper import (
     TableTooLarge,
     average,
     paper_cut,
-    rank,
+    ranked_candidates,
 )
 from hetplan.formulations.amp.problem import (
     Configuration,
@@ -74,7 +74,7 @@ def test_prices_on_arrays_equal_the_evaluator(case: tuple[int, int | None]) -> N
     """`Placed` against the independent evaluator, on AMP's candidates and Megatron's."""
     data = data_of(case)
     problem = compile_problem(data)
-    for candidate in rank(data).candidates:
+    for candidate in ranked_candidates(data).candidates:
         found = evaluate(data, candidate.strategy.decision())
         assert (found.objective is not None) == candidate.fits
         assert found.objective is None or found.objective == pytest.approx(
@@ -123,7 +123,7 @@ def homogeneous(layers: int, nodes: tuple[int, ...], **changes: Any) -> AmpData:
 def test_amp_estimates_homogeneous_clusters_exactly() -> None:
     """No averages are lost, so the estimate is T and the best-ranked candidate is the best of
     them."""
-    ranking = rank(homogeneous(8, (4, 4)))
+    ranking = ranked_candidates(homogeneous(8, (4, 4)))
     assert len(ranking.candidates) > 10
     for candidate in ranking.candidates:
         assert candidate.estimate == pytest.approx(candidate.seconds)
@@ -164,7 +164,7 @@ def test_memory_makes_amp_step_back_and_say_so() -> None:
         "layer_bytes_per_sample": [0.0] * 8,
     }
     data = homogeneous(8, (4,), memory=memory)
-    ranking = rank(data)
+    ranking = ranked_candidates(data)
     assert not ranking.candidates[0].fits
     result = solve(FAMILY, data, "paper")
     assert result.objective is not None

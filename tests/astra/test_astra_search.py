@@ -18,7 +18,7 @@ from hetplan.formulations.astra.search.pricing import Priced, iteration_parts
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.segments import (
-    SegmentFigures,
+    SegmentData,
     SegmentSearch,
     segment_figures,
     segment_space,
@@ -85,7 +85,7 @@ def test_cost_mode_finds_the_curve_and_keeps_the_limit(most: int, sizes: tuple[i
 
 
 def segments_by_force(
-    figures: SegmentFigures, table: Strategies, layers: int
+    figures: SegmentData, table: Strategies, layers: int
 ) -> list[tuple[float, float, int]]:
     """(seconds, money, strategy) of every way to give the stages types and layers, in every order
     of ends."""
@@ -116,7 +116,7 @@ def segments_by_force(
     return found
 
 
-def perturbed(figures: SegmentFigures, seed: int, layers: int) -> SegmentFigures:
+def perturbed(figures: SegmentData, seed: int, layers: int) -> SegmentData:
     """The same shapes with other numbers: ties, zeros, tight caps, types ordered in nothing."""
     rng = np.random.default_rng(seed)
     shape = figures.c.shape
@@ -129,7 +129,7 @@ def perturbed(figures: SegmentFigures, seed: int, layers: int) -> SegmentFigures
         slopes, first = slope[None, :, r, None], hidden[:, :, r, None]
         return np.asarray(np.maximum(slopes * n, first - 2.0 * n))
 
-    return SegmentFigures(
+    return SegmentData(
         c=rng.choice([0.5, 1.0, 1.5, 2.0], shape) * rng.choice([1.0, 1.1], shape),
         h=rng.choice([0.0, 0.2, 3.0], shape),
         ends=rng.choice([0.0, 0.7, 5.0], (2, *shape)),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakes.cli import Call
-from hetplan.instances.answers import changes, shelf
+from hetplan.instances.answers import changes, entries_to_update
 from hetplan.instances.library import BestKnown, find, save_instance
 from hetplan.solvers.run import Options
 from present import present
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 def record(folder: Path) -> BestKnown | None:
     """What is on disk."""
-    [entry] = shelf(folder)
+    [entry] = entries_to_update(folder)
     return entry.best_known()
 
 
@@ -58,5 +58,7 @@ def test_a_study(hetplan: Call, folder: Path, tmp_path: Path) -> None:
     write_row(tmp_path / "study", row)
     ran = hetplan("instances", "update", tmp_path / "study", "--folder", folder, "--json").json
     assert ran["instances"][0]["changed"] and present(record(folder)).status == "optimal"
-    [other] = changes(shelf(folder), findings_of_rows([{**row, "key": "0" * 24}], "rows"))
-    assert not other.news and "another instance" in other.refused[0]
+    [other] = changes(
+        entries_to_update(folder), findings_of_rows([{**row, "key": "0" * 24}], "rows")
+    )
+    assert not other.changed and "another instance" in other.refused[0]

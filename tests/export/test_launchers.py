@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from export.schemas import complaints
-from hetplan.adapters.exports.launchers.kinds import KINDS, LAUNCHERS
+from hetplan.adapters.exports.launchers.kinds import LAUNCHERS, LauncherSection
 from hetplan.adapters.exports.launchers.ray_train import seats
 from hetplan.adapters.exports.launchers.start import Start
 from hetplan.adapters.exports.scripts import torchrun
@@ -39,7 +39,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "jobset": {"image": "registry.lan/hetplan:1"},
     "ray": {},
 }
-CODES = {one.__name__: one for one in KINDS.__args__}
+CODES = {one.__name__: one for one in LauncherSection.__args__}
 
 
 def random_plan(seed: int) -> Plan:

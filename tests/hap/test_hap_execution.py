@@ -121,7 +121,7 @@ def test_factors_are_gathered_where_that_is_optimal() -> None:
     theory = theory_of(program, DEVICES, measured_by_hap(3))
     kept = [
         i for i, x in enumerate(theory.instructions)
-        if not (isinstance(x, Run) and (x.way.output != 0 or not x.way.shared) and x.node != "loss")
+        if not isinstance(x, Run) or (x.rule.output == 0 and x.rule.shared) or x.node == "loss"
     ]  # fmt: skip
     data = theory.data.model_copy(update={"triples": [theory.data.triples[i] for i in kept]})
     result = solve(family("hap"), data, "auto", SolverRun(Options(threads=1)))
@@ -145,7 +145,7 @@ def test_a_tied_parameter_can_count_as_whole() -> None:
     for seed in range(12):
         decision = HapDecision(program=drawn_program(theory, seed), ratios=[[1 / 3] * 3])
         decided = theory.decided(decision)
-        clashing = [owner for owner, forms in decided.ways.items() if len(forms) > 1]
+        clashing = [owner for owner, forms in decided.readings.items() if len(forms) > 1]
         clashes += len(clashing)
         assert all(decided.shards[owner].dimension is None for owner in clashing)
         if not set(clashing) <= set(program.copies.values()):

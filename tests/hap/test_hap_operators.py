@@ -13,7 +13,7 @@ torch: Any = pytest.importorskip("torch", reason="programs run on torch tensors"
 from fakes.simulated import whole_place  # noqa: E402
 from hap.spmd_cases import CASES, draw_inputs, dual, hold, lengths, shapes, whole  # noqa: E402
 from hetplan.errors import InputError  # noqa: E402
-from hetplan.programs.forms import PARTIAL, WHOLE, Way, whole_way  # noqa: E402
+from hetplan.programs.forms import PARTIAL, WHOLE, ShardingRule, replicated_rule  # noqa: E402
 from hetplan.programs.operators.operator import Place  # noqa: E402
 from hetplan.programs.operators.table import OPERATORS, operator  # noqa: E402
 from hetplan.programs.program import Node  # noqa: E402
@@ -26,20 +26,23 @@ def test_every_operator_has_a_case() -> None:
     assert {case[0] for case in CASES} == set(OPERATORS)
 
 
-def all_ways(case: Case) -> list[Way]:
-    return [whole_way(len(case[1])), *operator(case[0]).all_ways(shapes(case), case[2])]
+def all_sharding_rules(case: Case) -> list[ShardingRule]:
+    return [
+        replicated_rule(len(case[1])),
+        *operator(case[0]).all_sharding_rules(shapes(case), case[2]),
+    ]
 
 
-def cuts(case: Case, way: Way) -> list[list[int] | None]:
+def cuts(case: Case, rule: ShardingRule) -> list[list[int] | None]:
     """Uneven lengths of the slices of each input and of the output, in common units."""
     output = operator(case[0]).shape(shapes(case), case[2])
     sizes = [
         s[f] if f >= 0 else 0
-        for s, f in zip([*shapes(case), output], [*way.inputs, way.output], strict=True)
+        for s, f in zip([*shapes(case), output], [*rule.inputs, rule.output], strict=True)
     ]
     sliced = [n for n in sizes if n]
     units = np.gcd.reduce(sliced or [1])
-    assert units >= 3 or not sliced, f"{case[0]}: {way} leaves no unit for each of three devices"
+    assert units >= 3 or not sliced, f"{case[0]}: {rule} leaves no unit for each of three devices"
     return [lengths(n, n // units) if n else None for n in sizes]
 
 
@@ -56,23 +59,23 @@ def test_every_rule_holds_forward_and_backward(case: Case) -> None:
     over = torch.as_tensor(draw.normal(size=shape))
     slopes = slopes_of(expected, inputs, over)
     assert operator(kind).differentiable == any(slope is not None for slope in slopes)
-    for way in all_ways(case):
-        parts = cuts(case, way)
-        held = [hold(x, f, p, draw) for x, f, p in zip(inputs, way.inputs, parts, strict=False)]
-        arrived = hold(over, dual(way.output), parts[-1], draw)
+    for rule in all_sharding_rules(case):
+        parts = cuts(case, rule)
+        held = [hold(x, f, p, draw) for x, f, p in zip(inputs, rule.inputs, parts, strict=False)]
+        arrived = hold(over, dual(rule.output), parts[-1], draw)
         outputs, backs = [], []
         for j in range(3):
             here = list(shape)
-            if way.output >= 0 and parts[-1] is not None:
-                here[way.output] = parts[-1][j]
+            if rule.output >= 0 and parts[-1] is not None:
+                here[rule.output] = parts[-1][j]
             starts = tuple(0 if p is None else sum(p[:j]) for p in parts[:-1])
             local = [row[j] for row in held]
-            spot = Place(tuple(here), starts, way.output == PARTIAL, first=j == 0)
+            spot = Place(tuple(here), starts, rule.output == PARTIAL, first=j == 0)
             outputs.append(node.compute(local, spot))
             assert outputs[-1].shape == tuple(here)
             backs.append(slopes_of(outputs[-1], local, arrived[j].detach()))
-        together = whole([part.detach() for part in outputs], way.output)
-        assert torch.allclose(together, expected.detach(), rtol=0, atol=1e-10), way
+        together = whole([part.detach() for part in outputs], rule.output)
+        assert torch.allclose(together, expected.detach(), rtol=0, atol=1e-10), rule
         for i, slope in enumerate(slopes):
             rows = [row[i] for row in backs]
             if slope is None:
@@ -80,8 +83,8 @@ def test_every_rule_holds_forward_and_backward(case: Case) -> None:
                 continue
             # a gradient that reaches a device whole is used by each as it is: its effect on a
             # sliced or summed input must agree, on a whole one add up
-            together = whole([r for r in rows if r is not None], dual(way.inputs[i]))
-            assert torch.allclose(together, slope, rtol=0, atol=1e-10), (way, i)
+            together = whole([r for r in rows if r is not None], dual(rule.inputs[i]))
+            assert torch.allclose(together, slope, rtol=0, atol=1e-10), (rule, i)
 
 
 def slopes_of(output: Any, inputs: list[Any], over: Any) -> list[Any]:
@@ -112,19 +115,25 @@ def test_what_kernels_compute_by_hand() -> None:
     assert run("embed", [[1, 5], [[1.0], [2.0]]]) == [[2.0], [0.0]]
 
 
-def test_ways_by_hand() -> None:
+def test_sharding_rules_by_hand() -> None:
     """HAP's three of a matrix product (Figure 9); a reshape pairs runs of equal size."""
-    ways = operator("contract").ways([(5, 6), (6, 7)], {"equation": "ab,bc->ac"})
-    assert set(ways) == {Way((0, WHOLE), 0), Way((WHOLE, 1), 1), Way((1, 0), PARTIAL)}
+    sharding_rules = operator("contract").sharding_rules(
+        [(5, 6), (6, 7)], {"equation": "ab,bc->ac"}
+    )
+    assert set(sharding_rules) == {
+        ShardingRule((0, WHOLE), 0),
+        ShardingRule((WHOLE, 1), 1),
+        ShardingRule((1, 0), PARTIAL),
+    }
 
-    def pairs(before: tuple[int, ...], after: tuple[int, ...]) -> set[Way]:
-        return set(operator("reshape").ways([before], {"shape": after})) - {
-            Way((PARTIAL,), PARTIAL)
+    def pairs(before: tuple[int, ...], after: tuple[int, ...]) -> set[ShardingRule]:
+        return set(operator("reshape").sharding_rules([before], {"shape": after})) - {
+            ShardingRule((PARTIAL,), PARTIAL)
         }
 
-    assert pairs((2, 3, 4), (2, 12)) == {Way((0,), 0), Way((1,), 1)}
-    assert pairs((1, 24), (2, 3, 4)) == {Way((1,), 0)}
-    assert pairs((5, 12), (5, 6, 1, 2)) == {Way((0,), 0), Way((1,), 1)}
+    assert pairs((2, 3, 4), (2, 12)) == {ShardingRule((0,), 0), ShardingRule((1,), 1)}
+    assert pairs((1, 24), (2, 3, 4)) == {ShardingRule((1,), 0)}
+    assert pairs((5, 12), (5, 6, 1, 2)) == {ShardingRule((0,), 0), ShardingRule((1,), 1)}
 
 
 @pytest.mark.parametrize(

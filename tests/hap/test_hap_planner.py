@@ -87,7 +87,7 @@ def test_priced_as_the_profile_says() -> None:
             run.node: triple
             for run, triple in zip(theory.instructions, theory.data.triples, strict=True)
             if isinstance(run, Operation) and isinstance(triple, Compute) and triple.fixed_flops
-            and run.way.output == WHOLE and not run.factors
+            and run.rule.output == WHOLE and not run.factors
         }  # fmt: skip
         layers: dict[str, float] = {}
         for node in program.computations:

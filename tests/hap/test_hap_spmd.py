@@ -81,7 +81,7 @@ def test_experts_are_exchanged_where_their_gradients_are_large() -> None:
     assert isinstance(result.decision, HapDecision)
     used = [theory.instructions[i] for i in result.decision.program]
     ups = [x for x in used if isinstance(x, Run) and x.node.endswith("moe.up")]
-    assert len(ups) == 6 and all(x.way.output == 1 for x in ups)
+    assert len(ups) == 6 and all(x.rule.output == 1 for x in ups)
     swaps = [x.tensor for x in used if isinstance(x, Change) and x.how == "All-To-All"]
     assert sum("moe" in tensor for tensor in swaps) == 12
 

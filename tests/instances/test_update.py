@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hetplan.instances.answers import Change, changes, findings_of_answers, shelf, write
+from hetplan.instances.answers import Change, changes, entries_to_update, findings_of_answers, write
 from hetplan.instances.library import BestKnown, find, save_instance
 from hetplan.solvers.run import Options
 from present import present
@@ -53,7 +53,7 @@ def worse(folder: Path) -> dict[str, Any]:
     from hetplan.solvers.registry import solve
     from hetplan.solvers.run import Run
 
-    [entry] = shelf(folder)
+    [entry] = entries_to_update(folder)
     instance = entry.load()
     result = solve(instance.family, instance.data, "greedy-joined", Run(Options(threads=1)))
     assert result.decision is not None and result.objective is not None
@@ -70,33 +70,33 @@ def worse(folder: Path) -> dict[str, Any]:
 def update(folder: Path, *results: dict[str, Any]) -> Change:
     """What the results come to."""
     document = {"instance": NAME, "problem": "ditto", "results": list(results)}
-    [found] = changes(shelf(folder), findings_of_answers(document, "answer.json"))
-    if found.news:
+    [found] = changes(entries_to_update(folder), findings_of_answers(document, "answer.json"))
+    if found.changed:
         write(found)
     return found
 
 
 def record(folder: Path) -> BestKnown | None:
     """What is on disk."""
-    [entry] = shelf(folder)
+    [entry] = entries_to_update(folder)
     return entry.best_known()
 
 
 def test_a_record_is_made_and_then_only_bettered(folder: Path) -> None:
     heuristic = worse(folder)
-    assert update(folder, heuristic).news
+    assert update(folder, heuristic).changed
     first = record(folder)
     assert first is not None and first.bound is None and first.found_by == "greedy-joined (hetplan)"
     assert (folder / "deep" / "other-name.best.json").is_file()
-    assert not update(folder, heuristic).news
+    assert not update(folder, heuristic).changed
     best = answer()
     assert first.objective > best["objective"], "the heuristic has to be worse for this test"
-    assert update(folder, best).news
+    assert update(folder, best).changed
     second = record(folder)
     assert second is not None and second.status == "optimal"
     assert (second.found_by, second.proved_by) == ("exact (hetplan)",) * 2
     change = update(folder, heuristic)
-    assert not change.news and change.refused == () and record(folder) == second
+    assert not change.changed and change.refused == () and record(folder) == second
 
 
 def test_a_higher_bound_is_taken_and_a_lower_one_is_not(folder: Path) -> None:
@@ -135,9 +135,9 @@ def test_a_lying_answer_is_refused(folder: Path, lie: str) -> None:
     edit, told = LIES[lie]
     edit(liar)
     change = update(folder, liar)
-    assert not change.news and record(folder) == before
+    assert not change.changed and record(folder) == before
     assert len(change.refused) >= 1 and any(told in line for line in change.refused), change.refused
-    assert update(folder, liar, answer()).news, "an honest answer beside it counts"
+    assert update(folder, liar, answer()).changed, "an honest answer beside it counts"
 
 
 def test_bounds_of_heuristics_and_of_nobody_are_not_taken(folder: Path) -> None:
@@ -152,7 +152,7 @@ def test_bounds_of_heuristics_and_of_nobody_are_not_taken(folder: Path) -> None:
     bare = answer(
         status="unknown", objective=None, gap=None, decision=None, bound=0.9 * answer()["objective"]
     )
-    assert not update(folder, bare).news, (
+    assert not update(folder, bare).changed, (
         "without a decision nothing ties the answer to this instance"
     )
 
@@ -163,4 +163,4 @@ def test_a_record_that_is_refuted_is_told_and_left(folder: Path) -> None:
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"bound": content["objective"], "proved_by": "someone"}))
     change = update(folder, answer())
-    assert not change.news and any("the record itself" in line for line in change.refused)
+    assert not change.changed and any("the record itself" in line for line in change.refused)

@@ -110,7 +110,8 @@ def searched(on: Workload, start: Plan, steps: int, seed: int = 0) -> tuple[floa
     search.begin([start])
     search.vary()
     search.rounds()
-    (seconds, _), plan = present(search.incumbent)
+    best = present(search.incumbent)
+    (seconds, _), plan = best.order, best.plan
     return seconds, plan
 
 

@@ -14,7 +14,7 @@ from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.design import design_of
 from hetplan.formulations.joint.evaluate import evaluate
 from hetplan.formulations.joint.general import Master, Parameters, solve_by
-from hetplan.formulations.joint.ways import Way
+from hetplan.formulations.joint.ways import ReplicaWay
 from hetplan.solvers.run import Options, Run, Stop
 from joint.enumeration import all_plans, random_data, random_plan
 from joint.test_exact import tightened
@@ -85,7 +85,7 @@ def test_no_plan_is_faster_than_any_of_its_replicas(seed: int) -> None:
             ),
         )
         for i, pipe in enumerate(design.pipelines):
-            least = master.least(Way(layout, i, pipe, 0.0))
+            least = master.least(ReplicaWay(layout, i, pipe, 0.0))
             assert least <= replay.seconds * (1 + 1e-9) or not replay.fits, plan.model_dump_json()
             checked += least < math.inf
     assert checked or len(data.devices) == 1 or data.global_batch == 1
@@ -96,7 +96,7 @@ def test_a_time_limit_leaves_the_best_plan_and_a_bound(monkeypatch: pytest.Monke
     least, whole = Master.least, solve_by("cp-sat", data, run())
     assert whole.bound is not None
 
-    def stops(self: Master, way: Way) -> float:
+    def stops(self: Master, way: ReplicaWay) -> float:
         if self.best is not None:
             self.run.cancel.set()
         return least(self, way)

@@ -37,13 +37,13 @@ def with_memory(data: JointData, share: float) -> JointData:
 
 def arrangements(space: Space) -> Iterator[list[Any]]:
     """Groups of stages of all replicas, of one or two devices."""
-    one = [(((e,),),) for e in range(len(space.kind))]
+    one = [(((e,),),) for e in range(len(space.device_types))]
     yield from ([each] for each in one)
     if len(one) < 2:
         return
     yield list(one)
     yield from ([one[a] + one[b]] for a, b in ((0, 1), (1, 0)))
-    if space.kind[0] == space.kind[1]:
+    if space.device_types[0] == space.device_types[1]:
         yield [(((0,), (1,)),)]
         if space.node[0] == space.node[1] and 2 in space.tensor_degrees:
             yield [(((0, 1),),)]

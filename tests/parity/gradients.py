@@ -98,7 +98,7 @@ def work(rank: int, world: int, folder: Path, cases: Sequence[Case] = CASES) -> 
         written[case.name] = step_of(case)
         if case.name in STAGED:
             with patch.object(
-                Transport, "opened", lambda own, streams: own.on_lanes(streams(), "gloo")
+                Transport, "with_lanes", lambda own, streams: own.on_lanes(streams(), "gloo")
             ):
                 written[f"staged: {case.name}"] = step_of(case, staging="always")
         dist.barrier()

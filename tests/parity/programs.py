@@ -205,5 +205,5 @@ def kinds_used() -> set[str]:
         "reduction"
         for case in CASES
         for i in read_program(case.plan, case.program).order
-        if getattr(getattr(i, "way", None), "output", None) == -2 and i.way.shared  # type: ignore[union-attr]
+        if getattr(getattr(i, "rule", None), "output", None) == -2 and i.rule.shared  # type: ignore[union-attr]
     }

@@ -37,7 +37,7 @@ def gradients(sharded: Sharded, tokens: Tensor) -> tuple[list[Tensor], list[Tens
     one process that has all weights, blocks added up."""
     torch.manual_seed(dist.get_rank())
     plain = network_of(deep(), "cpu")
-    for shard, own in zip(sharded.shards, plain.own, strict=True):
+    for shard, own in zip(sharded.shards, plain.layer_parameters, strict=True):
         shard.normal_(std=0.02)
         everyones = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
         dist.all_gather(everyones, shard)
@@ -48,7 +48,7 @@ def gradients(sharded: Sharded, tokens: Tensor) -> tuple[list[Tensor], list[Tens
             parameter.data = values.view_as(parameter)
     for passed in (sharded, plain):
         passed.loss(tokens).backward()
-    first, *blocks, last = ([p.grad for p in own] for own in plain.own)
+    first, *blocks, last = ([p.grad for p in own] for own in plain.layer_parameters)
     summed = [sum(each) for each in zip(*blocks, strict=True)]
     return [p.grad for p in sharded.parameters], [*first, *summed, *last]
 

@@ -94,7 +94,7 @@ def test_like_pipelines_share_a_row() -> None:
 def test_memory_and_places_are_of_every_device() -> None:
     best, found = planning().best, picture()
     assert best is not None and best.plan is not None and best.replay is not None
-    assert tuple(d.held for d in found.devices) == best.replay.peak_bytes
+    assert tuple(d.peak_bytes for d in found.devices) == best.replay.peak_bytes
     assert {d.device for d in found.devices if d.row is not None} == set(best.plan.ranks)
 
 
@@ -197,7 +197,7 @@ def test_names_cannot_break_out() -> None:
 def test_the_terminal_shows_the_same() -> None:
     timeline, why, memory, candidates = tables(picture())
     assert len(timeline.rows) == len(picture().rows)
-    kinds = {(d.kind, d.place, d.held, d.limit) for d in picture().used}
+    kinds = {(d.kind, d.place, d.peak_bytes, d.limit) for d in picture().used}
     assert len(memory.rows) == len(kinds)  # devices that hold the same share a line
     assert [line[0] for line in why.rows] == [*picture().why]
     for row, cells in zip(picture().rows, timeline.rows, strict=True):

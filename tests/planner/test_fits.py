@@ -8,7 +8,7 @@ import pytest
 
 import hetplan as hp
 from hetplan.errors import InputError
-from hetplan.planner.fits import Configuration, Fit, smallest
+from hetplan.planner.fits import CutLayout, Fit, smallest
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import Cluster, ClusterFile, build_cluster
@@ -95,7 +95,7 @@ def test_what_fits_replays_as_fitting(model: str, cluster: Cluster, framework: s
                 assert outcome.peak_bytes[device] == pytest.approx(held.allocated, rel=1e-9)
 
 
-def plan_of(layout: Configuration, workload: Workload) -> Plan:
+def plan_of(layout: CutLayout, workload: Workload) -> Plan:
     """The layout on the cluster's devices, groups of one node for each stage of its types."""
     free: dict[str, list[list[int]]] = {}
     first = 0

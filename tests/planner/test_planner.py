@@ -17,7 +17,7 @@ from fakes.amp_plans import decision_of
 from fakes.workloads import one_thread, pipeline, small
 from hetplan.errors import InputError
 from hetplan.formulations import family
-from hetplan.formulations.amp.paper import rank
+from hetplan.formulations.amp.paper import ranked_candidates
 from hetplan.formulations.amp.pose import pose
 from hetplan.planner import STRATEGIES
 from hetplan.planner.amp import TRIALS, AmpProblem, DataParallel
@@ -81,7 +81,7 @@ def test_the_trials_of_amp_are_its_ten_least_estimates_replayed(
     homogeneous setting.)"""
     workload = make_workload("gpt2-amp", example_cluster("g4dn-4"), 32)
     data = pose(workload)
-    ranked = rank(data).candidates
+    ranked = ranked_candidates(data).candidates
     problem = AmpProblem(workload, data)
     plans = [problem.to_plan(c.strategy.decision()) for c in ranked[:10]]
     seconds = [replay(plan, workload).seconds for plan in plans]

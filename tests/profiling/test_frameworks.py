@@ -15,7 +15,7 @@ from hetplan.profiling.frameworks import (
     HETPLAN,
     MEGATRON,
     Framework,
-    States,
+    StateBytes,
 )
 from hetplan.replays.memory import Passes, held_on
 from markdown_pages import ROOT
@@ -77,7 +77,7 @@ def test_numbers_and_arrays_are_held_alike(framework: Framework) -> None:
         ]
         assert pytest.approx(np.array(each)) == np.array(every).T
     passes = [Passes(8.0, working, 2.0, 6.0, 1.0) for working in (3.0, 9.0)]
-    states = States(1.0, 2.0, 3.0, 4.0)
+    states = StateBytes(1.0, 2.0, 3.0, 4.0)
     one_by_one = [held_on(framework, states, p, 16.0, 2.0, 0.0).allocated for p in passes]
     working: Any = np.array([3.0, 9.0])
     both: Any = replace(passes[0], working=working)

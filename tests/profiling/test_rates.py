@@ -14,7 +14,7 @@ from hetplan.errors import InputError
 from hetplan.profiling.hardware.cluster import DeviceSpec, catalogue, device, example_cluster
 from hetplan.profiling.models.operators import Precision, Shape
 from hetplan.profiling.rates.collectives import (
-    WIRES,
+    FABRIC_RATES,
     CollectiveCurve,
     Fabric,
     collective_seconds,
@@ -214,10 +214,10 @@ class TestCollectives:
     def test_the_fabric_follows_from_the_cluster_file(self) -> None:
         """amp-mixed states 170 Gbit/s between V100s: no NVLink of six."""
         (slow, *_), fast = example_cluster("amp-mixed").nodes, example_cluster("hap-64").nodes[0]
-        assert node_fabric(slow).chips is None
-        assert node_fabric(slow).share == WIRES.inside
-        chips = node_fabric(fast).chips
-        assert chips is not None and chips.fabric == "v100-nvlink"
+        assert node_fabric(slow).measured is None
+        assert node_fabric(slow).share == FABRIC_RATES.inside
+        measured = node_fabric(fast).measured
+        assert measured is not None and measured.fabric == "v100-nvlink"
         assert curve_of("v100-nvlink", "all-reduce", 16) is None
 
     @given(

@@ -61,13 +61,13 @@ def model_of(name: str, sequence: int = 16, precision: str = "fp32") -> Model:
 def test_layers_own_the_parameters_that_the_description_counts(name: str) -> None:
     model = model_of(name)
     chain = network(model, "cpu")
-    counted = [sum(p.numel() for p in layer) for layer in chain.own]
+    counted = [sum(p.numel() for p in layer) for layer in chain.layer_parameters]
     assert counted == [layer.params for layer in model.layers]
     tokens = torch.randint(97, (3, 16))
     loss = chain.loss(tokens)
     assert loss.shape == () and bool(torch.isfinite(loss))
     loss.backward()
-    used = [p for layer in chain.own for p in layer]
+    used = [p for layer in chain.layer_parameters for p in layer]
     assert all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in used)
 
 
@@ -337,7 +337,9 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_rank_holds_its_part() -> None:
     whole, part = (
-        sum(p.numel() for p in network(small(), "meta", tensor=tensor, blocks=1).own[1])
+        sum(
+            p.numel() for p in network(small(), "meta", tensor=tensor, blocks=1).layer_parameters[1]
+        )
         for tensor in (1, 2)
     )
     h, f = 32, 128
@@ -374,7 +376,7 @@ def test_memory_agrees_with_what_torch_keeps_on_the_meta_device(
     inputs = ((tokens,), (x.requires_grad_(),), (x, tokens))
     described = (model.layers[0], model.layers[1], model.layers[-1])
     for one, layer, own, inputs_of_layer in zip(
-        described, made.layers, made.own, inputs, strict=True
+        described, made.layers, made.layer_parameters, inputs, strict=True
     ):
         with saved_bytes(layer.parameters()) as kept:
             out = layer(*inputs_of_layer)

@@ -20,7 +20,7 @@ from hetplan.profiling.models.zoo import gpt2, text_model
 from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.rates.times import Recomputation
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.replays.memory import Held
+from hetplan.replays.memory import PeakBytes
 from hetplan.replays.pose import costs_of
 from hetplan.replays.replay import replay
 
@@ -81,7 +81,7 @@ class Run:
         more = {"schedule": schedule, "zero": self.zero, "recomputation": recomputation}
         return new_plan(workload, replicas, **more)
 
-    def last_rank(self) -> Held[float]:
+    def last_rank(self) -> PeakBytes[float]:
         """What the last rank holds."""
         workload = self.workload
         return replay(self.plan(workload), workload).held[-1]

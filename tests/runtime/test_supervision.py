@@ -24,7 +24,7 @@ pytest.importorskip("torch", reason="torch is an extra of hetplan")
 from fakes.rehearsals import plan
 from fakes.workloads import small
 from hetplan.plans.plan import Plan
-from hetplan.runtime.job import Job, Loss, StepReport
+from hetplan.runtime.job import Job, NodeLoss, StepReport
 from hetplan.runtime.launch import health, local as launch, supervision
 from hetplan.runtime.launch.health import PATIENCE, Activity
 from hetplan.runtime.launch.local import launch_elastic
@@ -297,13 +297,13 @@ def job(tmp_path: Path) -> Job:
 
 def survive(
     job: Job, dies: list[tuple[int, int | None]], monkeypatch: pytest.MonkeyPatch, fits: bool = True
-) -> tuple[Cluster, list[tuple[int, ...]], dict[int, float], list[Loss]]:
+) -> tuple[Cluster, list[tuple[int, ...]], dict[int, float], list[NodeLoss]]:
     """The runs, what was asked of the planner, the losses and what was told."""
     assert job.checkpoint is not None
     cluster, asked, heard = (
         Cluster(Path(job.checkpoint), dies),
         list[tuple[int, ...]](),
-        list[Loss](),
+        list[NodeLoss](),
     )
     monkeypatch.setattr(launch, "launch", cluster.launch)
 

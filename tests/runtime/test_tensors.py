@@ -18,7 +18,7 @@ from hetplan.plans.refusals import check_executed  # noqa: E402
 from hetplan.runtime.engine.chain import Chain, Part, describe  # noqa: E402
 from hetplan.runtime.engine.distributed import example_of  # noqa: E402
 from hetplan.runtime.engine.layout import Layout  # noqa: E402
-from hetplan.runtime.engine.tensors import check_spread  # noqa: E402
+from hetplan.runtime.engine.tensors import check_meshes  # noqa: E402
 from parity.asking import HUGGING, run_forked  # noqa: E402
 from parity.cases import MODELS, names_of  # noqa: E402
 from parity.divided import CASES, KINDS, QUICK, RATE, Case, alone, made  # noqa: E402
@@ -108,7 +108,7 @@ def test_what_ranks_cannot_share_is_refused(case: Case, message: str, chain: Cha
     if case.name == "order":
         plan.replicas[0].stages[0].devices[0].reverse()
     with pytest.raises(UnsupportedError, match=message):
-        check_spread(chain, Layout(plan), plan.places[0])
+        check_meshes(chain, Layout(plan), plan.places[0])
 
 
 def test_own_layers_are_refused() -> None:
@@ -118,7 +118,7 @@ def test_own_layers_are_refused() -> None:
         module: Any = MODELS["untied"]()
     own = describe(module, names_of("untied"), module.batch(0, 0, 1))
     with pytest.raises(UnsupportedError, match="does not divide tokens"):
-        check_spread(own, Layout(plan), plan.places[0])
+        check_meshes(own, Layout(plan), plan.places[0])
 
 
 def test_parts_are_equal_or_whole(chain: Chain) -> None:

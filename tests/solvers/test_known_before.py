@@ -13,7 +13,7 @@ from ditto import ditto_cases
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.evaluate import evaluate as evaluate_poplar
-from hetplan.formulations.poplar.paper import known_before
+from hetplan.formulations.poplar.paper import prior_result
 from hetplan.formulations.poplar.problem import compile_problem as compile_poplar
 from hetplan.solvers.general import Formulation
 from hetplan.solvers.registry import evaluate, load
@@ -47,7 +47,7 @@ def check(problem: str, data: Any, best: float) -> None:
     posed = load(family(problem).method("milp").target)(data, Run())
     if not isinstance(posed, Formulation):
         return
-    known = posed.known
+    known = posed.prior
     assert known.bound is not None and 0 <= known.bound <= best * (1 + 1e-12)
     if known.decision is not None:
         price = evaluate(family(problem), data, known.decision).objective
@@ -73,6 +73,6 @@ def test_poplar_shares_add_up_where_speeds_round_badly(total: int) -> None:
         comm_seconds=0.0,
         devices=[d for d in devices for _ in (0, 1)],
     )
-    known = known_before(data, compile_poplar(data))
+    known = prior_result(data, compile_poplar(data))
     assert known.decision is not None
     assert evaluate_poplar(data, known.decision).objective == pytest.approx(known.objective)

@@ -17,7 +17,7 @@ from hetplan.solvers.general import (
     CONTRADICTION,
     UNBUILT,
     Formulation,
-    Known,
+    PriorResult,
     minimise,
     solve_with,
 )
@@ -247,7 +247,7 @@ def test_a_model_stops_between_its_pieces() -> None:
 
 
 def posed(
-    known: Known[str] | None = None, least: float = 4.0
+    known: PriorResult[str] | None = None, least: float = 4.0
 ) -> Callable[[object, Run], Formulation[str]]:
     def formulate(data: object, run: Run) -> Formulation[str]:
         def build() -> Model:
@@ -261,13 +261,13 @@ def posed(
             build=build,
             read=lambda answer: f"solver's {answer.counts('x')}",
             infeasible="because",
-            known=known or Known(),
+            prior=known or PriorResult(),
         )
 
     return formulate
 
 
-KNOWN: Known[str] = Known(bound=2.0, decision="known", objective=5.0)
+KNOWN: PriorResult[str] = PriorResult(bound=2.0, decision="known", objective=5.0)
 
 
 @every_method
@@ -291,7 +291,7 @@ def test_what_is_known_is_the_answer_when_there_is_no_time_to_build(method: str)
     ("objective", "decision"), [(None, "solver's 4"), (5.0, "solver's 4"), (3.0, "known")]
 )
 def test_the_better_decision_counts(objective: float | None, decision: str) -> None:
-    known = Known(bound=3.5, decision="known", objective=objective)
+    known = PriorResult(bound=3.5, decision="known", objective=objective)
     watched = a_run()
     outcome = solve_with("cp-sat", posed(known), None, watched)
     assert outcome.decision == decision
@@ -301,7 +301,7 @@ def test_the_better_decision_counts(objective: float | None, decision: str) -> N
 
 @every_method
 def test_an_infeasible_answer_has_no_bound_and_contradicts_a_known_decision(method: str) -> None:
-    outcome = solve_with(method, posed(Known(bound=1.0), least=6.0), None, a_run())
+    outcome = solve_with(method, posed(PriorResult(bound=1.0), least=6.0), None, a_run())
     assert (outcome.stop, outcome.decision, outcome.bound) == (Stop.INFEASIBLE, None, None)
     assert outcome.message == "because"
     outcome = solve_with(method, posed(KNOWN, least=6.0), None, a_run())

@@ -12,7 +12,7 @@ from chromium import needs_chromium, rendered
 from export.hostile import HARMLESS, PAYLOADS, Tags
 from hetplan.instances.library import find
 from hetplan.studies.findings import Study, cactus, interval, profile, row_size, shifted_mean
-from hetplan.studies.page import document, in_words, lines, markdown
+from hetplan.studies.page import document, in_words, markdown, page_lines
 from hetplan.studies.rows import Row
 from hetplan.text import percent_text
 from html_pages import Page
@@ -72,7 +72,7 @@ def test_intervals_of_means() -> None:
     rows = [row(f"{v}", "greedy", objective=1 + v, best_known=1.0) for v in values]
     [summary] = Study(rows).summaries("ditto")
     assert summary.mean_interval == interval([r["objective"] - 1 for r in rows])
-    assert f"[{percent_text(low)}, {percent_text(high)}]" in document("x", lines(Study(rows)))
+    assert f"[{percent_text(low)}, {percent_text(high)}]" in document("x", page_lines(Study(rows)))
 
 
 def test_curves() -> None:
@@ -122,8 +122,8 @@ def test_page() -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra `plots`)")
     times = [{**row, "begun": f"2026-01-0{i + 1}T10:30:0{i}+00:00"} for i, row in enumerate(ROWS)]
     between = "begun from 2026-01-01 10:30 to 2026-01-0"
-    assert between in document("x", lines(Study(times[::-1])))
-    text = document("Gap <study>", lines(Study(ROWS)))
+    assert between in document("x", page_lines(Study(times[::-1])))
+    text = document("Gap <study>", page_lines(Study(ROWS)))
     page = Page(text)
     ids, links = page.attributes("id"), [v for v in page.attributes("href") if v[0] == "#"]
     assert page.open == [] and not any(v.startswith("http") for v in page.attributes("src", "href"))
@@ -141,8 +141,8 @@ def test_page() -> None:
     ):
         assert expected in text
     assert "<script" not in text and "<svg" not in text  # three instances are not worth a picture
-    assert document("Gap <study>", lines(Study(ROWS))) == text
-    assert document("many", lines(Study(MANY))).count("<svg") == len(CHARTS)
+    assert document("Gap <study>", page_lines(Study(ROWS))) == text
+    assert document("many", page_lines(Study(MANY))).count("<svg") == len(CHARTS)
 
 
 def test_the_page_says_it_in_words() -> None:
@@ -156,7 +156,7 @@ def test_the_page_says_it_in_words() -> None:
 def test_page_in_a_browser(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra `plots`)")
     page = tmp_path / "page.html"
-    page.write_text(document("Gap <study>", lines(Study(MANY))), encoding="utf-8")
+    page.write_text(document("Gap <study>", page_lines(Study(MANY))), encoding="utf-8")
     seen = rendered(page, height=4200)
     assert seen.console == () and seen.dom.count("<svg") == len(CHARTS)
     assert seen.dom.count("<tr") == page.read_text().count("<tr"), "tables keep their rows"
@@ -184,7 +184,9 @@ def test_names_of_instances_stay_texts(text: str) -> None:
         Study([row(name, "exact", objective=2.0, bound=2.0), row(name, "greedy", objective=3.0)])
         for name in (text, HARMLESS)
     )
-    assert Tags(document(text, lines(named))).seen == Tags(document("x", lines(plain))).seen
+    assert (
+        Tags(document(text, page_lines(named))).seen == Tags(document("x", page_lines(plain))).seen
+    )
     written, expected = markdown(named, text), markdown(plain, HARMLESS)
     assert len(written.splitlines()) == len(expected.splitlines())
     for one, other in zip(written.splitlines(), expected.splitlines(), strict=True):

@@ -164,7 +164,7 @@ def fit_tables(fit: memory.Fit, zero: int | None) -> Iterator[Table]:
     )
 
 
-def layout_notes(fit: memory.Fit, rows: Sequence[memory.Configuration]) -> list[str]:
+def layout_notes(fit: memory.Fit, rows: Sequence[memory.CutLayout]) -> list[str]:
     """Notes on the memory of the first layout's fullest device, on the memory that is usable, and
     on device types whose speed is unknown."""
     notes = []
@@ -181,6 +181,6 @@ def layout_notes(fit: memory.Fit, rows: Sequence[memory.Configuration]) -> list[
     return notes
 
 
-def free_text(layout: memory.Configuration) -> str:
+def free_text(layout: memory.CutLayout) -> str:
     """The memory that is free, or lacking, on each device type: `6.7 GiB A100`."""
     return ", ".join(f"{bytes_text(abs(free))} {kind}" for kind, free in layout.free.items())

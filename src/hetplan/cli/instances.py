@@ -20,7 +20,14 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit, note, print_json
 from hetplan.errors import InputError, require
 from hetplan.formulations import family
-from hetplan.instances.answers import Change, Finding, changes, findings_of_answers, shelf, write
+from hetplan.instances.answers import (
+    Change,
+    Finding,
+    changes,
+    entries_to_update,
+    findings_of_answers,
+    write,
+)
 from hetplan.instances.generate import draw
 from hetplan.instances.library import (
     SETS,
@@ -234,9 +241,9 @@ def update(
     decision that holds. Exit code 1 when something is refused; what is good of the rest is written
     nevertheless.
     """
-    all_changes = list(changes(shelf(folder), findings(sources)))
+    all_changes = list(changes(entries_to_update(folder), findings(sources)))
     for change in all_changes:
-        if change.news and not dry_run:
+        if change.changed and not dry_run:
             write(change)
     refused = [line for change in all_changes for line in change.refused]
     emit(
@@ -268,7 +275,7 @@ def change_table(all_changes: list[Change], dry_run: bool) -> Table:
     """The table of the records that change; its title also counts the records that stay."""
     changed = []  # (entry, old objective, old bound, new record)
     for change in all_changes:
-        if not change.news or change.after is None:
+        if not change.changed or change.after is None:
             continue
         objective = bound = None
         if change.before is not None:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, get_args
 import typer
 from pydantic import Field, create_model
 
-from hetplan.adapters.exports.launchers.kinds import KINDS, LAUNCHERS
+from hetplan.adapters.exports.launchers.kinds import LAUNCHERS, LauncherSection
 from hetplan.adapters.exports.launchers.start import Start
 from hetplan.adapters.exports.scripts import torchrun
 from hetplan.cli.commands import with_groups_as_options
@@ -42,7 +42,7 @@ from hetplan.files import read_yaml, write_text
 from hetplan.interpreter import own_command
 from hetplan.plans.plan import Plan, load_plan, save_plan
 from hetplan.runtime.execution.choice import engine_of
-from hetplan.runtime.job import Job, Loss, StepReport, check_options
+from hetplan.runtime.job import Job, NodeLoss, StepReport, check_options
 from hetplan.runtime.launch.devices import on_devices
 from hetplan.runtime.launch.local import Again, launch as launch_ranks, launch_elastic
 from hetplan.runtime.launch.rehearsal import Rehearsal
@@ -130,7 +130,7 @@ def predicted(
     the rehearsal per second of the plan's devices; None: chosen by the rehearsal. required: whether
     the run needs the predicted times. quiet: write no note.
     """
-    if not virtual and not setting.known(plan):
+    if not virtual and not setting.cluster_is_known(plan):
         return None
     try:
         workload = setting.workload(plan, where, quiet=quiet)
@@ -153,7 +153,7 @@ def free_cores() -> float:
     return cores * cores / (cores + os.getloadavg()[0])
 
 
-def note_loss(loss: Loss) -> None:
+def note_loss(loss: NodeLoss) -> None:
     """Print a note about a lost rank and the plan with which the training continues."""
     note(
         f"{loss.error}; going on from step {loss.step} with {loss.plan}, {loss.seconds:.1f} s later"
@@ -396,7 +396,7 @@ PLAN, RUN = keys(plan), keys(run)
 FIELDS: dict[str, Any] = {
     "format": (Literal["hetplan-job"], "hetplan-job"),
     "version": (Literal[1], 1),
-    "launcher": (Annotated[KINDS, Field(discriminator="kind")], ...),
+    "launcher": (Annotated[LauncherSection, Field(discriminator="kind")], ...),
 }
 JobFile = create_model("JobFile", __base__=StrictModel, **{**RUN, **PLAN, **FIELDS})
 

@@ -438,14 +438,14 @@ def replays_of(
     strategy."""
     if not candidates:
         return []
-    from hetplan.planner.astra import PoolProblem, replayed_seconds, unsaid
+    from hetplan.planner.astra import PoolProblem, inexpressible, replayed_seconds
 
     workload = measured.workload(job, cluster)
     problem = PoolProblem(workload, pool.mode, pool)
     replays: Replays = []
     for candidate in candidates:
         seconds = None
-        if not unsaid(candidate):
+        if not inexpressible(candidate):
             seconds = replayed_seconds(problem.to_plan(candidate), workload)
         replays.append((seconds, candidate))
     return replays

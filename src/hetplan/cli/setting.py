@@ -57,7 +57,7 @@ class Setting:
     model: OwnModelOption = None  # a built-in name, or a file; None: the plan's model
     profile: OwnProfileOption = None  # a file; None: the plan's profile
 
-    def known(self, plan: Plan) -> bool:
+    def cluster_is_known(self, plan: Plan) -> bool:
         """Whether the plan's cluster can be loaded: an option gives it, the plan carries it, or the
         plan names an example."""
         is_example = plan.workload.cluster in example_clusters()
@@ -101,7 +101,7 @@ class Setting:
         cluster or of a built-in model; the function raises InputError otherwise.
         """
         lacking = []  # the missing inputs, each with the option that gives it
-        if not self.known(plan):
+        if not self.cluster_is_known(plan):
             lacking.append(f"the cluster {plan.workload.cluster!r} with --cluster")
         if self.model is None and plan.workload.model not in BUILT_IN:
             lacking.append(f"the model {plan.workload.model!r} with --model")

@@ -281,7 +281,7 @@ def report(
     study = Study(rows)
     title = f"Gap study {folder.resolve().name}"
     if output is not None:
-        write_text(output, page.document(title, page.lines(study)))
+        write_text(output, page.document(title, page.page_lines(study)))
     if markdown is not None:
         write_text(markdown, page.markdown(study, title))
     if png is not None:

@@ -354,7 +354,7 @@ class Change:
     refused: tuple[str, ...]  # a line for each complaint about a finding
 
     @property
-    def news(self) -> bool:
+    def changed(self) -> bool:
         """Whether the record changes, so that it has to be written."""
         return self.after is not None and self.after != self.before
 
@@ -363,7 +363,7 @@ class Change:
         return {
             "problem": self.entry.problem,
             "instance": self.entry.name,
-            "changed": self.news,
+            "changed": self.changed,
             "before": record_figures(self.before),
             "after": record_figures(self.after),
         }
@@ -390,7 +390,7 @@ def findings_of_answers(value: Any, where: str) -> Iterator[Finding]:
         )
 
 
-def shelf(folder: Path | None) -> list[Entry]:
+def entries_to_update(folder: Path | None) -> list[Entry]:
     """The instances whose records can be updated: the packaged library (None), or the instance
     files in a folder and its subfolders."""
     if folder is None:

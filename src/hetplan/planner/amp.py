@@ -28,7 +28,7 @@ from typing import Any
 from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
-from hetplan.formulations.amp.paper import rank
+from hetplan.formulations.amp.paper import ranked_candidates
 from hetplan.formulations.amp.pose import pose
 from hetplan.planner.candidate import Candidate, StrategyMethod
 from hetplan.planner.strategy import NoPlan, Problem, Strategy, tensor_stage
@@ -115,7 +115,7 @@ class AmpProblem(Problem):
         """AMP's Algorithm 1 with its last line: of the ten strategies of least estimate the one
         that runs fastest. A replay takes the place of the run. A strategy that does not fit in the
         replay's memory fails, as those of the paper did."""
-        begun, ranking = time.perf_counter(), rank(self.data, run)
+        begun, ranking = time.perf_counter(), ranked_candidates(self.data, run)
         trials = []  # (replayed seconds, place in the ranking, estimated seconds, decision)
         for place, estimated in enumerate(ranking.candidates[:BUDGET], start=1):
             decision = estimated.strategy.decision()
@@ -195,7 +195,7 @@ class DataParallelProblem(AmpProblem):
         """The best of all decisions. It is optimal, because every decision is evaluated."""
         begun = time.perf_counter()
         # Seconds are computed without memory limits, so that decisions that do not fit have them.
-        limited, unlimited = self.held(), self.data.model_copy(update={"memory": None})
+        limited, unlimited = self.with_plain_memory(), self.data.model_copy(update={"memory": None})
         priced = []  # (whether it exceeds the memory, seconds, number, decision)
         for number, decision in enumerate(self.decisions()):
             seconds = evaluate(family("amp"), unlimited, decision).objective
@@ -227,7 +227,7 @@ class DataParallelProblem(AmpProblem):
             message=message,
         )
 
-    def held(self) -> AmpData:
+    def with_plain_memory(self) -> AmpData:
         """The data with the memory of plain data parallelism: tied weights count once, and the
         working memory of recomputation counts beside the activations of a sample."""
         assert self.data.memory is not None

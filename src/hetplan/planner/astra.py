@@ -177,8 +177,10 @@ class PoolProblem(Problem):
         """The strategy with the shortest replay that fits, among those that are replayed before the
         time is over; the first strategy if none fits. Strategies that a plan file cannot express
         are left out. Raises UnsupportedError where it can express none."""
-        expressible = [candidate for candidate in top if not unsaid(candidate)]
-        require(expressible, f"a plan file cannot say {unsaid(top[0])}", kind=UnsupportedError)
+        expressible = [candidate for candidate in top if not inexpressible(candidate)]
+        require(
+            expressible, f"a plan file cannot say {inexpressible(top[0])}", kind=UnsupportedError
+        )
         shortest, best = math.inf, expressible[0]
         for candidate in expressible:
             replayed = replay(self.to_plan(candidate), self.workload)
@@ -313,8 +315,8 @@ def plan_of(best: AstraCandidate, workload: Workload, pool: Pool) -> Plan:
     and, where it can be replayed, by its replay. Raises UnsupportedError for a strategy that a plan
     file cannot express."""
     require(
-        not unsaid(best),
-        f"a plan file cannot say {unsaid(best)}",
+        not inexpressible(best),
+        f"a plan file cannot say {inexpressible(best)}",
         where=summary(best),
         expected="--param recompute=none,selective,full instead of hybrid recomputation; "
         "--param interleaving=false, or more layers in --param virtual=LAYERS, instead of virtual "
@@ -333,7 +335,7 @@ def plan_of(best: AstraCandidate, workload: Workload, pool: Pool) -> Plan:
     return plan.model_copy(update={"refused": refusal(plan, workload.model)})
 
 
-def unsaid(best: AstraCandidate) -> str:
+def inexpressible(best: AstraCandidate) -> str:
     """The feature of a strategy that a plan file cannot express; empty if it can express all."""
     if best.strategy["recompute_granularity"] == "hybrid":
         return "hybrid recomputation"

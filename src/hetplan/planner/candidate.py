@@ -182,7 +182,7 @@ def joined(*texts: str) -> str:
     return "; ".join(filter(None, texts))
 
 
-def carrying(candidate: Candidate, inputs: Inputs | None) -> Candidate:
+def with_inputs(candidate: Candidate, inputs: Inputs | None) -> Candidate:
     """The candidate with `inputs`, the workload that its plan was made for, in the plan."""
     if candidate.plan is None:
         return candidate

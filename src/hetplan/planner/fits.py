@@ -37,7 +37,7 @@ from hetplan.profiling.profiles.predict import (
 from hetplan.profiling.rates.times import Recomputation
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.arrays import Floats
-from hetplan.replays.memory import Held, Passes, held_on
+from hetplan.replays.memory import Passes, PeakBytes, held_on
 from hetplan.replays.pose import costs_of
 from hetplan.text import bytes_text, counted
 
@@ -81,7 +81,7 @@ Choice = tuple[Shape, int, Recomputation]  # shape, ZeRO level, mode of recomput
 
 
 @dataclass(frozen=True)
-class Configuration:
+class CutLayout:
     """A layout with its cut of the layers, and the memory that it uses and leaves free."""
 
     shape: Shape
@@ -89,7 +89,7 @@ class Configuration:
     recomputation: Recomputation
     micro_batch: int
     ends: tuple[int, ...]  # [P] number of the first layer after each stage
-    held: tuple[Held[float], ...]  # [P] bytes on each device of a stage
+    held: tuple[PeakBytes[float], ...]  # [P] bytes on each device of a stage
     free: dict[str, float]  # device type -> bytes left, below 0 for bytes that are lacking
 
     @property
@@ -125,8 +125,8 @@ class Fit:
 
     workload: Workload = field(repr=False)
     # The simplest layout that fits of each ZeRO level, the simplest first.
-    layouts: tuple[Configuration, ...]
-    nearest: Configuration | None  # the layout that lacks least, where none fits
+    layouts: tuple[CutLayout, ...]
+    nearest: CutLayout | None  # the layout that lacks least, where none fits
     advice: tuple[str, ...]  # changes with which some layout would fit, the smallest first
     limit_bytes: dict[str, float]  # device type -> usable bytes
 
@@ -212,19 +212,19 @@ def fits(
         expected=" or ".join(map(str, levels)),
     )
     wanted = Wanted(zero, mode, micro_batch)
-    question = Question(workload, global_batch)
-    fit = question.answer(wanted)
+    layout_search = LayoutSearch(workload, global_batch)
+    fit = layout_search.answer(wanted)
     if fit.fits:
         return fit
 
     def change(name: str, batch: int | None = global_batch, **changes: Any) -> str | None:
         """The first layout that fits under the changes, with their name; None where none fits."""
-        changed = Question(posed(**changes), batch)
+        changed = LayoutSearch(posed(**changes), batch)
         layout = next(changed.fitting(wanted), None)
         return None if layout is None else f"{name}: {layout.text}"
 
     lines = [
-        *question.wishes(wanted),
+        *layout_search.wishes(wanted),
         change("without a memory margin", margin=0.0),
         change("with a larger global batch", batch=None),
     ]
@@ -236,15 +236,15 @@ def fits(
             if shorter is not None:
                 lines.append(shorter)
                 break
-    return replace(fit, advice=(*filter(None, lines), *question.devices(wanted)))
+    return replace(fit, advice=(*filter(None, lines), *layout_search.devices(wanted)))
 
 
 def advice(workload: Workload) -> tuple[str, ...]:
     """Changes with which a workload would fit, the smallest first; or, if some layout fits as it
     is, the simplest one. The planner asks for a workload none of whose plans fits."""
     wanted = Wanted()
-    question = Question(workload, workload.global_batch)
-    fit = question.answer(wanted)
+    layout_search = LayoutSearch(workload, workload.global_batch)
+    fit = layout_search.answer(wanted)
     if fit.fits:
         return (f"as {fit.layouts[0].text}",)
     lines = []
@@ -255,10 +255,10 @@ def advice(workload: Workload) -> tuple[str, ...]:
             if free < 0
         )
         lines.append(f"{more}: {fit.nearest.text}")
-    with_any_batch = next(Question(workload, None).fitting(wanted), None)
+    with_any_batch = next(LayoutSearch(workload, None).fitting(wanted), None)
     if with_any_batch is not None:
         lines.append(f"with a larger global batch: {with_any_batch.text}")
-    return (*lines, *question.devices(wanted))
+    return (*lines, *layout_search.devices(wanted))
 
 
 def memory_workload(
@@ -291,7 +291,7 @@ def with_peaks(cluster: Cluster, precision: Precision) -> Cluster:
     return replace(cluster, specs=specs)
 
 
-class Question:
+class LayoutSearch:
     """The search for layouts of one model on one cluster."""
 
     def __init__(self, workload: Workload, batch: int | None) -> None:
@@ -325,7 +325,7 @@ class Question:
         nearest = None if nearest_choice is None else self.layout(*nearest_choice, batch)
         return Fit(self.workload, (), nearest, (), self.limits)
 
-    def fitting(self, wanted: Wanted) -> Iterator[Configuration]:
+    def fitting(self, wanted: Wanted) -> Iterator[CutLayout]:
         """The simplest layout that fits of each ZeRO level, the simplest first."""
         seen: set[int] = set()
         for shape, level, mode in self.choices(self.workload.cluster.nodes, wanted):
@@ -523,7 +523,7 @@ class Question:
         )
         return inf if least is None else least / FINE
 
-    def layout(self, shape: Shape, level: int, mode: Recomputation, batch: int) -> Configuration:
+    def layout(self, shape: Shape, level: int, mode: Recomputation, batch: int) -> CutLayout:
         """The layout of a choice, with its layers cut so that devices are equally full."""
         ends: tuple[int, ...] | None = (len(self.layers),)
         if shape.pipeline > 1:
@@ -552,7 +552,7 @@ class Question:
             for kind in shape.kinds[stage]:
                 left = self.limits[kind] - held[-1].allocated
                 free[kind] = min(free.get(kind, left), left)
-        return Configuration(shape, level, mode, batch, ends, tuple(held), free)
+        return CutLayout(shape, level, mode, batch, ends, tuple(held), free)
 
 
 def smallest(enough: Callable[[int], bool], limit: int) -> int | None:

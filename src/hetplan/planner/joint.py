@@ -116,7 +116,7 @@ FURTHER = Parameters(
         "cut": 4, "order": 2, "swap": 1, "unite": 2, "divide": 2, "pair": 1,
         "micro": 3, "schedule": 1, "zero": 2, "mode": 0.5, "further": 3,
     },
-    together=(1.0,), far=6.0, near=5.0, scattered=60, away=5, width=8, first_steps=60,
+    alike_probabilities=(1.0,), far=6.0, near=5.0, scattered=60, away=5, width=8, first_steps=60,
 )  # fmt: skip
 
 
@@ -250,9 +250,9 @@ class FurtherProblem(Problem):
         search.rounds()
         if search.incumbent is None:
             raise NoPlan("unknown", "no plan with further degrees fits", part.elapsed)
-        order, sketch = search.incumbent
-        seconds, _ = order  # the key `Plan.order`: its first entry is the seconds
-        plan = Plan.model_validate(dict(sketch))  # `Space.sketch` leaves out the check of the rules
+        seconds, _ = search.incumbent.order  # the key `Plan.order`: its first entry is the seconds
+        sketch = search.incumbent.plan  # `Space.sketch` leaves out the check of the rules
+        plan = Plan.model_validate(dict(sketch))
         change_nothing = zero_costs(plan, self.workload) is None
         return Candidate(
             strategy="joint",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from hetplan.planner.candidate import Candidate, carrying
+from hetplan.planner.candidate import Candidate, with_inputs
 from hetplan.planner.criteria import Criteria, rank, winner_of
 from hetplan.planner.fits import advice
 from hetplan.planner.phases import search_all, with_parts
@@ -95,4 +95,4 @@ def with_inputs_of(
     """The candidates with their workloads in their plans. workloads: one for each precision."""
     inputs = {workload.precision: Inputs.of(workload) for workload in workloads}
     default = workloads[0].precision  # of candidates whose variant names no precision
-    return [carrying(c, inputs[c.variant.precision or default]) for c in candidates]
+    return [with_inputs(c, inputs[c.variant.precision or default]) for c in candidates]

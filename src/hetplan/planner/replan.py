@@ -20,7 +20,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from hetplan.errors import require
-from hetplan.planner.candidate import Candidate, carrying
+from hetplan.planner.candidate import Candidate, with_inputs
 from hetplan.planner.ditto import Ditto, DittoSettings
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate, on_devices
@@ -197,7 +197,7 @@ def replan(
             if c.plan is not None
         ]
         least = min(made, key=lambda choice: choice.moves.all_bytes)
-        choices.append(replace(least, candidate=carrying(least.candidate, inputs)))
+        choices.append(replace(least, candidate=with_inputs(least.candidate, inputs)))
     return Replanning(
         workload=workload,
         lost=tuple(lost),

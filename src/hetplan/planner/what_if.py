@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetplan.errors import InputError, require
-from hetplan.planner.candidate import Candidate, carrying
+from hetplan.planner.candidate import Candidate, with_inputs
 from hetplan.planner.explain import longer
 from hetplan.planner.joint import Joint
 from hetplan.planner.planning import Planning
@@ -306,7 +306,7 @@ def what_if(
     back = (on_cluster_as_it_is(planning.best, workload, change) for change, _, planning in results)
     best = shortest(filter(None, (first.best, *back)))
     if best is not None:
-        best = carrying(best, Inputs.of(workload))
+        best = with_inputs(best, Inputs.of(workload))
     base = ChangeResult(as_is, workload, best, None, first.bound)
     precision = 0.0
     if with_joint:
@@ -330,7 +330,7 @@ def compared(
     before = plan_as_it_is(base.best, base.workload, changed, change)
     after = shortest(filter(None, (planning.best, before)))
     if after is not None and after is before:
-        after = before = carrying(after, Inputs.of(changed))
+        after = before = with_inputs(after, Inputs.of(changed))
     result = ChangeResult(change, changed, after, None, planning.bound)
     if after is None:
         reasons = [f"{c.name}: {c.message}" for c in planning.candidates if c.message]

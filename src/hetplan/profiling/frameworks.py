@@ -33,7 +33,7 @@ def at_most(size: Size, limit: float) -> Size:
     return size * within + limit * (1 - within)
 
 
-class States(NamedTuple, Generic[Size]):
+class StateBytes(NamedTuple, Generic[Size]):
     """Bytes of model states on a device."""
 
     weights: Size
@@ -121,7 +121,7 @@ class Framework(StrictModel):
         share: Size,
         *,
         staged: bool = False,
-    ) -> States[Size]:
+    ) -> StateBytes[Size]:
         """Bytes of model states on a device.
 
         weights, largest: bytes of the weights of all its layers, and of its largest layer. level:
@@ -149,7 +149,7 @@ class Framework(StrictModel):
             reduced = 1.0 if fp32 else self.reduced_bytes / 2
             buffers = buffers + largest * (gathered + reduced)
             buffers = buffers + self.whole_bytes(weights, element_bytes, level, staged=staged)
-        return States(held_weights, gradients, optimizer, buffers)
+        return StateBytes(held_weights, gradients, optimizer, buffers)
 
     def whole_bytes(self, weights: Size, element_bytes: int, level: int, *, staged: bool) -> Size:
         """The part of `held_bytes` that a stage keeps whole beside its shards, from its first

@@ -16,7 +16,7 @@ import numpy as np
 from networkx.utils import UnionFind
 from numpy.typing import NDArray
 
-from hetplan.programs.forms import PARTIAL, Way
+from hetplan.programs.forms import PARTIAL, ShardingRule
 from hetplan.programs.operators.table import operator
 from hetplan.programs.program import Node, SingleProgram
 from hetplan.programs.shards import shard_lengths
@@ -35,8 +35,8 @@ class Axes:
         # (ratios, units) -> whole units of each device
         self._rounded: dict[tuple[tuple[float, ...], int], list[int]] = {}
         for node in program.computations:
-            for way in ways_of(program, node):
-                self._axes.union(*sliced(node, way))
+            for rule in sharding_rules_of(program, node):
+                self._axes.union(*sliced(node, rule))
 
     @cached_property
     def units(self) -> dict[Dimension, int]:
@@ -57,10 +57,12 @@ class Axes:
             for d in node.attributes.get("unsliced", ())
         }
 
-    def sliceable(self, node: Node, way: Way, devices: int, *, all_dimensions: bool) -> bool:
+    def sliceable(
+        self, node: Node, rule: ShardingRule, devices: int, *, all_dimensions: bool
+    ) -> bool:
         """Whether a sharding rule may be used: every axis that it slices has a unit for each
         device, and none is marked `unsliced`. all_dimensions: ignore these marks."""
-        axes = {self._axes[dimension] for dimension in sliced(node, way)}
+        axes = {self._axes[dimension] for dimension in sliced(node, rule)}
         if not all_dimensions and axes & self.unsliced:
             return False
         return all(self.units[axis] >= devices for axis in axes)
@@ -87,21 +89,21 @@ class Axes:
         return self._rounded[key]
 
 
-def ways_of(program: SingleProgram, node: Node) -> list[Way]:
+def sharding_rules_of(program: SingleProgram, node: Node) -> list[ShardingRule]:
     """All sharding rules of a node but the replicated one. Rules that read a placeholder or a
     parameter as summands are left out: both are loaded whole or in slices."""
     inputs = program.inputs(node)
     whole = [source.shape for source in inputs]
-    ways = []
-    for way in operator(node.kind).all_ways(whole, node.attributes):
-        pairs = zip(inputs, way.inputs, strict=True)
+    sharding_rules = []
+    for rule in operator(node.kind).all_sharding_rules(whole, node.attributes):
+        pairs = zip(inputs, rule.inputs, strict=True)
         loads_summands = any(source.source and form == PARTIAL for source, form in pairs)
         if not loads_summands:
-            ways.append(way)
-    return ways
+            sharding_rules.append(rule)
+    return sharding_rules
 
 
-def sliced(node: Node, way: Way) -> list[Dimension]:
+def sliced(node: Node, rule: ShardingRule) -> list[Dimension]:
     """The dimensions that a sharding rule slices, of the node's inputs and of its output."""
-    tensors = zip((*node.inputs, node.name), (*way.inputs, way.output), strict=True)
+    tensors = zip((*node.inputs, node.name), (*rule.inputs, rule.output), strict=True)
     return [(name, form) for name, form in tensors if form >= 0]

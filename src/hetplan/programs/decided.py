@@ -32,7 +32,7 @@ class Shard:
     """The dimension that is sliced; None: every rank has the whole parameter."""
     bounds: Bounds = ()
     """[rank] where each slice begins and ends."""
-    joined_apart: bool = False
+    gathers_gradient: bool = False
     """Whether every rank has the whole parameter, but some operator only a slice of its gradient,
     so that the slices have to be gathered."""
 
@@ -101,8 +101,8 @@ class Decided:
         if isinstance(instruction, Synchronise):  # gathered factors are slices of the batch
             return np.array(self.ratios[step.segment])
         if isinstance(instruction, Run):
-            node, way = self.program.node(instruction.node), instruction.way
-            tensors = zip((node.name, *node.inputs), (way.output, *way.inputs), strict=True)
+            node, rule = self.program.node(instruction.node), instruction.rule
+            tensors = zip((node.name, *node.inputs), (rule.output, *rule.inputs), strict=True)
             sliced = [(name, form) for name, form in tensors if form >= 0][:1]
         else:
             forms = [form for form in (instruction.source, instruction.target) if form >= 0]
@@ -120,22 +120,22 @@ class Decided:
             return []
         read = []
         inputs = self.program.inputs(self.program.node(instruction.node))
-        for source, form in zip(inputs, instruction.way.inputs, strict=True):
+        for source, form in zip(inputs, instruction.rule.inputs, strict=True):
             if source.kind == PARAMETER:
                 original = self.program.copies.get(source.name, source.name)
                 read.append((source, original, form))
         return read
 
     @cached_property
-    def ways(self) -> dict[str, set[tuple[Form, Bounds]]]:
+    def readings(self) -> dict[str, set[tuple[Form, Bounds]]]:
         """Parameter -> the set of (form, bounds of the slices) in which operators read it or a copy
         of it. A whole parameter has no bounds."""
-        ways: dict[str, set[tuple[Form, Bounds]]] = {}
+        readings: dict[str, set[tuple[Form, Bounds]]] = {}
         for step in self.steps:
             for source, original, form in self.reads(step.instruction):
                 bounds = () if form == WHOLE else self.bounds(source.name, form, step.segment)
-                ways.setdefault(original, set()).add((form, bounds))
-        return ways
+                readings.setdefault(original, set()).add((form, bounds))
+        return readings
 
     @cached_property
     def shards(self) -> dict[str, Shard]:
@@ -144,13 +144,13 @@ class Decided:
         for node in self.program.parameters:
             if node.name in self.program.copies:
                 continue
-            readings = self.ways.get(node.name, {(WHOLE, ())})
+            readings = self.readings.get(node.name, {(WHOLE, ())})
             form, bounds = min(readings)
             if len(readings) == 1 and form != WHOLE:
                 shards[node.name] = Shard(node.name, node.shape, form, bounds)
             else:
                 some_slice = any(form != WHOLE for form, _ in readings)
-                shards[node.name] = Shard(node.name, node.shape, joined_apart=some_slice)
+                shards[node.name] = Shard(node.name, node.shape, gathers_gradient=some_slice)
         return shards
 
     def entries(self) -> Floats:

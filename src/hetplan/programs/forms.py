@@ -38,7 +38,7 @@ def property_name(tensor: str, form: Form) -> str:
 
 
 @dataclass(frozen=True)
-class Way:
+class ShardingRule:
     """One sharding rule of an operator: if the inputs have their forms, running the operator on
     every device gives the output in its form."""
 
@@ -51,18 +51,18 @@ class Way:
         return any(form >= 0 for form in (*self.inputs, self.output))
 
 
-def whole_way(count: int) -> Way:
+def replicated_rule(count: int) -> ShardingRule:
     """The replicated sharding rule of an operator with `count` inputs: every device computes the
     whole output. Source: HAP, Section 4.4."""
-    return Way((WHOLE,) * count, WHOLE)
+    return ShardingRule((WHOLE,) * count, WHOLE)
 
 
-def summands(count: int = 1) -> Way:
+def summands(count: int = 1) -> ShardingRule:
     """The sharding rule by which summands of all `count` inputs give summands of the output."""
-    return Way((PARTIAL,) * count, PARTIAL)
+    return ShardingRule((PARTIAL,) * count, PARTIAL)
 
 
-def along(letter: str, inputs: tuple[str, ...], output: str) -> Way:
+def along(letter: str, inputs: tuple[str, ...], output: str) -> ShardingRule:
     """The sharding rule that slices every tensor of a contraction along the dimension `letter`.
 
     inputs, output: the letters of each tensor's dimensions. If the output lacks the letter, the
@@ -71,8 +71,8 @@ def along(letter: str, inputs: tuple[str, ...], output: str) -> Way:
     # an input without the letter is read whole: `find` gives -1, which is WHOLE
     forms = tuple(letters.find(letter) for letters in inputs)
     if letter in output:
-        return Way(forms, output.find(letter))
-    return Way(forms, PARTIAL)
+        return ShardingRule(forms, output.find(letter))
+    return ShardingRule(forms, PARTIAL)
 
 
 Gather = Literal["All-Reduce", "All-Gather factors", "Grouped-Broadcast factors"]
@@ -84,7 +84,7 @@ class Run:
 
     node: str
     """The tensor that the operator makes."""
-    way: Way
+    rule: ShardingRule
     """The forms of the operator's inputs and output."""
     after: str
     """The property that the instruction gives."""
@@ -93,7 +93,7 @@ class Run:
 
     def text(self) -> str:
         """The output's tensor and the inputs' forms: `fc1(All-Gather(0), Identity)`."""
-        forms = ", ".join(form_name(form) for form in self.way.inputs)
+        forms = ", ".join(form_name(form) for form in self.rule.inputs)
         return f"{self.node}({forms})" + (" by factors" if self.factors else "")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hetplan.programs.forms import PARTIAL, WHOLE, Change, Form, Instruction, Run
 from hetplan.programs.program import PARAMETER, SingleProgram
-from hetplan.programs.work import worked_out
+from hetplan.programs.work import computing_operators
 
 # Bytes of a parameter's entry. In fp32 training: weight, gradient and Adam's two moments of 4 bytes
 # each. In 16 bits: weight and gradient of 2 bytes, and the weight and two moments in fp32.
@@ -43,7 +43,7 @@ class Holding:
             parts.append((form, self.saved.get(tensor, 0.0)))
         if isinstance(instruction, Run):
             inputs, tied = program.inputs(program.node(instruction.node)), program.copies.values()
-            for source, form in zip(inputs, instruction.way.inputs, strict=True):
+            for source, form in zip(inputs, instruction.rule.inputs, strict=True):
                 if source.kind == PARAMETER and source.name not in program.copies:
                     counted_form = WHOLE if self.tied_whole and source.name in tied else form
                     parts.append((counted_form, self.state_bytes * source.elements))
@@ -57,7 +57,9 @@ def holding_of(
 ) -> Holding:
     """The Holding in which every tensor that an operator computes is kept whole, with
     `element_bytes` per entry."""
-    saved = {node.name: float(node.elements * element_bytes) for node in worked_out(program)}
+    saved = {
+        node.name: float(node.elements * element_bytes) for node in computing_operators(program)
+    }
     return Holding(state_bytes, saved)
 
 
@@ -65,7 +67,7 @@ def form_kept(instruction: Instruction) -> tuple[str, Form] | None:
     """(tensor, form) that an instruction leaves on the devices for the backward pass; None for an
     instruction that leaves none."""
     if isinstance(instruction, Run):
-        tensor, form = instruction.node, instruction.way.output
+        tensor, form = instruction.node, instruction.rule.output
     elif isinstance(instruction, Change) and instruction.how not in VIEWS:
         tensor, form = instruction.tensor, instruction.target
         if instruction.how == "Repartition" and form == WHOLE:  # nothing moves: no new tensor

@@ -28,8 +28,8 @@ def plan_instruction(step: Step) -> SpmdInstruction:
             do="Run",
             tensor=instruction.node,
             segment=step.segment,
-            before=[form_name(form) for form in instruction.way.inputs],
-            after=form_name(instruction.way.output),
+            before=[form_name(form) for form in instruction.rule.inputs],
+            after=form_name(instruction.rule.output),
         )
     if isinstance(instruction, Change):
         moves = instruction.how == "Repartition"

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hetplan.plans.program import Collective
-from hetplan.programs.axes import Axes, ways_of
+from hetplan.programs.axes import Axes, sharding_rules_of
 from hetplan.programs.forms import (
     PARTIAL,
     WHOLE,
@@ -41,11 +41,11 @@ from hetplan.programs.forms import (
     Gather,
     Instruction,
     Run,
+    ShardingRule,
     Synchronise,
-    Way,
     changes,
     property_name,
-    whole_way,
+    replicated_rule,
 )
 from hetplan.programs.operators.products import parsed
 from hetplan.programs.program import PARAMETER, Node, SingleProgram
@@ -112,9 +112,9 @@ class _Writer:
         # the dictionary are a set that keeps its order
         self.elsewhere: dict[tuple[str, int, Form], None] = {}
 
-    def allowed(self, node: Node, way: Way) -> bool:
+    def allowed(self, node: Node, rule: ShardingRule) -> bool:
         """Whether every device can have a slice of all tensors that the sharding rule slices."""
-        return self.axes.sliceable(node, way, self.slices, all_dimensions=self.all_dimensions)
+        return self.axes.sliceable(node, rule, self.slices, all_dimensions=self.all_dimensions)
 
     def add(self, instruction: Instruction, needs: tuple[str, ...], segment: int) -> None:
         """Add one step; the arguments are its fields."""
@@ -125,36 +125,38 @@ class _Writer:
         allow, the replicated rule first. Add the synchronisations of its parameters' gradients."""
         # (form of the output, whole parameters) -> property that waits for the synchronisation
         waiting: dict[tuple[Form, tuple[str, ...]], str] = {}
-        ways = dict.fromkeys([whole_way(len(node.inputs)), *ways_of(self.program, node)])
-        for way in ways:
-            if not self.allowed(node, way):
+        sharding_rules = dict.fromkeys(
+            [replicated_rule(len(node.inputs)), *sharding_rules_of(self.program, node)]
+        )
+        for rule in sharding_rules:
+            if not self.allowed(node, rule):
                 continue
-            done = property_name(node.name, way.output)
-            whole = tuple(self.whole_parameters(node, way))
-            needs = self.inputs_of(node, way)
+            done = property_name(node.name, rule.output)
+            whole = tuple(self.whole_parameters(node, rule))
+            needs = self.inputs_of(node, rule)
             if not whole:
-                self.add(Run(node.name, way, done), needs, node.segment)
+                self.add(Run(node.name, rule, done), needs, node.segment)
                 continue
-            key = (way.output, whole)
+            key = (rule.output, whole)
             if key not in waiting:
-                waiting[key] = property_name(f"{node.name}~{len(waiting) or ''}", way.output)
+                waiting[key] = property_name(f"{node.name}~{len(waiting) or ''}", rule.output)
                 reduced = Synchronise(node.name, whole, "All-Reduce", waiting[key], done)
                 self.add(reduced, (waiting[key],), node.segment)
-            self.add(Run(node.name, way, waiting[key]), needs, node.segment)
-            if self.has_factors(node, way, whole):
-                self.run_by_factors(node, way, whole)
+            self.add(Run(node.name, rule, waiting[key]), needs, node.segment)
+            if self.has_factors(node, rule, whole):
+                self.run_by_factors(node, rule, whole)
 
-    def whole_parameters(self, node: Node, way: Way) -> Iterator[str]:
+    def whole_parameters(self, node: Node, rule: ShardingRule) -> Iterator[str]:
         """The names of the parameters that the operator reads whole."""
-        for source, form in zip(self.program.inputs(node), way.inputs, strict=True):
+        for source, form in zip(self.program.inputs(node), rule.inputs, strict=True):
             if source.kind == PARAMETER and form == WHOLE:
                 yield source.name
 
-    def inputs_of(self, node: Node, way: Way) -> tuple[str, ...]:
+    def inputs_of(self, node: Node, rule: ShardingRule) -> tuple[str, ...]:
         """The properties that a run of the operator needs: those of its computed inputs, each once.
         An input of another segment is needed under the ratios of the node's segment (`e@2`)."""
         needs = []
-        for source, form in zip(self.program.inputs(node), way.inputs, strict=True):
+        for source, form in zip(self.program.inputs(node), rule.inputs, strict=True):
             if source.source:
                 continue
             name = source.name
@@ -164,26 +166,26 @@ class _Writer:
             needs.append(property_name(name, form))
         return tuple(dict.fromkeys(needs))
 
-    def has_factors(self, node: Node, way: Way, whole: tuple[str, ...]) -> bool:
+    def has_factors(self, node: Node, rule: ShardingRule, whole: tuple[str, ...]) -> bool:
         """Whether the operator multiplies a slice of the batch by a whole weight, so that every
         device can compute the weight's gradient from gathered factors."""
-        if node.kind != "contract" or way.output < 0:
+        if node.kind != "contract" or rule.output < 0:
             return False
         left, right = self.program.inputs(node)[:2]
-        if left.kind == PARAMETER or right.name not in whole or way.inputs[0] < 0:
+        if left.kind == PARAMETER or right.name not in whole or rule.inputs[0] < 0:
             return False
         terms, output = parsed(node.attributes["equation"])
-        batch_letter = output[way.output]
+        batch_letter = output[rule.output]
         in_parameters = any(batch_letter in term for term in terms[1:])
-        return terms[0][way.inputs[0]] == batch_letter and not in_parameters
+        return terms[0][rule.inputs[0]] == batch_letter and not in_parameters
 
-    def run_by_factors(self, node: Node, way: Way, whole: tuple[str, ...]) -> None:
+    def run_by_factors(self, node: Node, rule: ShardingRule, whole: tuple[str, ...]) -> None:
         """Add the run of the operator by sufficient factors, and both collectives that may gather
         the factors."""
-        done = property_name(node.name, way.output)
-        waits = property_name(f"{node.name}~factors", way.output)
-        run = Run(node.name, way, waits, factors=True)
-        self.add(run, self.inputs_of(node, way), node.segment)
+        done = property_name(node.name, rule.output)
+        waits = property_name(f"{node.name}~factors", rule.output)
+        run = Run(node.name, rule, waits, factors=True)
+        self.add(run, self.inputs_of(node, rule), node.segment)
         for how in FACTORS:
             gathered = Synchronise(node.name, whole, how, waits, done)
             self.add(gathered, (waits,), node.segment)
@@ -195,7 +197,7 @@ class _Writer:
             return
         whole = (WHOLE,) * len(node.inputs)
         dimensions = range(len(node.shape))
-        cuts = [d for d in dimensions if self.allowed(node, Way(whole, d))]
+        cuts = [d for d in dimensions if self.allowed(node, ShardingRule(whole, d))]
         for how, source, target in changes(cuts):
             self.add_change(node, how, source, target)
 

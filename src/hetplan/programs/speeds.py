@@ -20,7 +20,7 @@ from hetplan.profiling.rates.times import Rates
 from hetplan.profiling.workload import Workload
 from hetplan.programs.operators.operator import ELEMENT_FLOPS
 from hetplan.programs.program import SingleProgram
-from hetplan.programs.work import products_of, work_of, worked_out
+from hetplan.programs.work import computing_operators, products_of, work_of
 
 LARGE_MOVE = 2.0**27  # elements; the launch of a kernel that moves them is negligible
 
@@ -113,7 +113,7 @@ def profile_tables(workload: Workload) -> dict[str, ProfileTable]:
 def saved_bytes(workload: Workload, program: SingleProgram) -> dict[str, float]:
     """Node -> bytes of its tensor that are kept from the forward to the backward pass. The profile
     states the bytes of a whole layer; they divide over its tensors in proportion to elements."""
-    nodes = worked_out(program)
+    nodes = computing_operators(program)
     saved: dict[str, float] = {}
     for layer in workload.profile.layers:
         of_layer = [node for node in nodes if node.layer == layer.name]

@@ -114,7 +114,7 @@ class Timed:
 
     def _part(self, step: Step, run: Run) -> Floats | float:
         """[m] each device's share of an operator's work; 1 if each device does all of it."""
-        return self.decided.shared_by(step) if run.way.shared else 1.0
+        return self.decided.shared_by(step) if run.rule.shared else 1.0
 
     def _forward(self, step: Step, run: Run) -> None:
         """Add an operator's forward pass to the last stage."""
@@ -143,6 +143,6 @@ class Timed:
             names = ", ".join(source.name for source in whole)
             self._end_stage("All-Reduce", f" gradient({names})", 1.0, *whole)
         for source, original, form in reads:
-            if form != WHOLE and self.decided.shards[original].joined_apart:
+            if form != WHOLE and self.decided.shards[original].gathers_gradient:
                 part = float(self.decided.part(source.name, form, step.segment).max())
                 self._end_stage("All-Gather", f" gradient({source.name})", part, source)

@@ -72,7 +72,7 @@ def by_layer(program: SingleProgram) -> dict[str, float]:
     return flops
 
 
-def worked_out(program: SingleProgram) -> list[Node]:
+def computing_operators(program: SingleProgram) -> list[Node]:
     """The operators that take FLOP; the other operators make views."""
     needed = program.needs_gradient()
     return [node for node in program.computations if work_of(program, node, needed).total > 0]

@@ -21,14 +21,14 @@ from hetplan.errors import UnsupportedError, require
 from hetplan.plans.plan import Plan, Recomputation, Replica, Stage
 from hetplan.replays.costs import Costs
 from hetplan.replays.data import ReplayData
-from hetplan.replays.memory import Held
+from hetplan.replays.memory import PeakBytes
 from hetplan.replays.peaks import limits, memory
 from hetplan.replays.simulator.pipeline import (
     Collective,
     Replica as Pipeline,
     Schedule,
     Sends,
-    least_seconds,
+    lower_bound_seconds,
     simulate_replicas,
     tasks_of,
 )
@@ -88,7 +88,7 @@ class Replay:
     """[D] bytes that the allocator counts at the peak of each device; 0 on unused devices."""
     limit_bytes: tuple[float, ...]
     """[D] bytes that training can use on each device."""
-    held: tuple[Held[float], ...] = ()
+    held: tuple[PeakBytes[float], ...] = ()
     """[D] bytes at the peak of each device, by component; empty for SPMD programs."""
 
     @property
@@ -137,7 +137,7 @@ class ChainReplayer:
         nothing is simulated. Raises UnsupportedError where `parts` does.
         """
         parts = self.parts(plan)
-        bound = least_seconds(*parts)
+        bound = lower_bound_seconds(*parts)
         if bound > limit:
             return bound
         return simulate(tasks_of(*parts)).seconds
@@ -276,23 +276,23 @@ def new_pipeline(
 
 
 def gradient_collectives(zero: ZeroCosts, settings: Settings) -> list[Collective]:
-    """The collectives over weights that several stages hold (`ZeroCosts.joined`): the reduction of
-    gradients, and with ZeRO the all-gather of updated weights."""
+    """The collectives over weights that several stages hold (`ZeroCosts.shared_collectives`): the
+    reduction of gradients, and with ZeRO the all-gather of updated weights."""
     collectives = []
-    for joined in zero.joined():
-        gradients, weights = joined.gradients, joined.weights
+    for shared in zero.shared_collectives():
+        gradients, weights = shared.gradients, shared.weights
         if gradients.seconds == 0:
             continue
         reduction = Collective(
-            members=joined.owners,
+            members=shared.owners,
             seconds=gradients.seconds,
             ports=gradients.ports,
-            buckets=max(settings.buckets, joined.buckets),
+            buckets=max(settings.buckets, shared.buckets),
         )
         collectives.append(reduction)
         if weights is not None:
             gathering = Collective(
-                members=joined.owners,
+                members=shared.owners,
                 seconds=weights.seconds,
                 ports=weights.ports,
                 when="parameters",

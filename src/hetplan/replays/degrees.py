@@ -56,7 +56,7 @@ from hetplan.replays.overlap import bucket_count, bucket_params, uncovered_bucke
 from hetplan.replays.pose import PLAIN, pose
 from hetplan.replays.ranks import own_shards
 from hetplan.replays.updates import FP32, adam_bytes, host_update_seconds
-from hetplan.replays.zero import Joined, Owner, ZeroCosts
+from hetplan.replays.zero import Owner, SharedCollectives, ZeroCosts
 from hetplan.schema import Range
 
 Rings = Sequence[Sequence[int]]  # groups of devices that join the same bytes, in ring order
@@ -223,7 +223,7 @@ class DegreeZero(ZeroCosts):
 
     costs: DegreeCosts
 
-    def held(self, stage: Stage) -> tuple[float, float]:
+    def weight_bytes(self, stage: Stage) -> tuple[float, float]:
         """(dense, expert) bytes of the weights of a stage, as `DegreeCosts` counts them: each
         tensor rank holds one tensor-th of either."""
         weights, experts = self.costs.param_sums, self.costs.expert_sums
@@ -237,7 +237,7 @@ class DegreeZero(ZeroCosts):
 
         The share is taken of dense weights and experts together, and is equal on all devices.
         """
-        dense, experts = self.held(stage)
+        dense, experts = self.weight_bytes(stage)
         sharing = expert_sharing = 1
         if self.plan.zero:
             ranks = self.costs.ranks
@@ -265,7 +265,7 @@ class DegreeZero(ZeroCosts):
         offer = costs.offers[costs.device_types[first_device]]
         weight_bytes, gradient_bytes = EXCHANGED_BYTES[costs.facts.precision]
         # bytes of the weights that one device updates; all devices have equally many
-        updated_bytes = sum(self.held(stage)) * stage.parts[0] * self.shares(stage)[0]
+        updated_bytes = sum(self.weight_bytes(stage)) * stage.parts[0] * self.shares(stage)[0]
         window = 0.0
         if "offload" in costs.degrees.overlap:
             samples = self.plan.replicas[0].micro_batches[0].samples
@@ -311,7 +311,7 @@ class DegreeZero(ZeroCosts):
             else:
                 yield spaced(order, stride * sharing, ranks.shard_groups), shard
 
-    def joined(self) -> Iterator[Joined]:
+    def shared_collectives(self) -> Iterator[SharedCollectives]:
         """The collectives at the end of an iteration. Dense weights and experts have separate ones,
         because different ranks hold them."""
         for owners, sizes in self.shared_parts().items():
@@ -322,7 +322,9 @@ class DegreeZero(ZeroCosts):
                     joined = self.join(owners, rings, rank_bytes, divided=0 < self.plan.zero < 3)
                     yield self.exposed(joined, rank_bytes, ranks, size / sum(sizes))
 
-    def exposed(self, joined: Joined, size: float, ranks: int, part: float) -> Joined:
+    def exposed(
+        self, joined: SharedCollectives, size: float, ranks: int, part: float
+    ) -> SharedCollectives:
         """The part of the collectives that the plan's overlap leaves exposed.
 
         Overlapped gradients leave in buckets. Of overlapped weights, the seconds of gathering that

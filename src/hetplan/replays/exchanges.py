@@ -72,7 +72,7 @@ def heads_seconds(
 def tensor_seconds(
     group_seconds: GroupSeconds,
     size: Numbers,
-    joins: Numbers,
+    all_reduces: Numbers,
     tensor: Numbers,
     sequence_parallel: Numbers,
 ) -> Floats:
@@ -81,12 +81,12 @@ def tensor_seconds(
     They are all-reduces. With sequence parallelism, an all-gather and a reduce-scatter, which take
     equally long, replace each all-reduce (Korthikanti et al. 2022, Section 4.2.2).
 
-    size: bytes of a block's output for all tokens. joins: number of all-reduces in one pass (2:
-    after attention and after the feed-forward network). tensor: tensor ranks, which are
+    size: bytes of a block's output for all tokens. all_reduces: number of all-reduces in one pass
+    (2: after attention and after the feed-forward network). tensor: tensor ranks, which are
     neighbours. sequence_parallel: whether tensor ranks divide tokens between their products.
     """
-    reduced = joins * group_seconds("all-reduce", size, 1, tensor)
-    gathered = 2 * joins * group_seconds("all-gather", size, 1, tensor)
+    reduced = all_reduces * group_seconds("all-reduce", size, 1, tensor)
+    gathered = 2 * all_reduces * group_seconds("all-gather", size, 1, tensor)
     return np.where(np.equal(sequence_parallel, 1), gathered, reduced)
 
 

@@ -12,12 +12,12 @@ from typing import Generic
 
 import numpy as np
 
-from hetplan.profiling.frameworks import Framework, Size, States
+from hetplan.profiling.frameworks import Framework, Size, StateBytes
 from hetplan.profiling.models.operators import Layer, Precision
 from hetplan.replays.arrays import Flags, Floats, Numbers
 from hetplan.text import bytes_text
 
-SMALL = 0.005  # share of the allocated bytes up to which `Held.text` leaves a component out
+SMALL = 0.005  # share of the allocated bytes up to which `PeakBytes.text` leaves a component out
 # Names of saved tensors in `profiling.models.transformer`:
 # the inputs of the products that tensor ranks divide by columns
 INPUTS = frozenset(("qkv input", "up input", "head input"))
@@ -93,7 +93,7 @@ class Passes(Generic[Size]):
 
 
 @dataclass(frozen=True, slots=True)
-class Held(Generic[Size]):
+class PeakBytes(Generic[Size]):
     """Bytes on one device at its peak, by component; all 0 on a device that is not used."""
 
     weights: Size
@@ -126,7 +126,7 @@ class Held(Generic[Size]):
         return ", ".join(shown)
 
 
-UNUSED = Held(
+UNUSED = PeakBytes(
     weights=0.0,
     gradients=0.0,
     optimizer=0.0,
@@ -142,12 +142,12 @@ UNUSED = Held(
 
 def held_on(
     framework: Framework,
-    states: States[Size],
+    states: StateBytes[Size],
     passes: Passes[Size],
     kept: Size,
     rows: Size,
     reserved: float,
-) -> Held[Size]:
+) -> PeakBytes[Size]:
     """The bytes on a device at its peak.
 
     states: bytes of the model states on the device. passes: bytes per sample of its stage. kept:
@@ -162,7 +162,7 @@ def held_on(
         at_recomputation = working > loss  # whether the peak is there, and not at the loss
         working = working * at_recomputation
         loss = loss * (1 - at_recomputation)
-    return Held(
+    return PeakBytes(
         weights=states.weights,
         gradients=states.gradients,
         optimizer=states.optimizer,

@@ -11,11 +11,11 @@ from dataclasses import replace
 from hetplan.plans.plan import Plan, Stage
 from hetplan.replays.arrays import Floats
 from hetplan.replays.costs import Costs
-from hetplan.replays.memory import UNUSED, Held, held_on
+from hetplan.replays.memory import UNUSED, PeakBytes, held_on
 from hetplan.replays.zero import ZeroCosts
 
 
-def memory(zero: ZeroCosts, kept: Floats) -> tuple[Held[float], ...]:
+def memory(zero: ZeroCosts, kept: Floats) -> tuple[PeakBytes[float], ...]:
     """[D] the bytes that each device holds at its peak, by component.
 
     kept: the most bytes of micro-batches that each stage keeps at the same time, for the stages of
@@ -35,7 +35,7 @@ def memory(zero: ZeroCosts, kept: Floats) -> tuple[Held[float], ...]:
 
 def stage_memory(
     zero: ZeroCosts, stage: Stage, samples: int, kept: float, *, staged: bool
-) -> Iterator[tuple[int, Held[float]]]:
+) -> Iterator[tuple[int, PeakBytes[float]]]:
     """(device, bytes that it holds at its peak) for each device of a stage.
 
     samples: samples of the replica's largest micro-batch. kept: as for `memory`, of this stage.
@@ -48,7 +48,7 @@ def stage_memory(
         tuple(stage.layers), len(stage.tensor_shares), zero.copied_in(stage)
     )
     # devices with the same part of the weights and the same share of the states hold the same
-    computed: dict[tuple[float, float], Held[float]] = {}
+    computed: dict[tuple[float, float], PeakBytes[float]] = {}
     for device, part, share in zip(stage.all_devices, stage.parts, zero.shares(stage), strict=True):
         if (part, share) not in computed:
             states = data.framework.held_bytes(

@@ -36,7 +36,7 @@ from hetplan.replays.simulator.tasks import Ports, Traffic
 Owner = tuple[int, int]  # (replica, stage): the stage holds, or owns, some layers
 
 
-class Joined(NamedTuple):
+class SharedCollectives(NamedTuple):
     """The collectives over weights that several stages hold."""
 
     owners: tuple[Owner, ...]  # the stages that hold the weights
@@ -54,7 +54,7 @@ class ZeroCosts:
     prefetch: int  # layers whose weights are gathered ahead; 0: nothing overlaps
     # Devices of each ring of the steps' collectives: one ring per tensor rank, over the row groups
     # of all replicas. () for ZeRO 0, for pipelines and for ZeRO 1 with tensor ranks: their
-    # collectives are those of `joined`.
+    # collectives are those of `shared_collectives`.
     rings: tuple[tuple[int, ...], ...]
     # [D] each device's share of the states that its ring divides; None without rings
     divided: Floats | None
@@ -168,7 +168,7 @@ class ZeroCosts:
             add(tuple(sorted({*first, *self.owners(layer)})), copied)
         return parts
 
-    def joined(self) -> Iterator[Joined]:
+    def shared_collectives(self) -> Iterator[SharedCollectives]:
         """The collectives over all weights that several devices hold: rings over the owners' row
         groups, one per tensor rank, each with an equal part of the bytes.
 
@@ -189,19 +189,19 @@ class ZeroCosts:
         size: float,
         *,
         divided: bool,
-    ) -> Joined:
+    ) -> SharedCollectives:
         """The collectives over `size` bytes of weights on every rank of the rings.
 
         divided: whether each rank holds a shard of the states.
         """
         gradients = self.costs.ring(rings, self.costs.gradient_bytes(size))
         if not divided:
-            return Joined(owners, gradients, None)
+            return SharedCollectives(owners, gradients, None)
         weights = self.costs.ring(rings, size)
         # reduce-scatter and all-gather each take half of an all-reduce of the same bytes
         reduce_scatter = gradients._replace(seconds=gradients.seconds / 2)
         all_gather = weights._replace(seconds=weights.seconds / 2)
-        return Joined(owners, reduce_scatter, all_gather)
+        return SharedCollectives(owners, reduce_scatter, all_gather)
 
     @cached_property
     def half_rings(self) -> dict[float, tuple[float, Ports]]:

@@ -105,7 +105,7 @@ Report = Callable[[StepReport], None]
 
 
 @dataclass(frozen=True)
-class Loss:
+class NodeLoss:
     """The loss of a node in an elastic run, and how the run went on."""
 
     error: str

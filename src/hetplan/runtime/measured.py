@@ -10,7 +10,7 @@ from typing import Any
 from hetplan.plans.places import Place
 from hetplan.replays.trace import trace_document
 from hetplan.runtime.execution.choice import engine_of
-from hetplan.runtime.job import Job, Loss, StepReport
+from hetplan.runtime.job import Job, NodeLoss, StepReport
 from hetplan.text import Table, counted, number_text, percent_text, seconds_text
 
 # A rehearsal whose iterations take this many times the predicted seconds is late: the machine did
@@ -28,12 +28,12 @@ class Measured:
     job: Job
     reports: Sequence[Sequence[StepReport]]
     """[ranks][steps]."""
-    lost: Sequence[Loss] = ()
+    lost: Sequence[NodeLoss] = ()
     """The losses of nodes before these steps."""
     earlier: Mapping[int, float] = field(default_factory=dict)
     """Step -> training loss; it contains at least the steps under earlier plans."""
 
-    def counted(self, rank: int) -> Sequence[StepReport]:
+    def counted_steps(self, rank: int) -> Sequence[StepReport]:
         """The reports of a rank without the first step's, in which connections are made and memory
         is touched for the first time; a single report stays."""
         return self.reports[rank][1:] or self.reports[rank]
@@ -42,7 +42,7 @@ class Measured:
     def seconds(self) -> float:
         """Seconds of an iteration: from when the last rank begins until the last rank is done."""
         ranks = range(len(self.reports))
-        steps = zip(*(self.counted(rank) for rank in ranks), strict=True)
+        steps = zip(*(self.counted_steps(rank) for rank in ranks), strict=True)
         seconds = (max(r.end for r in step) - max(r.begin for r in step) for step in steps)
         return float(median(seconds))
 
@@ -55,7 +55,7 @@ class Measured:
     def timed(self, rank: int) -> Sequence[StepReport]:
         """The reports of the steps whose passes are timed. On GPUs this is the last step alone: it
         waits for each pass to end."""
-        return self.reports[rank][-1:] if self.job.device == "cuda" else self.counted(rank)
+        return self.reports[rank][-1:] if self.job.device == "cuda" else self.counted_steps(rank)
 
     def busy(self, rank: int) -> float:
         """Seconds of a rank's forward and backward passes in an iteration."""

@@ -79,7 +79,7 @@ def lacking_for_model(plan: Plan, chain: Chain) -> Iterator[str]:
         yield "fp16's loss scale"
 
 
-class Part(nn.Module):
+class ModelChunk(nn.Module):
     """A model chunk, layers [first, last), as torch's engines call it: with the tensors that the
     stage before sent, and with the numbers of the rows, by which the chunk finds its data."""
 
@@ -129,7 +129,7 @@ class Stock(Placed):
         self.groups = plan.further.shard_groups
         self.mesh = self._mesh(ranks_of_stages, backend) if plan.zero else None
         chunks = self.layout.stage(self.place).layers
-        self.parts = [Part(self, first, last) for first, last in chunks]
+        self.parts = [ModelChunk(self, first, last) for first, last in chunks]
         pipeline_stages = [
             PipelineStage(
                 self._wrapped(part, replica_groups[self.place.stage]),
@@ -145,7 +145,7 @@ class Stock(Placed):
             loss_fn=lambda out, _: self.factor * out.sum(), scale_grads=False,
         )  # fmt: skip
 
-    def _wrapped(self, part: Part, group: Any) -> nn.Module:
+    def _wrapped(self, part: ModelChunk, group: Any) -> nn.Module:
         """A part that sums its gradients over the replicas. Under ZeRO it is sharded layer by
         layer, or at once where layers share parameters."""
         if self.plan.zero:

@@ -40,7 +40,7 @@ CONTRADICTION = "the solver calls infeasible what has a decision"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known(Generic[D]):
+class PriorResult(Generic[D]):
     """A lower bound and a decision of an instance before a model of it is solved. Fields are None
     where there is none."""
 
@@ -58,7 +58,7 @@ class Formulation(Generic[D]):
     build: Callable[[], Model]
     read: Callable[[ModelAnswer], D]  # answer with a solution -> its decision
     infeasible: str  # the message where the solver proves that there is no decision
-    known: Known[D] = field(default_factory=Known)  # before the model is solved
+    prior: PriorResult[D] = field(default_factory=PriorResult)  # before the model is solved
 
 
 Formulate = Callable[[Any, Run], Formulation[D] | Outcome[D]]  # of data and a run
@@ -155,15 +155,15 @@ def solve_with(method: str, formulate: Formulate[D], data: Any, run: Run) -> Out
     formulation = formulate(data, run)
     if isinstance(formulation, Outcome):
         return replace(formulation, build_seconds=CLOCK.seconds() - begun, solver=solver)
-    known = formulation.known
-    run.report(incumbent=known.objective, bound=known.bound)
+    prior = formulation.prior
+    run.report(incumbent=prior.objective, bound=prior.bound)
     try:
         model = formulation.build()
     except Stopped:
         return Outcome(
             stop=stop_reason(run),
-            decision=known.decision,
-            bound=known.bound,
+            decision=prior.decision,
+            bound=prior.bound,
             build_seconds=CLOCK.seconds() - begun,
             solver=solver,
             message=UNBUILT,
@@ -171,16 +171,16 @@ def solve_with(method: str, formulate: Formulate[D], data: Any, run: Run) -> Out
     built = CLOCK.seconds()
     answer = minimise(method, model, run)
     stop, message = answer.stop, answer.message
-    decision = known.decision
+    decision = prior.decision
     if answer.objective is not None:
-        known_is_better = known.objective is not None and known.objective < answer.objective
-        if not known_is_better:
+        prior_is_better = prior.objective is not None and prior.objective < answer.objective
+        if not prior_is_better:
             decision = formulation.read(answer)
     if stop is Stop.INFEASIBLE and decision is None:
         message = message or formulation.infeasible
     elif stop is Stop.INFEASIBLE:
         stop, message = Stop.ERROR, CONTRADICTION
-    bounds = [bound for bound in (known.bound, answer.bound) if bound is not None]
+    bounds = [bound for bound in (prior.bound, answer.bound) if bound is not None]
     return Outcome(
         stop=stop,
         decision=decision,

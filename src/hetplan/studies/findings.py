@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.instances.answers import changes, shelf
+from hetplan.instances.answers import changes, entries_to_update
 from hetplan.instances.library import Instance, find
 from hetplan.solvers.run import OPTIMAL_GAP, relative_gap
 from hetplan.studies.rows import Row, findings_of_rows, made_on
@@ -173,7 +173,7 @@ def repriced(rows: Sequence[Row]) -> list[str]:
         instance = packaged.get(instance_of(row))
         if instance is not None and made_on(row, instance):
             checkable.append(row)
-    priced = changes(shelf(None), findings_of_rows(checkable, "rows"))
+    priced = changes(entries_to_update(None), findings_of_rows(checkable, "rows"))
     return [line for change in priced for line in change.refused]
 
 

@@ -376,7 +376,7 @@ def document(title: str, body: Iterable[str]) -> str:
     return "\n".join([head, *body, "</body></html>"]) + "\n"
 
 
-def of_tables(title: str, tables: Iterable[Table], pictures: Mapping[str, Any]) -> str:
+def page_of_tables(title: str, tables: Iterable[Table], pictures: Mapping[str, Any]) -> str:
     """An HTML page of tables with pictures.
 
     pictures: the beginning of a table's title, up to a colon -> the figure that follows the table.
@@ -392,7 +392,7 @@ def of_tables(title: str, tables: Iterable[Table], pictures: Mapping[str, Any]) 
     return document(title, parts)
 
 
-def lines(study: Study) -> Iterator[str]:
+def page_lines(study: Study) -> Iterator[str]:
     """The lines of HTML of a study's page, without its head."""
     yield f"<p>{FIGURES}</p><ul>"
     yield from (f"<li>{html_text(line)}</li>" for line in origin(study.rows))

@@ -57,7 +57,7 @@ class Task:
     processes and machines."""
 
     key: str  # the hash of instance, method and options, see `task_key`
-    set: str  # the name on the command line that brought the instance
+    source_name: str  # the name on the command line that brought the instance
     document: dict[str, Any]  # the content of the instance file
     method: str
     options: dict[str, Any]  # as `Options.as_dict` returns them, with the task's seed
@@ -132,7 +132,7 @@ def tasks(
     wanted = list(dict.fromkeys(methods))
     used: set[str] = set()
     known = set(groups)
-    for set_name, instance, record in subjects(names):
+    for source_name, instance, record in subjects(names):
         instance_hash = digest(instance)
         chosen = chosen_methods(instance, wanted)
         used.update(chosen, groups.intersection(wanted))
@@ -141,7 +141,7 @@ def tasks(
             task_options = {**options.as_dict(), "seed": seed}
             yield Task(
                 key=task_key(instance_hash, method, task_options),
-                set=set_name,
+                source_name=source_name,
                 document=instance.document(),
                 method=method,
                 options=task_options,
@@ -169,12 +169,12 @@ def chosen_methods(instance: Instance, wanted: Sequence[str]) -> list[str]:
     return chosen
 
 
-def task_key(digest: str, method: str, options: dict[str, Any]) -> str:
+def task_key(instance_hash: str, method: str, options: dict[str, Any]) -> str:
     """The key of a task and of its row. Equal runs have equal keys in all studies.
 
     digest: the instance's hash.
     """
-    text = json.dumps([digest, method, options], sort_keys=True)
+    text = json.dumps([instance_hash, method, options], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
@@ -291,7 +291,7 @@ def read_rows(folder: Path) -> list[Row]:
     return sorted(rows.values(), key=itemgetter("problem", "instance", "method", "seed"))
 
 
-def text(value: object) -> str:
+def compact_json(value: object) -> str:
     """A value as compact JSON text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 

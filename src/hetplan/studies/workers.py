@@ -43,7 +43,7 @@ from hetplan.interpreter import SAFE_PATH, safe_path
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Progress, Run
 from hetplan.studies.findings import SIZE_KEY, size_of
-from hetplan.studies.rows import Row, Task, text
+from hetplan.studies.rows import Row, Task, compact_json
 
 Tell = Callable[[Progress], None]
 # The packages whose versions a row states.
@@ -71,8 +71,8 @@ def perform(task: Task, tell: Tell | None = None) -> Row:
         **outline(task, begun),
         **{name: answer[name] for name in copied},
         "peak_bytes": peak_bytes(),
-        "decision_json": None if answer["decision"] is None else text(answer["decision"]),
-        "details_json": text({**answer["details"], SIZE_KEY: size_of(instance)}),
+        "decision_json": None if answer["decision"] is None else compact_json(answer["decision"]),
+        "details_json": compact_json({**answer["details"], SIZE_KEY: size_of(instance)}),
     }
 
 
@@ -109,7 +109,7 @@ def outline(task: Task, begun: str) -> Row:
     """The columns of a task's row that are known before the run. begun: UTC time."""
     return {
         "key": task.key,
-        "set": task.set,
+        "set": task.source_name,
         "instance": task.name,
         "problem": task.problem,
         "method": task.method,
@@ -118,9 +118,9 @@ def outline(task: Task, begun: str) -> Row:
         "best_known": task.best_known,
         "bound_known": task.bound_known,
         "time_limit": task.options["time_limit"],
-        "options_json": text(task.options),
-        "versions_json": text(versions()),
-        "machine_json": text(machine()),
+        "options_json": compact_json(task.options),
+        "versions_json": compact_json(versions()),
+        "machine_json": compact_json(machine()),
         "begun": begun,
     }
 

@@ -39,7 +39,7 @@ def export(plan: Plan, to: str, model: str | None = None) -> str:
         "the program: which tensors are sliced, and every collective",
     )
     shape = shape_of(plan, model)
-    if shape is not None and not sayable(shape):
+    if shape is not None and not expressible(shape):
         shape = None
     return exporter(plan, shape)
 
@@ -58,7 +58,7 @@ def shape_of(plan: Plan, model: str | None) -> Transformer | None:
     return BUILT_IN[name].shape if name in BUILT_IN else None
 
 
-def sayable(shape: Transformer) -> bool:
+def expressible(shape: Transformer) -> bool:
     """Whether Megatron's arguments can describe the model: blocks with two norms each, between an
     embedding and a language model's head."""
     return (

@@ -68,7 +68,7 @@ def deepspeed(plan: Plan, shape: Transformer | None = None) -> str:
         {
             "train_batch_size": plan.workload.global_batch,
             "train_micro_batch_size_per_gpu": grid.micro_batch,
-            "gradient_accumulation_steps": grid.count,
+            "gradient_accumulation_steps": grid.micro_batches,
             "zero_optimization": {"stage": plan.zero},
             "fp16": {"enabled": precision == "fp16"},
             "bf16": {"enabled": precision == "bf16"},
@@ -152,7 +152,7 @@ def titan_sections(grid: Grid, tensor: int, degrees: Degrees) -> dict[str, dict[
     """
     plan = grid.plan
     sharded = plan.zero == 3
-    local_micro_batches = grid.count if grid.pipeline > 1 else 1
+    local_micro_batches = grid.micro_batches if grid.pipeline > 1 else 1
     training = {
         "local_batch_size": grid.micro_batch * local_micro_batches,
         "global_batch_size": plan.workload.global_batch,

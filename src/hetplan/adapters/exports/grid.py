@@ -38,7 +38,7 @@ class Grid:
     """Number of model chunks of a stage."""
     micro_batch: int
     """Samples of a micro-batch of one data rank."""
-    count: int
+    micro_batches: int
     """Number of micro-batches of each data rank."""
 
     def __init__(self, plan: Plan, framework: str, shape: Transformer | None = None) -> None:
@@ -52,7 +52,7 @@ class Grid:
         self.data = len(plan.replicas)
         self.chunks = len(self.stages[0])
         self.micro_batch = first.micro_batches[0].samples
-        self.count = first.steps
+        self.micro_batches = first.steps
 
     def refuse(self, present: object, lacks: str, lost: str) -> None:
         """Raise UnsupportedError where the plan has a feature that the framework cannot express.

@@ -32,7 +32,7 @@ class Settings:
     micro_batch: int | None = None  # samples in one measured pass
     nodes: int | None = None  # number of nodes of a cluster
 
-    def one_kind(self, kinds: Iterable[str]) -> None:
+    def check_one_device_type(self, kinds: Iterable[str]) -> None:
         """Raise InputError where the user names one device type, but the files have several.
 
         kinds: the device types of the files.

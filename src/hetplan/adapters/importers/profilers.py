@@ -90,7 +90,7 @@ def read_sailor(path: str, settings: Settings) -> Imported:
     )
     data = load_model_data(root, name, read_foreign(SizesFile, root / "llm_info.json"))
     kinds = list(data.tables) if gpu is None else [gpu]
-    settings.one_kind(kinds)
+    settings.check_one_device_type(kinds)
     tables = []
     for kind in kinds:
         for tensor, batch in sorted(data.tables[kind]):
@@ -108,14 +108,14 @@ def read_sailor(path: str, settings: Settings) -> Imported:
         model=name,
         source=f"Sailor profiles of {name} on {', '.join(kinds)}",
         where=path,
-        layers=layers(data),
+        layers=whole_layers(data),
         tables=tables,
         sequence=data.sequence or None,
         notes=["update times are left out: a profile has none"],
     )
 
 
-def layers(data: ModelData) -> list[ProfileLayer]:
+def whole_layers(data: ModelData) -> list[ProfileLayer]:
     """The sizes of whole layers, from the sizes on one device.
 
     A layer keeps r bytes on every tensor-parallel rank and divides p bytes among the t ranks, so
@@ -204,7 +204,7 @@ def read_metis(path: str, settings: Settings) -> Imported:
         check_lengths(content, str(file))
         files[match["device"], tensor, batch] = content
     require(files, "no file DeviceType.*_tp*_bs*.json", where=path)
-    settings.one_kind(device for device, _, _ in files)
+    settings.check_one_device_type(device for device, _, _ in files)
     least_tensor, least_batch, device = min(
         (tensor, batch, device) for device, tensor, batch in files
     )
@@ -318,7 +318,7 @@ def read_calculon(path: str, settings: Settings) -> Imported:
         expected='"hidden" … or "matrix", "networks" …',
     )
     if "networks" in document or "matrix" in document:
-        return system(parse(CalculonSystem, document, where=path), path, settings)
+        return cluster_of_system(parse(CalculonSystem, document, where=path), path, settings)
     config = {
         "model_type": "calculon",
         **{key: document[key] for key in CALCULON_KEYS if key in document},
@@ -332,7 +332,7 @@ def read_calculon(path: str, settings: Settings) -> Imported:
     )
 
 
-def system(described: CalculonSystem, path: str, settings: Settings) -> Imported:
+def cluster_of_system(described: CalculonSystem, path: str, settings: Settings) -> Imported:
     """A cluster of equal nodes from a system of calculon.
 
     It has `settings.nodes` nodes (None: 1). The first network's size is the number of devices of a

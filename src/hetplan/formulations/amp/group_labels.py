@@ -174,7 +174,7 @@ class GroupLabels:
         rows: numbers of the rows that have a group. in_stage: [rows] whether a row's last group is
         in the present stage.
         """
-        count, kind = len(labels), self.groups.cells.kind
+        count, kind = len(labels), self.groups.cells.cell_class
         tp, cells = self.config.tensor, len(kind)
         every_label = np.arange(count)
         # Cells are sorted by (class, devices in use, number of ranks of last groups). Ranks of

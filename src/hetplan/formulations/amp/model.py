@@ -281,7 +281,7 @@ def fit_memory(m: Programme) -> None:  # (7)
 
 def order_equals(m: Programme) -> None:  # (8)
     """Of equivalent placements only the lexicographically least remains."""
-    kinds, (_, dp, tp) = m.tables.cells.kind, m.tables.shape
+    kinds, (_, dp, tp) = m.tables.cells.cell_class, m.tables.shape
     # each cell that is interchangeable with the cell before it
     equal = np.flatnonzero(kinds[1:] == kinds[:-1]) + 1
     for c in equal.tolist():

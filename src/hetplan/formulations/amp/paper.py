@@ -92,7 +92,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Ranking:
+class RankedCandidates:
     """The result of Algorithm 1."""
 
     candidates: list[Candidate]  # one per configuration, by ascending estimate
@@ -132,7 +132,9 @@ def average(
     )
 
 
-def rank(data: AmpData, run: Run | None = None, *, released: bool = False) -> Ranking:
+def ranked_candidates(
+    data: AmpData, run: Run | None = None, *, released: bool = False
+) -> RankedCandidates:
     """The candidates of Algorithm 1, lines 1 to 9: one per configuration, sorted by estimate. Of
     equal estimates the one with fewer stages comes first. released: whether to follow the published
     code where it departs from the paper."""
@@ -170,7 +172,7 @@ def rank(data: AmpData, run: Run | None = None, *, released: bool = False) -> Ra
         )
         run.report(note=f"{len(candidates)} configurations estimated")
     candidates.sort(key=lambda candidate: candidate.estimate)
-    return Ranking(candidates, skipped, finished)
+    return RankedCandidates(candidates, skipped, finished)
 
 
 def solve_by(method: str, data: AmpData, run: Run) -> Outcome[AmpDecision]:
@@ -180,7 +182,7 @@ def solve_by(method: str, data: AmpData, run: Run) -> Outcome[AmpDecision]:
     `paper-parameter`, which give the strategy of `paper` one of Megatron's cuts (§4.5). AMP's
     estimate chooses the strategy in place of the real trials of the paper.
     """
-    ranking = rank(data, run, released=method == "paper-released")
+    ranking = ranked_candidates(data, run, released=method == "paper-released")
     fitting = [candidate for candidate in ranking.candidates if candidate.fits]
     best = fitting[0] if fitting else None
     if best is not None and method in CUTS:
@@ -213,7 +215,7 @@ def recut(
     )
 
 
-def message(ranking: Ranking, best: Candidate | None) -> str:
+def message(ranking: RankedCandidates, best: Candidate | None) -> str:
     """A text that says where the result differs from AMP's own; empty where it does not differ."""
     candidates, skipped = ranking.candidates, ranking.skipped
     notes = []

@@ -146,7 +146,7 @@ class Cells:
     members: tuple[tuple[int, ...], ...]  # devices of each cell
     size: Ints  # [K] number of devices
     type: Ints  # [K] number of the device type
-    kind: Ints  # [K] number of the cell's class of interchangeable cells, ascending
+    cell_class: Ints  # [K] number of the cell's class of interchangeable cells, ascending
     # [K, K] bytes/s between a device of one cell and a device of the other. Diagonal: between two
     # devices of the cell; +inf where the cell has one device.
     bandwidth: Floats
@@ -209,7 +209,7 @@ def find_cells(problem: AmpProblem) -> Cells:
         members=tuple(tuple(cells[c]) for c in order),
         size=np.array([len(cells[c]) for c in order], dtype=np.int64),
         type=problem.device_type[first[order]],
-        kind=np.repeat(np.arange(len(classes)), [len(members) for members in classes]),
+        cell_class=np.repeat(np.arange(len(classes)), [len(members) for members in classes]),
         bandwidth=np.ascontiguousarray(bandwidth[np.ix_(order, order)]),
     )
 

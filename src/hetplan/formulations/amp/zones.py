@@ -138,8 +138,10 @@ def _pure_zones(cells: Cells, config: Configuration, bandwidth: _CellBandwidth) 
     """Zones of groups that lie inside one cell: one for each class of cells or device type."""
     tp = config.tensor
     holds_group = cells.size >= tp
-    classes = int(cells.kind[-1]) + 1
-    zone_key = cells.kind if classes <= MAX_ZONES else cells.type  # cells of one key share a zone
+    classes = int(cells.cell_class[-1]) + 1
+    zone_key = (
+        cells.cell_class if classes <= MAX_ZONES else cells.type
+    )  # cells of one key share a zone
     zones = []
     for key in np.unique(zone_key[holds_group]):
         members = np.flatnonzero(holds_group & (zone_key == key))

@@ -39,7 +39,7 @@ from hetplan.formulations.astra.problem import (
     least_work,
 )
 from hetplan.solvers.expressions import Columns
-from hetplan.solvers.general import Formulation, Known, solve_with
+from hetplan.solvers.general import Formulation, PriorResult, solve_with
 from hetplan.solvers.model import Model, Totals
 from hetplan.solvers.run import Outcome, Run, Stop
 
@@ -161,7 +161,7 @@ def formulate(data: AstraData, run: Run) -> Formulation[AstraDecision] | Outcome
         build=lambda: build(kinds, run),
         read=lambda answer: decision_of(problem, kinds.stages(answer.counts("w"))),
         infeasible="proven by the solver: no numbers of layers, one per type, add up to all layers",
-        known=Known(
+        prior=PriorResult(
             bound=kinds.totals.least * (1 - ROUNDING),
             decision=None if stages is None else decision_of(problem, stages),
             objective=even_decision(problem),

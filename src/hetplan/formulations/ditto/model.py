@@ -46,7 +46,7 @@ from hetplan.formulations.ditto.problem import (
     infeasible_because,
 )
 from hetplan.solvers.expressions import Columns, Expression
-from hetplan.solvers.general import Formulation, Known
+from hetplan.solvers.general import Formulation, PriorResult
 from hetplan.solvers.model import Model, ModelAnswer, Totals
 from hetplan.solvers.run import Options, Outcome, Run, Stop
 
@@ -305,7 +305,7 @@ def formulate(data: DittoData, run: Run) -> Formulation[DittoDecision] | Outcome
         build=lambda: build(arcs, run),
         read=lambda answer: problem.decision(arcs.stages(answer)),
         infeasible="proven by the solver: no template fits in memory",
-        known=Known(
+        prior=PriorResult(
             bound=least_objective(problem),
             decision=None if arcs.start is None else problem.decision(arcs.start),
             objective=arcs.price,

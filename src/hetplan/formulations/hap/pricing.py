@@ -186,7 +186,7 @@ class _Prices:
         work = work_of(self.program, node, self.gradients, self.weights.get(node.name, 1.0))
         if run.factors:  # every device computes the parameters' gradients
             return sum(work.gradients[1:]), work.forward + work.gradients[0]
-        if run.way.shared:
+        if run.rule.shared:
             return 0.0, work.total
         return work.total, 0.0
 

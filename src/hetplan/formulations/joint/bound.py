@@ -97,10 +97,13 @@ class Homes(NamedTuple):
         return sum(self.nodes)
 
 
-class Way(NamedTuple):
-    """Of holding a run of layers: inside a home, inside another node or across nodes; type, tensor
-    ranks, row groups. few, many: the fewest and the most row groups of which the largest has as
-    many samples of a micro-batch."""
+class StageOption(NamedTuple):
+    """One way to hold consecutive layers.
+
+    where: HOME, OTHER (inside another node) or ACROSS (nodes). q: device type. t: tensor ranks.
+    r: row groups. few, many: the least and the largest number of row groups that give the largest
+    group as many samples of a micro-batch as r row groups do.
+    """
 
     where: int
     q: int
@@ -182,7 +185,7 @@ class Relaxation:
             best = min(best, rows / rate if rate else 0.0)
         return best
 
-    def waits(self, way: Way, samples: int, rows: int) -> list[float]:
+    def waits(self, way: StageOption, samples: int, rows: int) -> list[float]:
         """[4] seconds per byte of a sample until a stage has a micro-batch, by where it comes from;
         inf where nothing can."""
         q, t, cards = way.q, way.t, self.cards[way.q]
@@ -352,9 +355,9 @@ def shortest(
 
 
 def ends(b: int, least: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """(row groups, few, many) of a `Way`: of numbers of row groups that leave as many of b samples
-    to the largest of them, the first and the last. Between them costs are at least linear in the
-    price."""
+    """(row groups, few, many) of a `StageOption`: of numbers of row groups that leave as many of b
+    samples to the largest of them, the first and the last. Between them costs are at least linear
+    in the price."""
     few = least
     while few <= most:
         rows = -(-b // few)
@@ -382,7 +385,7 @@ class Micro:
             (ACROSS, of.counts, of.counts),
         )
         ways = self.ways = [
-            Way(where, q, t, *row_groups)
+            StageOption(where, q, t, *row_groups)
             for (where, counts, most), (q, t) in product(every, of.seconds)
             if where != ACROSS or len(of.nodes[q]) > 1
             for row_groups in ends(b, 1 + (where == ACROSS), min(counts[q], most[q]) // t)
@@ -415,7 +418,7 @@ class Micro:
         return float((self.price[:, None] * passes).min(axis=0).sum())
 
     @cached_property
-    def way(self) -> Floats:
+    def prefix_seconds(self) -> Floats:
         """[4, L + 1] least seconds of one micro-batch through the layers before l."""
         each = np.diff(self.table).min(axis=1).cumsum(axis=1)
         return np.concatenate([np.zeros((4, 1)), each], axis=1)
@@ -514,7 +517,7 @@ class Micro:
         fee: float | Floats, join: float | Floats = 0.0,
     ) -> Floats:  # fmt: skip
         """[K, H + 1] of `shortest` from the first layer on. path: what one micro-batch takes."""
-        way, (K, L) = self.way, (len(after), len(self.of.sent[0]))
+        way, (K, L) = self.prefix_seconds, (len(after), len(self.of.sent[0]))
         rest = (way[1] + way[2])[-1] - way[1] - way[2]
         slack = np.stack(
             [limit - way[0], way[3] + self.tail, rest, np.full(L, limit - path - self.tail)]

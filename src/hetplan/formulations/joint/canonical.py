@@ -20,10 +20,10 @@ class Renaming:
         nodes = range(len(data.nodes))
         self.node = [node for _, node in data.devices]  # [D] node of each device
         # [nodes] the first node with the same data
-        self.first_like = [data.nodes.index(node) for node in data.nodes]
+        self.first_equal = [data.nodes.index(node) for node in data.nodes]
         # first node -> all nodes with the same data
         self.equal_nodes = {
-            first: [n for n in nodes if self.first_like[n] == first] for first in self.first_like
+            first: [n for n in nodes if self.first_equal[n] == first] for first in self.first_equal
         }
         # [nodes] devices of each node
         self.on_node = [[d for d, node in enumerate(self.node) if node == n] for n in nodes]
@@ -44,7 +44,7 @@ class Renaming:
                 for device in chain.from_iterable(group):
                     node = self.node[device]
                     if node not in renamed:
-                        renamed[node] = next(unused_nodes[self.first_like[node]])
+                        renamed[node] = next(unused_nodes[self.first_equal[node]])
                 groups.append(self.renamed_group(group, renamed, unused_devices))
             pipelines.append(replace(pipeline, groups=tuple(groups)))
         return replace(design, pipelines=tuple(pipelines))

@@ -22,13 +22,16 @@ ROUND = 64  # micro-batches of every replica when the speeds of replicas are com
 def constructions(space: Space) -> Iterator[Design]:
     """GPipe designs of many shapes, each with every micro-batch size of `MICRO_BATCHES`."""
     # device type -> seconds of one sample's forward and backward pass through all layers
-    seconds = {kind: space.prefix_seconds(kind, 1, 1, "none")[-1] for kind in space.kind}
-    devices = range(len(space.kind))
+    seconds = {kind: space.prefix_seconds(kind, 1, 1, "none")[-1] for kind in space.device_types}
+    devices = range(len(space.device_types))
     slowest_first, by_node, fastest_first = -1, 0, 1
     for direction, width in product((slowest_first, by_node, fastest_first), space.tensor_degrees):
         order = sorted(
             devices,
-            key=lambda device: (direction * seconds[space.kind[device]], space.node[device]),
+            key=lambda device: (
+                direction * seconds[space.device_types[device]],
+                space.node[device],
+            ),
         )
         groups = list(tensor_groups(space, order, width))
         for count in replica_counts(space, groups):
@@ -40,7 +43,7 @@ def constructions(space: Space) -> Iterator[Design]:
 
 def replica_counts(space: Space, groups: list[Group]) -> Iterator[int]:
     """The numbers of replicas among which the tensor groups of some device type divide evenly."""
-    groups_of_types = Counter(space.kind[group[0][0]] for group in groups).values()
+    groups_of_types = Counter(space.device_types[group[0][0]] for group in groups).values()
     for count in range(1, min(len(groups), space.batch) + 1):
         if any(number % count == 0 for number in groups_of_types):
             yield count

@@ -34,7 +34,7 @@ from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.design import Design, Pipeline
 from hetplan.formulations.joint.evaluate import decision_of
 from hetplan.formulations.joint.space import Space
-from hetplan.formulations.joint.ways import Way, all_ways, cuts_of
+from hetplan.formulations.joint.ways import ReplicaWay, all_ways, cuts_of
 from hetplan.replays.chains import Replay
 from hetplan.replays.simulator.tasks import Kind, Tasks, simulate
 from hetplan.solvers.general import label, minimise
@@ -59,7 +59,7 @@ class Master:
         self.best: Design | None = None  # the fastest replayed plan that fits in memory
         self.limit = math.inf  # seconds of `best`
         # The ways whose bounds E_k are no more than the `limit` when they are listed.
-        self.ways: list[Way] = []
+        self.ways: list[ReplicaWay] = []
         self.replayed: list[list[int]] = []  # the plans K, each as the numbers of its ways
         # global batch -> the space of the instance with this global batch
         self.space = cache(lambda batch: Space(data.model_copy(update={"global_batch": batch})))
@@ -71,7 +71,7 @@ class Master:
         UnsupportedError where there are too many devices or ways.
         """
         devices = len(self.data.devices)
-        ways: list[Way] = []
+        ways: list[ReplicaWay] = []
         if devices <= most.devices:
             ways = list(islice(all_ways(self.data, self.space, self.run), most.ways + 1))
         require(
@@ -89,7 +89,7 @@ class Master:
             if seconds < math.inf and seconds <= self.limit:
                 self.ways.append(way._replace(seconds=seconds))
 
-    def least(self, way: Way) -> float:
+    def least(self, way: ReplicaWay) -> float:
         """The bound E_k of a way, in seconds; +inf where no plan with this way fits in memory.
 
         Where the layout has one replica, the way is a whole plan, and E_k its replayed seconds.
@@ -163,7 +163,7 @@ class Master:
         self.replayed.append(chosen)
 
 
-def seconds_with_first_replica(replay: Replay, way: Way) -> float:
+def seconds_with_first_replica(replay: Replay, way: ReplicaWay) -> float:
     """A lower bound on the seconds of a replay in which the passes and messages of all replicas but
     the first take no time. Collectives and updates take their time in all replicas.
 
@@ -194,7 +194,7 @@ def without_waiting(tasks: Tasks) -> float:
 
 
 def ways_by_replica(
-    layouts: Mapping[Design, int], ways: Sequence[Way]
+    layouts: Mapping[Design, int], ways: Sequence[ReplicaWay]
 ) -> dict[tuple[Design, int], list[int]]:
     """(layout, replica) -> numbers of its ways; an empty list where it has none."""
     numbers = {(layout, i): list[int]() for layout in layouts for i in range(len(layout.pipelines))}

@@ -2,9 +2,9 @@
 
 Two replicas are alike when their stages have, in order, the same device types, numbers of row
 groups and tensor degrees. A move that changes one replica changes all replicas like it with
-probability `Moves.together`, so that equal replicas can stay equal. A move that changes the order
-of a replica's stages replaces its cuts by even cuts half of the time; a move that changes the
-number of stages always does.
+probability `Moves.alike_probability`, so that equal replicas can stay equal. A move that changes
+the order of a replica's stages replaces its cuts by even cuts half of the time; a move that changes
+the number of stages always does.
 """
 
 import random
@@ -26,7 +26,7 @@ class Moves:
     def __init__(self, space: Space, rng: random.Random) -> None:
         self.space, self.rng = space, rng
         # probability that a move of one replica changes all replicas like it
-        self.together = 0.5
+        self.alike_probability = 0.5
 
     def draw(self, name: str, design: Design) -> Design | None:
         """The neighbour that the move `name` makes, repaired to keep the rules of plan files.
@@ -55,10 +55,10 @@ class Moves:
     def _one_or_alike(
         self, design: Design, i: int, change: Callable[[Pipeline], Pipeline | None]
     ) -> Design | None:
-        """The design with replica i changed and, with probability `together`, all replicas like
-        it."""
+        """The design with replica i changed and, with probability `alike_probability`, all replicas
+        like it."""
         shapes = self.space.shapes(design.pipelines[i].groups)
-        changes_all_alike = self._chance(self.together)
+        changes_all_alike = self._chance(self.alike_probability)
         pipelines: list[Pipeline | None] = []
         for j, pipeline in enumerate(design.pipelines):
             alike = changes_all_alike and self.space.shapes(pipeline.groups) == shapes
@@ -66,8 +66,8 @@ class Moves:
         return with_pipelines(design, pipelines)
 
     def _regrouped(self, design: Design, i: int, regroup: Regroup) -> Design | None:
-        """The design with other stages in replica i and, with probability `together`, in all
-        replicas like it."""
+        """The design with other stages in replica i and, with probability `alike_probability`, in
+        all replicas like it."""
         new_cuts = self._chance()
 
         def change(pipeline: Pipeline) -> Pipeline | None:
@@ -178,7 +178,7 @@ class Moves:
         """A stage becomes two: each has half of its row groups or tensor ranks. A stage of one
         device keeps it, and an idle device becomes the second stage."""
         i, a = self._random_stage(design)
-        devices = {*range(len(self.space.kind))}
+        devices = {*range(len(self.space.device_types))}
         # in random order
         idle = sorted(devices - design.used, key=lambda _: self.rng.random())
 
@@ -231,8 +231,8 @@ class Moves:
             return None
         as_rows = self._chance()
         shuffled = self.rng.sample(design.pipelines, len(design.pipelines))
-        # with `together` = 1 equal replicas have to stay equal
-        only_two = self._chance() and self.together < 1
+        # with `alike_probability` = 1 equal replicas have to stay equal
+        only_two = self._chance() and self.alike_probability < 1
         number_united = 2 if only_two else len(shuffled) // 2 * 2
         united, others = shuffled[:number_united], shuffled[number_united:]
         pipelines: list[Pipeline | None] = list(others)
@@ -256,8 +256,8 @@ class Moves:
         """One replica, or every replica, becomes two: each half takes every other stage, or every
         other row group of all stages."""
         by_rows = self._chance()
-        # with `together` = 1 equal replicas have to stay equal
-        divides_all = self._chance() or self.together == 1
+        # with `alike_probability` = 1 equal replicas have to stay equal
+        divides_all = self._chance() or self.alike_probability == 1
         chosen = self.rng.randrange(len(design.pipelines))
         pipelines = list[Pipeline | None]()
         for i, pipeline in enumerate(design.pipelines):
@@ -296,8 +296,8 @@ class Moves:
         """One replica, or every replica, gets another micro-batch size."""
         i = self._random_replica(design)
         current = design.pipelines[i].micro_batch
-        # with `together` = 1 equal replicas have to stay equal
-        changes_all = self._chance(0.7) or self.together == 1
+        # with `alike_probability` = 1 equal replicas have to stay equal
+        changes_all = self._chance(0.7) or self.alike_probability == 1
         neighbours = (current - 1, current + 1, current // 2, 2 * current)
         size = max(self.rng.choice(neighbours), 1)
         pipelines = list(design.pipelines)

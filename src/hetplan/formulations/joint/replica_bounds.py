@@ -55,16 +55,16 @@ class ReplicaBounds:
         self.data, self.space, self.relaxation = data, space, relaxation
         self.cached_seconds: dict[Any, Floats] = {}  # results of `pass_seconds`
 
-    def pass_seconds(self, rows: Group, mode: Recomputation, samples: int) -> Floats:
+    def pass_seconds(self, row_groups: Group, mode: Recomputation, samples: int) -> Floats:
         """[2, L + 1, L + 1] seconds of a stage's forward and backward pass over layers [a, b).
 
-        rows: the stage's devices [row groups][tensor ranks]. samples: of a micro-batch.
+        row_groups: the stage's devices [row groups][tensor ranks]. samples: of a micro-batch.
         """
         costs, L = self.space.replayer.costs(mode), len(self.data.layers)
-        kinds = tuple((costs.device_types[row[0]], costs.node[row[0]]) for row in rows)
-        key = (kinds, len(rows[0]), mode, samples)
+        kinds = tuple((costs.device_types[row[0]], costs.node[row[0]]) for row in row_groups)
+        key = (kinds, len(row_groups[0]), mode, samples)
         if key not in self.cached_seconds:
-            stage, seconds = self.space.stage(rows, (0, 1)), np.zeros((2, L + 1, L + 1))
+            stage, seconds = self.space.stage(row_groups, (0, 1)), np.zeros((2, L + 1, L + 1))
             for a, b in itertools.combinations(range(L + 1), 2):
                 computed = costs.passes(stage, (a, b), samples)
                 reduced = costs.reduces(stage, (a, b), samples)
@@ -104,29 +104,29 @@ class ReplicaBounds:
         """[S] seconds per byte of weights that gradient collectives and updates take at least
         behind the last passes of the stages of replica i."""
         others = [stages for k, stages in enumerate(plan.layout) if k != i]
-        row_groups = sum(len(rows) for stages in plan.layout for rows in stages)
+        all_row_groups = sum(len(row_groups) for stages in plan.layout for row_groups in stages)
         rates = []
-        for rows in plan.layout[i]:
-            if len(rows) == 1 and not others:  # nothing to reduce
-                rates.append(self.update_rate(rows))
+        for row_groups in plan.layout[i]:
+            if len(row_groups) == 1 and not others:  # nothing to reduce
+                rates.append(self.update_rate(row_groups))
             else:  # ZeRO may shard the updates over all row groups
-                gradients = self.gradient_rate(rows, others)
-                rates.append(gradients + self.update_rate(rows) / row_groups)
+                gradients = self.gradient_rate(row_groups, others)
+                rates.append(gradients + self.update_rate(row_groups) / all_row_groups)
         return np.array(rates)
 
-    def device_type(self, rows: Group) -> DeviceType:
+    def device_type(self, row_groups: Group) -> DeviceType:
         """The device type of a stage, which all its devices have."""
-        any_device = rows[0][0]
-        return self.data.types[self.space.kind[any_device]]
+        any_device = row_groups[0][0]
+        return self.data.types[self.space.device_types[any_device]]
 
-    def update_rate(self, rows: Group) -> float:
+    def update_rate(self, row_groups: Group) -> float:
         """Seconds per byte of weights that the optimizer takes on one row group, without its start
         time."""
-        curve = self.device_type(rows).update
-        moved = UPDATE_BYTES / self.data.element_bytes / len(rows[0])
+        curve = self.device_type(row_groups).update
+        moved = UPDATE_BYTES / self.data.element_bytes / len(row_groups[0])
         return moved / (curve.bytes_per_second * max(curve.share))
 
-    def gradient_rate(self, rows: Group, others: Sequence[Sequence[Group]]) -> float:
+    def gradient_rate(self, row_groups: Group, others: Sequence[Sequence[Group]]) -> float:
         """Seconds per byte of weights for which the gradient collectives of a stage hold the
         busiest port at least. Collectives take turns at a port.
 
@@ -136,7 +136,7 @@ class ReplicaBounds:
         """
         loads = []  # port -> seconds per byte, for each choice of one stage of each other replica
         for partners in itertools.product(*others):
-            reducing = [row for stage in (rows, *partners) for row in stage]
+            reducing = [row for stage in (row_groups, *partners) for row in stage]
             loads.append(self.port_loads(reducing))
         common_ports = set(loads[0]).intersection(*loads[1:])
         least_loads = (min(load[port] for load in loads) for port in common_ports)
@@ -159,8 +159,8 @@ class ReplicaBounds:
         S, M, L = len(stages), -(-g // b), len(self.data.layers)
         sizes = (b, g - (M - 1) * b)  # samples of a micro-batch and of the last one
         of_stages = []  # [backward, size, a, b] of each stage, as `longest` takes them
-        for rows in stages:
-            of_sizes = [self.pass_seconds(rows, plan.mode, size) for size in sizes]
+        for row_groups in stages:
+            of_sizes = [self.pass_seconds(row_groups, plan.mode, size) for size in sizes]
             of_stages.append(np.stack(of_sizes, axis=1))
         seconds = np.stack(of_stages)
         cuts, passes = all_cuts(L, S * C), sequence(plan.schedule, S, C, M)
@@ -169,7 +169,7 @@ class ReplicaBounds:
         params_before = np.array(self.space.replayer.costs("none").param_sums)[cuts]
         params_of_virtual_stages = np.diff(params_before, axis=1)  # [N, V] bytes
         weights = params_of_virtual_stages.reshape(len(cuts), C, S).sum(axis=1)  # [N, S] bytes
-        update_starts = [self.device_type(rows).update.start_seconds for rows in stages]
+        update_starts = [self.device_type(row_groups).update.start_seconds for row_groups in stages]
         stage_ends = ends + weights * self.seconds_behind(plan, i) + update_starts
         bounds = stage_ends.max(axis=1)
         bounds[self.lacks_memory(plan, i, g, b, cuts, weights)] = np.inf
@@ -187,10 +187,10 @@ class ReplicaBounds:
         M = -(-g // b)
         states = self.least_states(plan)
         lacks = np.zeros(len(cuts), bool)
-        for s, rows in enumerate(stages):
-            width = len(rows[0])
+        for s, row_groups in enumerate(stages):
+            width = len(row_groups[0])
             # of a micro-batch and of the last one, on the row group with the most samples
-            samples, last_samples = (-(-size // len(rows)) for size in (b, g - (M - 1) * b))
+            samples, last_samples = (-(-size // len(row_groups)) for size in (b, g - (M - 1) * b))
             kept_samples = in_flight(
                 plan.schedule, len(stages), s, M, plan.chunks, samples, last_samples
             )
@@ -200,15 +200,15 @@ class ReplicaBounds:
             kept = (saved @ kept_samples.T).max(axis=1)
             is_last = s == len(stages) - 1
             if is_last:  # the replay may count the logits of one micro-batch with the loss
-                kept = kept - b / len(rows) * data.logit_bytes / width
-            room = self.device_type(rows).memory_bytes * (1 + 1e-9)
+                kept = kept - b / len(row_groups) * data.logit_bytes / width
+            room = self.device_type(row_groups).memory_bytes * (1 + 1e-9)
             lacks |= weights[:, s] * states / width + np.maximum(kept, 0.0) > room
         return lacks
 
     def least_states(self, plan: PartialPlan) -> float:
         """Bytes of states per byte of weights under the ZeRO level that needs the least memory."""
         # ZeRO shards states over at most all row groups of the plan
-        share = 1 / sum(len(rows) for stages in plan.layout for rows in stages)
+        share = 1 / sum(len(row_groups) for stages in plan.layout for row_groups in stages)
         framework, element = self.data.framework, self.data.element_bytes
         highest_level = 3 if plan.deepest == 1 else max(framework.pipeline_levels)
         least = math.inf
@@ -225,8 +225,8 @@ class ReplicaBounds:
             best = 0.0
             for b in range(1, self.data.global_batch + 1):
                 replica_speed = 0.0
-                for rows in stages:
-                    seconds = self.pass_seconds(rows, plan.mode, b)[:, 0, -1].sum()
+                for row_groups in stages:
+                    seconds = self.pass_seconds(row_groups, plan.mode, b)[:, 0, -1].sum()
                     replica_speed += b / seconds if seconds else np.inf
                 best = max(best, replica_speed)
             speed += best

@@ -58,7 +58,7 @@ class Parameters:
     # Probabilities that a move changes all replicas that are alike; every annealing draws one of
     # them. The best plans of workload `c` have four equal replicas, and all plans one move away
     # from such a plan are slow.
-    together: tuple[float, ...] = (0.5, 0.95)
+    alike_probabilities: tuple[float, ...] = (0.5, 0.95)
     # Temperatures as shares of the present seconds. An annealing begins at a temperature drawn
     # between `warm` and `hot`, and ends at `cold`.
     hot: float = 0.03
@@ -82,9 +82,18 @@ class Parameters:
     # A plan that exceeds memory by a share x is penalised by (flat + steep x) of its seconds.
     flat: float = 0.02
     steep: float = 3.0
-    kept: int = 100_000  # designs in the cache of seconds, which is emptied when it is full
+    cache_size: int = 100_000  # designs in the cache of seconds, which is emptied when it is full
     # Seconds after the time limit in which the search still looks for a first plan that fits.
     grace: float = 1.0
+
+
+@dataclass(frozen=True)
+class BestPlan:
+    """The best plan of a search that fits in memory."""
+
+    # `Plan.order` of its seconds, or of its robust seconds where those count; the least is best
+    order: tuple[float, int]
+    plan: Plan
 
 
 class LocalSearch:
@@ -99,9 +108,7 @@ class LocalSearch:
         self.cached_seconds: dict[Design, tuple[float, float | None]] = {}
         # Shape (see `note_best_of_shape`) -> the best design of this shape.
         self.best_of_shape: dict[tuple[object, ...], Valued] = {}
-        # (key by which plans are compared, plan) of the best plan that fits in memory. The key is
-        # `Plan.order` of its seconds, or of its robust seconds where those count.
-        self.incumbent: tuple[tuple[float, int], Plan] | None = None
+        self.incumbent: BestPlan | None = None  # the best plan that fits in memory
         self.steps = 0  # number of moves so far
         self.replays = 0  # number of replays so far
 
@@ -132,7 +139,7 @@ class LocalSearch:
             return penalised
         if least > limit:
             return least
-        if len(self.cached_seconds) > self.parameters.kept:
+        if len(self.cached_seconds) > self.parameters.cache_size:
             self.cached_seconds.clear()
         plan = self.space.sketch(design)
         seconds = self.space.replayer.seconds(plan, limit)
@@ -163,7 +170,7 @@ class LocalSearch:
             agree = abs(robust - seconds) <= self.parameters.robust_from * seconds
             compared = seconds if agree else robust
             if self.is_better(plan, compared):
-                self.incumbent = plan.order(compared), plan
+                self.incumbent = BestPlan(plan.order(compared), plan)
                 self.run.report(incumbent=seconds)
         return seconds
 
@@ -171,8 +178,7 @@ class LocalSearch:
         """Whether a plan that is compared by `seconds` is better than the incumbent."""
         if self.incumbent is None:
             return True
-        order, _ = self.incumbent
-        return plan.order(seconds) < order
+        return plan.order(seconds) < self.incumbent.order
 
     def begin(self, starts: Sequence[Plan]) -> None:
         """Replay the plans `starts`, and the designs nearest to them."""
@@ -229,7 +235,7 @@ class LocalSearch:
         first base is the best."""
         p, rng = self.parameters, self.rng
         names = list(p.shares)
-        self.moves.together = max(p.together)
+        self.moves.alike_probability = max(p.alike_probabilities)
         self.best_of_shape.clear()
         least, _ = bases[0]
         for _ in range(p.scattered):
@@ -251,7 +257,7 @@ class LocalSearch:
         """
         p, rng = self.parameters, self.rng
         hot = p.warm * (p.hot / p.warm) ** rng.random()
-        self.moves.together = rng.choice(p.together)
+        self.moves.alike_probability = rng.choice(p.alike_probabilities)
         names = list(p.shares if rng.random() >= p.focused else p.focus)
         weights = list(accumulate(p.shares[name] for name in names))
         now = self.penalised_seconds(design)
@@ -310,8 +316,7 @@ def outcome_of(local: LocalSearch, stop: Stop) -> Outcome[JointDecision]:
     if local.incumbent is None:
         decision, message = None, f"none of {local.replays} plans fits in memory"
     else:
-        _, plan = local.incumbent
-        decision, message = decision_of(plan), ""
+        decision, message = decision_of(local.incumbent.plan), ""
     return Outcome(
         stop=stop,
         decision=decision,

@@ -29,7 +29,7 @@ class Space:
     def __init__(self, data: JointData) -> None:
         self.data = data
         self.replayer = ChainReplayer.of(data)
-        self.kind = [kind for kind, _ in data.devices]  # [D] device type
+        self.device_types = [kind for kind, _ in data.devices]  # [D] device type
         self.node = [node for _, node in data.devices]  # [D] number of the node
         self.layers = len(data.layers)  # L
         self.batch = data.global_batch  # samples of an iteration
@@ -42,14 +42,16 @@ class Space:
         self._cached_even_cuts = lru_cache(CACHE_SIZE)(self._even_cuts)
 
     def _prefix_seconds(
-        self, kind: str, tensor: int, samples: int, mode: Recomputation
+        self, device_type: str, tensor: int, samples: int, mode: Recomputation
     ) -> list[float]:
         """[L + 1] seconds of the forward and backward pass of layers 0 to l - 1.
 
-        kind: device type. tensor: tensor-parallel degree. samples: of a micro-batch, in one row
-        group. mode: of recomputation.
+        tensor: tensor-parallel degree. samples: of a micro-batch, in one row group. mode: of
+        recomputation.
         """
-        forward, backward, *_ = self.replayer.costs(mode).layer_seconds(kind, tensor, samples)
+        forward, backward, *_ = self.replayer.costs(mode).layer_seconds(
+            device_type, tensor, samples
+        )
         return list(accumulate((forward + backward).tolist(), initial=0.0))
 
     def plan(self, design: Design) -> Plan:
@@ -93,15 +95,15 @@ class Space:
 
     def shapes(self, groups: Sequence[Group]) -> list[StageShape]:
         """The shape of every stage. groups: the devices of each stage."""
-        return [(self.kind[group[0][0]], len(group), len(group[0])) for group in groups]
+        return [(self.device_types[group[0][0]], len(group), len(group[0])) for group in groups]
 
     def can_be_stage(self, group: Group) -> bool:
         """Whether a stage can have these devices: all are of one type, the row groups have equally
         many tensor ranks, the instance has this tensor degree, and each row group is on one
         node."""
-        kinds = {self.kind[device] for row in group for device in row}
+        device_types = {self.device_types[device] for row in group for device in row}
         degrees = {len(row) for row in group}
-        if len(kinds) != 1 or len(degrees) != 1:
+        if len(device_types) != 1 or len(degrees) != 1:
             return False
         if not degrees <= {*self.tensor_degrees}:
             return False
@@ -120,9 +122,11 @@ class Space:
             full_micro_batches = pipeline.samples // micro_batch
             before = 0.0  # seconds of a micro-batch's two passes through the stages before
             shapes = self.shapes(pipeline.groups)
-            for (kind, rows, tensor), chunks in zip(shapes, chunks_of_stages, strict=True):
-                samples = -(-micro_batch // rows)  # on the row group with the most samples
-                until = self.prefix_seconds(kind, tensor, samples, design.recomputation)
+            for (device_type, row_groups, tensor), chunks in zip(
+                shapes, chunks_of_stages, strict=True
+            ):
+                samples = -(-micro_batch // row_groups)  # on the row group with the most samples
+                until = self.prefix_seconds(device_type, tensor, samples, design.recomputation)
                 chunk_seconds = [until[end] - until[first] for first, end in chunks]
                 longest = max(longest, before + full_micro_batches * sum(chunk_seconds))
                 before += chunk_seconds[0]
@@ -144,9 +148,9 @@ class Space:
     ) -> tuple[int, ...]:
         """The cuts of `with_even_cuts` for stages of these shapes."""
         prefix_seconds = []
-        for kind, rows, tensor in shapes:
-            samples = -(-micro_batch // rows)  # on the row group with the most samples
-            prefix_seconds.append(self.prefix_seconds(kind, tensor, samples, mode))
+        for device_type, row_groups, tensor in shapes:
+            samples = -(-micro_batch // row_groups)  # on the row group with the most samples
+            prefix_seconds.append(self.prefix_seconds(device_type, tensor, samples, mode))
         return even_cuts(prefix_seconds * chunks)
 
     def with_schedule(self, design: Design, schedule: Schedule, chunks: int) -> Design | None:

@@ -8,7 +8,7 @@ micro-batches of one sample. Their `samples` are therefore a number of micro-bat
 - In a layout of `all_layouts` it is one round. A round is as many micro-batches as the replica has
   stages under an interleaved schedule, otherwise one micro-batch. The number of micro-batches of a
   way is a multiple of it.
-- In the layout of a `Way` with ZeRO 2 or 3 it is the number of micro-batches of the way. All
+- In the layout of a `ReplicaWay` with ZeRO 2 or 3 it is the number of micro-batches of the way. All
   replicas of such a plan have the same number.
 """
 
@@ -24,7 +24,7 @@ from hetplan.formulations.joint.space import Space
 from hetplan.solvers.run import Run
 
 
-class Way(NamedTuple):
+class ReplicaWay(NamedTuple):
     """One way to run one replica of a layout."""
 
     layout: Design
@@ -33,7 +33,7 @@ class Way(NamedTuple):
     seconds: float  # E_k: a lower bound on the seconds of every plan with this replica
 
 
-def all_ways(data: JointData, space_of: Callable[[int], Space], run: Run) -> Iterator[Way]:
+def all_ways(data: JointData, space_of: Callable[[int], Space], run: Run) -> Iterator[ReplicaWay]:
     """All ways to run all replicas of all layouts, with the bounds by computation alone.
 
     space_of: number of samples -> the space of the instance with this global batch. Raises Stopped
@@ -50,7 +50,7 @@ def all_ways(data: JointData, space_of: Callable[[int], Space], run: Run) -> Ite
                     layout_of_way = with_steps(layout, pipeline.steps)
                 single_replica = replace(layout, pipelines=(pipeline,))
                 seconds = space_of(pipeline.samples).lower_bound(single_replica)
-                yield Way(layout_of_way, i, pipeline, seconds)
+                yield ReplicaWay(layout_of_way, i, pipeline, seconds)
 
 
 def all_layouts(data: JointData) -> Iterator[Design]:

@@ -37,7 +37,7 @@ import numpy as np
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
 from hetplan.formulations.poplar.fill import Pool, capacity, fill, least_losses
 from hetplan.formulations.poplar.knapsack import knapsack
-from hetplan.formulations.poplar.paper import known_before, largest_within
+from hetplan.formulations.poplar.paper import largest_within, prior_result
 from hetplan.formulations.poplar.problem import (
     NOTHING_FITS,
     SAME_TIME,
@@ -48,7 +48,7 @@ from hetplan.formulations.poplar.problem import (
 )
 from hetplan.formulations.poplar.shares import largest_shares, share_seconds
 from hetplan.formulations.poplar.ties import pools_of, shares_within, steps_within
-from hetplan.solvers.general import Known
+from hetplan.solvers.general import PriorResult
 from hetplan.solvers.run import Outcome, Run, Stop
 
 # The values of U in (3), as multiples of V(G). The last one admits every plan.
@@ -70,19 +70,19 @@ def solve(data: PoplarData, run: Run, effort: Effort = Effort()) -> Outcome[Popl
     problem = compile_problem(data)
     if not problem.groups:
         return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)
-    known = known_before(data, problem)
+    prior = prior_result(data, problem)
     search = solve_steps if problem.stepwise else solve_shares
-    outcome = search(problem, known, run, effort)
+    outcome = search(problem, prior, run, effort)
     if outcome is not None:
         return outcome
-    return Outcome(stop=Stop.LIMIT, decision=known.decision, bound=known.bound, message=TOO_LARGE)
+    return Outcome(stop=Stop.LIMIT, decision=prior.decision, bound=prior.bound, message=TOO_LARGE)
 
 
 def solve_shares(
-    problem: PoplarProblem, known: Known[PoplarDecision], run: Run, effort: Effort
+    problem: PoplarProblem, prior: PriorResult[PoplarDecision], run: Run, effort: Effort
 ) -> Outcome[PoplarDecision] | None:
     """The outcome for ZeRO 0 and 1; None where tables would be too large."""
-    latest = ((known.objective or 0.0) - problem.comm) * (1 + 1e-12)
+    latest = ((prior.objective or 0.0) - problem.comm) * (1 + 1e-12)
     most = largest_shares(problem, latest)  # [groups] samples of a share
     additions = sum(g * group.largest for g, group in zip(most, problem.groups, strict=True))
     if additions > effort.shares:
@@ -134,7 +134,7 @@ def step_sizes(problem: PoplarProblem, times: Floats) -> Ints:
 
 
 def solve_steps(
-    problem: PoplarProblem, known: Known[PoplarDecision], run: Run, effort: Effort
+    problem: PoplarProblem, prior: PriorResult[PoplarDecision], run: Run, effort: Effort
 ) -> Outcome[PoplarDecision] | None:
     """The outcome for ZeRO 2 and 3; None where tables would be too large."""
     times = np.unique(np.concatenate([g.seconds[1 : problem.total + 1] for g in problem.groups]))
@@ -168,7 +168,7 @@ def solve_steps(
             break
     decision = steps_within(problem, counts)
     if decision is None:
-        return Outcome(stop=Stop.LIMIT, decision=known.decision, bound=bound, message=TOO_LARGE)
+        return Outcome(stop=Stop.LIMIT, decision=prior.decision, bound=bound, message=TOO_LARGE)
     return Outcome(
         stop=Stop.OPTIMAL,
         decision=decision,

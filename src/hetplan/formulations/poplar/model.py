@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
-from hetplan.formulations.poplar.paper import known_before
+from hetplan.formulations.poplar.paper import prior_result
 from hetplan.formulations.poplar.problem import NOTHING_FITS, Floats, PoplarProblem, compile_problem
 from hetplan.formulations.poplar.shares import largest_shares, share_seconds
 from hetplan.formulations.poplar.ties import shares_within, steps_within
@@ -155,17 +155,17 @@ def formulate(data: PoplarData, run: Run) -> Formulation[PoplarDecision] | Outco
     problem = compile_problem(data)
     if not problem.groups:
         return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)
-    known = known_before(data, problem)
-    seconds = known.objective or 0.0
+    prior = prior_result(data, problem)
+    seconds = prior.objective or 0.0
     ceiling = seconds * SPARE if problem.stepwise else seconds - problem.comm
     levels = build_levels(problem, ceiling)
     if levels is None:
         return Outcome(
-            stop=Stop.LIMIT, decision=known.decision, bound=known.bound, message=TOO_LARGE
+            stop=Stop.LIMIT, decision=prior.decision, bound=prior.bound, message=TOO_LARGE
         )
     return Formulation(
         build=lambda: build(levels, run),
         read=lambda answer: read(levels, answer),
         infeasible="proven by the solver: no loads add up to the batch",
-        known=known,
+        prior=prior,
     )

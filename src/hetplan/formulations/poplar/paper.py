@@ -45,7 +45,7 @@ from hetplan.formulations.poplar.problem import (
 )
 from hetplan.profiling.hardware.cluster import catalogue
 from hetplan.profiling.profiles.largest_batch import explore
-from hetplan.solvers.general import Known
+from hetplan.solvers.general import PriorResult
 from hetplan.solvers.run import Outcome, Run, Stop
 
 # A batch is in the peak range when its speed is at least this share of the highest. The paper
@@ -80,11 +80,11 @@ def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
     )
 
 
-def known_before(data: PoplarData, problem: PoplarProblem) -> Known[PoplarDecision]:
+def prior_result(data: PoplarData, problem: PoplarProblem) -> PriorResult[PoplarDecision]:
     """The bound of peak speeds and the plan of Algorithm 2 on the curves themselves. A sample must
     fit on some device."""
     decision = algorithm_2(problem, [group.seconds for group in problem.groups])
-    return Known(
+    return PriorResult(
         bound=peak_speed_bound(problem),
         decision=decision,
         objective=evaluate(data, decision).objective,

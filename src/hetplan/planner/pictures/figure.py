@@ -67,8 +67,8 @@ def memory(axes: Any, scene: Scene) -> None:
     axes.bar(positions, [d.limit / GIB for d in scene.used], color="#e4e7eb", width=0.85)
     axes.bar(
         positions,
-        [d.held / GIB for d in scene.used],
-        color=[OVER if d.held > d.limit else COLOURS["forward"] for d in scene.used],
+        [d.peak_bytes / GIB for d in scene.used],
+        color=[OVER if d.peak_bytes > d.limit else COLOURS["forward"] for d in scene.used],
         width=0.85,
     )
     if len(scene.used) <= 48:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
 
-from hetplan.planner.pictures.scene import Held, Offer, Scene, Span
+from hetplan.planner.pictures.scene import DeviceMemory, Offer, Scene, Span
 from hetplan.solvers.run import relative_gap
 from hetplan.text import (
     bytes_text,
@@ -91,7 +91,7 @@ def sections_of(scene: Scene) -> Mapping[str, str]:
 
 def figures(scene: Scene) -> str:
     """The list of the most important figures, at the top of the page."""
-    fullest = max(scene.used, key=lambda d: d.held / max(d.limit, 1.0))
+    fullest = max(scene.used, key=lambda d: d.peak_bytes / max(d.limit, 1.0))
     entries = {"per iteration, predicted by replaying the plan": seconds_text(scene.seconds)}
     gap = relative_gap(scene.seconds, scene.bound)
     if gap is not None:
@@ -100,7 +100,7 @@ def figures(scene: Scene) -> str:
     entries["of the devices' time not computing"] = percent_text(scene.bubble)
     entries["devices in use"] = f"{len(scene.used)} of {len(scene.devices)}"
     on_fullest = f"on the fullest device, {fullest.device} ({fullest.kind})"
-    entries[on_fullest] = share_text(fullest.held, fullest.limit)
+    entries[on_fullest] = share_text(fullest.peak_bytes, fullest.limit)
     items = (
         f"<li><b>{figure}</b><span>{html_text(what)}</span></li>"
         for what, figure in entries.items()
@@ -169,9 +169,9 @@ def stages(scene: Scene) -> str:
     lines = []
     for number, row in enumerate(scene.rows):
         of_row = [device for device in scene.used if device.row == number]
-        fullest = max(of_row, key=lambda d: d.held / max(d.limit, 1.0))
-        share = fullest.held / max(fullest.limit, 1.0)
-        held = f"{share_text(fullest.held, fullest.limit)} (device {fullest.device})"
+        fullest = max(of_row, key=lambda d: d.peak_bytes / max(d.limit, 1.0))
+        share = fullest.peak_bytes / max(fullest.limit, 1.0)
+        held = f"{share_text(fullest.peak_bytes, fullest.limit)} (device {fullest.device})"
         lines.append(
             (
                 row.title,
@@ -207,7 +207,7 @@ def nodes(scene: Scene) -> Iterator[str]:
         )
 
 
-def cell(device: Held, rows: int) -> str:
+def cell(device: DeviceMemory, rows: int) -> str:
     """The cell of a device. rows: the number of rows of the timeline; each has a hue of its own,
     and neighbouring rows differ in lightness, too."""
     look = ""
@@ -215,7 +215,7 @@ def cell(device: Held, rows: int) -> str:
         hue = (210 + 360 * device.row / max(rows, 1)) % 360
         light = 80 + 8 * (device.row % 2)
         look = f' style="background: hsl({hue:.0f} 62% {light}%)"'
-    held = f"{bytes_text(device.held)} of {bytes_text(device.limit)}"
+    held = f"{bytes_text(device.peak_bytes)} of {bytes_text(device.limit)}"
     return (
         f'<li{look} title="{html_text(held)}"><b>{html_text(device.place or "idle")}</b>'
         f"{html_text(device.kind)}</li>"

@@ -51,26 +51,26 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Held:
+class DeviceMemory:
     """The memory of a device."""
 
     device: int
     node: int
     kind: str  # device type
-    held: float  # bytes
+    peak_bytes: float
     limit: float  # bytes
     place: str  # name of its row, such as `stage 3`; empty for an idle device
     row: int | None  # number of its row; None for an idle device
 
 
-class Printed(BaseModel):
+class PrintedDocument(BaseModel):
     """The base class of documents that commands print as JSON. A subclass lists the keys that are
     drawn; all other keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
 
-class Offer(Printed):
+class Offer(PrintedDocument):
     """A candidate of a planning document. A figure that is not known is None."""
 
     strategy: str = ""
@@ -89,7 +89,7 @@ class Offer(Printed):
         return f"{self.strategy}/{self.method}"[:200]
 
 
-class PlanningDocument(Printed):
+class PlanningDocument(PrintedDocument):
     """The document that `hetplan plan --json` prints."""
 
     winner: int | None
@@ -97,7 +97,7 @@ class PlanningDocument(Printed):
     bound: NonNegative | None = None
 
 
-class ChangeDocument(Printed):
+class ChangeDocument(PrintedDocument):
     """A change of the cluster, in what `hetplan plan what-if --json` prints."""
 
     change: str
@@ -106,7 +106,7 @@ class ChangeDocument(Printed):
     best: Offer | None = None
 
 
-class WhatIfDocument(Printed):
+class WhatIfDocument(PrintedDocument):
     """The document that `hetplan plan what-if --json` prints."""
 
     base: ChangeDocument
@@ -124,7 +124,7 @@ class Scene:
     bubble: float  # share of the devices' time in which they do not compute
     rows: tuple[Row, ...]  # at most ROWS
     more: int  # number of rows that are left out
-    devices: tuple[Held, ...]  # of the whole cluster
+    devices: tuple[DeviceMemory, ...]  # of the whole cluster
     nodes: tuple[str, ...]  # [node] its links, as text
     why: Mapping[str, str]  # `explain.why`: heading -> text
     offers: tuple[Offer, ...] = ()  # all candidates; empty for a plan file
@@ -141,7 +141,7 @@ class Scene:
         return {**asdict(self), "offers": offers, "changes": changes}
 
     @property
-    def used(self) -> list[Held]:
+    def used(self) -> list[DeviceMemory]:
         """The devices in use."""
         return [device for device in self.devices if device.row is not None]
 
@@ -252,7 +252,7 @@ def sampled(lane: Sequence[Span], seconds: float, bins: int = BINS) -> tuple[Spa
 
 def memory(
     plan: Plan, run: Replay, workload: Workload, rows: Sequence[Sequence[int]]
-) -> tuple[Held, ...]:
+) -> tuple[DeviceMemory, ...]:
     """The memory and the place of every device of the cluster. rows: the units of each row."""
     place: dict[int, tuple[str, int | None]] = {}
     for number, units in enumerate(rows):
@@ -261,7 +261,7 @@ def memory(
             place |= dict.fromkeys(run.devices[unit], (name, number))
     sizes = zip(workload.cluster.devices, run.peak_bytes, run.limit_bytes, strict=True)
     return tuple(
-        Held(d, device.node, device.type, held, limit, *place.get(d, ("", None)))
+        DeviceMemory(d, device.node, device.type, held, limit, *place.get(d, ("", None)))
         for d, (device, held, limit) in enumerate(sizes)
     )
 

@@ -3,7 +3,7 @@ memory, and the candidates, as tables of text."""
 
 from textwrap import fill
 
-from hetplan.planner.pictures.scene import Held, Row, Scene, sampled
+from hetplan.planner.pictures.scene import DeviceMemory, Row, Scene, sampled
 from hetplan.text import (
     Column,
     Table,
@@ -82,11 +82,11 @@ def memory(scene: Scene) -> Table:
     """The table of the memory of devices in use. Devices of the same type and place with equal
     bytes share a line. Of many lines the fullest devices are listed."""
 
-    def share(devices: list[Held]) -> float:
+    def share(devices: list[DeviceMemory]) -> float:
         """The share of its memory that is in use on each of these devices."""
-        return devices[0].held / max(devices[0].limit, 1.0)
+        return devices[0].peak_bytes / max(devices[0].limit, 1.0)
 
-    alike = grouped(((d.kind, d.place, d.held, d.limit), d) for d in scene.used).values()
+    alike = grouped(((d.kind, d.place, d.peak_bytes, d.limit), d) for d in scene.used).values()
     fullest = sorted(alike, key=share, reverse=True)[:LISTED]
     notes = ["limits are all that training can use"]
     if scene.margin:
@@ -104,7 +104,7 @@ def memory(scene: Scene) -> Table:
             Column("place", lambda devices: devices[0].place),
             Column(
                 "each holds",
-                lambda devices: share_text(devices[0].held, devices[0].limit),
+                lambda devices: share_text(devices[0].peak_bytes, devices[0].limit),
                 right=True,
             ),
             Column("of it", share, percent_text, right=True),

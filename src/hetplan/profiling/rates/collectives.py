@@ -25,12 +25,12 @@ PARTS = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-al
 
 
 @dataclass(frozen=True)
-class Chips:
+class MeasuredFabric:
     """The nodes for which a measured fabric stands.
 
     They have devices of the given types, and a cluster file that states at least the share
-    `Wires.least` of `bandwidth`. Where the file states more or less than `bandwidth`, the part of
-    the curve that grows with the bytes is stretched in proportion.
+    `FabricRates.least` of `bandwidth`. Where the file states more or less than `bandwidth`, the
+    part of the curve that grows with the bytes is stretched in proportion.
     """
 
     fabric: str  # name of the fabric
@@ -44,7 +44,7 @@ class Chips:
 
 
 @dataclass(frozen=True)
-class Wires:
+class FabricRates:
     """The measured fabrics, and the share of other links' bandwidth that collectives reach.
 
     Bandwidths of the datasheets, per direction: NVLink 2 (V100, six links) 150 GB/s, NVLink 3
@@ -60,11 +60,11 @@ class Wires:
     # The share of a fabric's bandwidth that a cluster file must state, for the fabric to stand for
     # its nodes (an H800 has 200 of an H100's 450 GB/s).
     least: float = 0.4
-    chips: tuple[Chips, ...] = (
-        Chips("a100-nvswitch", ("A100-SXM", "A800-SXM"), 300e9, "a100-nvswitch"),
-        Chips("v100-nvlink", ("V100-SXM",), 150e9, "v100-nvlink"),
-        Chips("a100-pairs", ("A100-PCIE", "A800-PCIE"), 300e9, "a100-pairs"),
-        Chips(
+    fabrics: tuple[MeasuredFabric, ...] = (
+        MeasuredFabric("a100-nvswitch", ("A100-SXM", "A800-SXM"), 300e9, "a100-nvswitch"),
+        MeasuredFabric("v100-nvlink", ("V100-SXM",), 150e9, "v100-nvlink"),
+        MeasuredFabric("a100-pairs", ("A100-PCIE", "A800-PCIE"), 300e9, "a100-pairs"),
+        MeasuredFabric(
             "h100-nvswitch",
             ("H100-SXM", "H800-SXM", "H200-SXM", "GH200"),
             450e9,
@@ -75,7 +75,7 @@ class Wires:
     )
 
 
-WIRES = Wires()
+FABRIC_RATES = FabricRates()
 
 
 @dataclass(frozen=True)
@@ -85,22 +85,22 @@ class Fabric:
     bandwidth: float  # bytes/s per direction
     latency: float  # seconds per step of a ring
     share: float  # share of the bandwidth that collectives reach
-    chips: Chips | None = None  # the measured fabric that stands for the links, if any
+    measured: MeasuredFabric | None = None  # the measured fabric that stands for the links, if any
 
 
-def node_fabric(node: Node, wires: Wires = WIRES) -> Fabric:
+def node_fabric(node: Node, rates: FabricRates = FABRIC_RATES) -> Fabric:
     """The fabric inside a node, by its device type and its intra-node bandwidth."""
     measured = None
-    for chips in wires.chips:
-        is_wide_enough = node.intra_bandwidth >= wires.least * chips.bandwidth
-        if node.device.startswith(chips.names) and is_wide_enough:
-            measured = chips
+    for candidate in rates.fabrics:
+        is_wide_enough = node.intra_bandwidth >= rates.least * candidate.bandwidth
+        if node.device.startswith(candidate.names) and is_wide_enough:
+            measured = candidate
             break
-    return Fabric(node.intra_bandwidth, node.intra_latency, wires.inside, measured)
+    return Fabric(node.intra_bandwidth, node.intra_latency, rates.inside, measured)
 
 
 def collective_seconds(
-    operation: str, size: float, ranks: int, fabric: Fabric, wires: Wires = WIRES
+    operation: str, size: float, ranks: int, fabric: Fabric, rates: FabricRates = FABRIC_RATES
 ) -> Estimate:
     """Seconds of one collective, or of a message.
 
@@ -116,24 +116,24 @@ def collective_seconds(
     )
     if ranks < 2 or size <= 0:
         return Estimate(0.0, 0.0, 0.0, "nothing to send")
-    curve, chips = stretched(fabric, operation, ranks), fabric.chips
-    if curve is None or chips is None:
+    curve, measured_fabric = stretched(fabric, operation, ranks), fabric.measured
+    if curve is None or measured_fabric is None:
         steps, moved = 1.0, size
         if operation != "send":
             steps = PARTS[operation] * (ranks - 1)
             moved = size * steps / ranks
         seconds = steps * fabric.latency + moved / (fabric.share * fabric.bandwidth)
         source = "latency and bandwidth"
-        return Estimate(seconds, wires.low * seconds, wires.high * seconds, source)
-    measured = curve_of(chips.curves, operation, ranks)
+        return Estimate(seconds, rates.low * seconds, rates.high * seconds, source)
+    measured = curve_of(measured_fabric.curves, operation, ranks)
     assert measured is not None
     seconds = curve.at(size)
     if operation != "send":  # the curve is that of an all-reduce; its start is divided, too
         seconds *= PARTS[operation] / PARTS["all-reduce"]
     source = f"{measured.origin} on {measured.fabric}"
     low, high = measured.errors.low, measured.errors.high
-    if chips.reached:
-        source, low, high = f"{source}, scaled by {chips.source}", wires.low, wires.high
+    if measured_fabric.reached:
+        source, low, high = f"{source}, scaled by {measured_fabric.source}", rates.low, rates.high
     return Estimate(seconds, low * seconds, high * seconds, source)
 
 
@@ -176,16 +176,16 @@ def curve_of(fabric: str, operation: str, ranks: int) -> Curve | None:
 def stretched(fabric: Fabric, operation: str, ranks: int) -> CollectiveCurve | None:
     """The curve of `curve_of`, stretched to the bandwidth of this fabric; None where none was
     measured."""
-    chips = fabric.chips
-    curve = curve_of(chips.curves, operation, ranks) if chips else None
-    if chips is None or curve is None:
+    measured = fabric.measured
+    curve = curve_of(measured.curves, operation, ranks) if measured else None
+    if measured is None or curve is None:
         return None
-    stretch = chips.bandwidth / fabric.bandwidth
-    if chips.reached and operation != "send":
+    stretch = measured.bandwidth / fabric.bandwidth
+    if measured.reached and operation != "send":
         # the bytes on a link over the seconds of the last knot, over the bus bandwidth reached here
         link_bytes = PARTS["all-reduce"] * (ranks - 1) / ranks * 2 ** curve.log2_bytes[-1]
-        reached = dict(chips.reached) if operation == "all-reduce" else {}
-        reached_with_fewest_ranks = chips.reached[0][1]
+        reached = dict(measured.reached) if operation == "all-reduce" else {}
+        reached_with_fewest_ranks = measured.reached[0][1]
         bus_bandwidth = reached.get(ranks, reached_with_fewest_ranks)
         stretch *= link_bytes / curve.seconds[-1] / bus_bandwidth
     return CollectiveCurve(log2_bytes=curve.log2_bytes, seconds=curve.seconds, stretch=stretch)

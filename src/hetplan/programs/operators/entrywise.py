@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hetplan.errors import InputError, require
-from hetplan.programs.forms import PARTIAL, WHOLE, Form, Way
+from hetplan.programs.forms import PARTIAL, WHOLE, Form, ShardingRule
 from hetplan.programs.operators.operator import (
     Attributes,
     Operator,
@@ -67,7 +67,7 @@ def broadcast(whole: Shapes, attributes: Attributes) -> Shape:
         raise InputError("shapes do not fit", where="add or multiply", got=shapes) from None
 
 
-def broadcast_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+def broadcast_rules(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """Any dimension of the output can be sliced. Inputs that lack the dimension, or have length 1
     there, are whole."""
     output = broadcast(whole, attributes)
@@ -77,7 +77,7 @@ def broadcast_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
         same = d - len(output) + len(shape)  # number of the same dimension in the input
         return same if same >= 0 and shape[same] == output[d] else WHOLE
 
-    return [Way(tuple(form(shape, d) for shape in whole), d) for d in range(len(output))]
+    return [ShardingRule(tuple(form(shape, d) for shape in whole), d) for d in range(len(output))]
 
 
 def add(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
@@ -85,11 +85,11 @@ def add(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tenso
     return sum(inputs[1:], start=inputs[0])
 
 
-def multiply_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+def multiply_rules(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """Any dimension of the output can be sliced. Summands of one factor times the whole other
     factor give summands of the output."""
-    of_summands = [Way((PARTIAL, WHOLE), PARTIAL), Way((WHOLE, PARTIAL), PARTIAL)]
-    return [*broadcast_ways(whole, attributes), *of_summands]
+    of_summands = [ShardingRule((PARTIAL, WHOLE), PARTIAL), ShardingRule((WHOLE, PARTIAL), PARTIAL)]
+    return [*broadcast_rules(whole, attributes), *of_summands]
 
 
 def gated_shape(whole: Shapes, attributes: Attributes) -> Shape:
@@ -117,7 +117,7 @@ ENTRYWISE: dict[str, Operator] = {
     "positive": Operator(unchanged, each_dimension, positive, differentiable=False),
     "scale": Operator(unchanged, each_dimension, lambda x, a, p: x[0] * a["factor"], linear=True),
     "offset": Operator(unchanged, each_dimension, offset, linear=True),
-    "add": Operator(broadcast, broadcast_ways, add, linear=True),
-    "multiply": Operator(broadcast, multiply_ways, lambda x, a, p: x[0] * x[1]),
+    "add": Operator(broadcast, broadcast_rules, add, linear=True),
+    "multiply": Operator(broadcast, multiply_rules, lambda x, a, p: x[0] * x[1]),
     "gated": Operator(gated_shape, all_but_the_last, gated),
 }

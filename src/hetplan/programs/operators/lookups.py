@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hetplan.errors import InputError
-from hetplan.programs.forms import PARTIAL, WHOLE, Way
+from hetplan.programs.forms import PARTIAL, WHOLE, ShardingRule
 from hetplan.programs.operators.moves import other_lengths
 from hetplan.programs.operators.operator import (
     ELEMENT_FLOPS,
@@ -31,16 +31,16 @@ def embed_shape(whole: Shapes, attributes: Attributes) -> Shape:
     return (*whole[0], whole[1][1])
 
 
-def embed_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+def embed_rules(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """The row numbers can be sliced along any dimension, the table by columns or by rows. A slice
     of the table's rows gives zeros for all other rows, so that its output is a summand.
 
     Source: Shoeybi et al. 2019, Section 3.
     """
     dimensions = len(whole[0])
-    sliced_numbers = [Way((d, WHOLE), d) for d in range(dimensions)]
-    sliced_columns = Way((WHOLE, 1), dimensions)
-    sliced_rows = Way((WHOLE, 0), PARTIAL)
+    sliced_numbers = [ShardingRule((d, WHOLE), d) for d in range(dimensions)]
+    sliced_columns = ShardingRule((WHOLE, 1), dimensions)
+    sliced_rows = ShardingRule((WHOLE, 0), PARTIAL)
     return [*sliced_numbers, sliced_columns, sliced_rows]
 
 
@@ -94,14 +94,14 @@ def mean_shape(whole: Shapes, attributes: Attributes) -> Shape:
     return other_lengths(whole[0], attributes["dimension"])
 
 
-def mean_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+def mean_rules(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """Any dimension can be sliced; slices along the averaged one give summands."""
     averaged = attributes["dimension"]
     dimensions = len(whole[0])
-    before = [Way((d,), d) for d in range(averaged)]
+    before = [ShardingRule((d,), d) for d in range(averaged)]
     # the output lacks the averaged dimension, so that dimension d is number d - 1 there
-    behind = [Way((d,), d - 1) for d in range(averaged + 1, dimensions)]
-    return [*before, *behind, Way((averaged,), PARTIAL)]
+    behind = [ShardingRule((d,), d - 1) for d in range(averaged + 1, dimensions)]
+    return [*before, *behind, ShardingRule((averaged,), PARTIAL)]
 
 
 def mean(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
@@ -114,9 +114,9 @@ def cross_entropy_shape(whole: Shapes, attributes: Attributes) -> Shape:
     return ()
 
 
-def cross_entropy_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+def cross_entropy_rules(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """Any dimension of the labels can be sliced; slices give summands of the mean."""
-    return [Way((d, d), PARTIAL) for d in range(len(whole[1]))]
+    return [ShardingRule((d, d), PARTIAL) for d in range(len(whole[1]))]
 
 
 def cross_entropy_work(whole: Shapes, output: Shape, attributes: Attributes) -> Work:
@@ -148,11 +148,11 @@ def cross_entropy(inputs: Sequence[Tensor], attributes: Attributes, place: Place
 
 
 LOOKUPS: dict[str, Operator] = {
-    "embed": Operator(embed_shape, embed_ways, embed, output_sized_work),
+    "embed": Operator(embed_shape, embed_rules, embed, output_sized_work),
     "max-pool": Operator(pooled, first_two, max_pool),
     "mean-pool": Operator(mean_pool_shape, first_two, mean_pool, linear=True),
-    "mean": Operator(mean_shape, mean_ways, mean, linear=True),
+    "mean": Operator(mean_shape, mean_rules, mean, linear=True),
     "cross-entropy": Operator(
-        cross_entropy_shape, cross_entropy_ways, cross_entropy, cross_entropy_work
+        cross_entropy_shape, cross_entropy_rules, cross_entropy, cross_entropy_work
     ),
 }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hetplan.errors import require
-from hetplan.programs.forms import WHOLE, Way, summands
+from hetplan.programs.forms import WHOLE, ShardingRule, summands
 from hetplan.programs.operators.operator import (
     Attributes,
     Operator,
@@ -26,10 +26,10 @@ def other_lengths(shape: Shape, d: int, *lengths: int) -> Shape:
     return (*shape[:d], *lengths, *shape[d + 1 :])
 
 
-def other_dimensions(whole: Shapes, attributes: Attributes) -> list[Way]:
+def other_dimensions(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """All inputs can be sliced along the same dimension, any but the attribute `dimension`."""
     kept = [d for d in range(len(whole[0])) if d != attributes["dimension"]]
-    return [Way((d,) * len(whole), d) for d in kept]
+    return [ShardingRule((d,) * len(whole), d) for d in kept]
 
 
 def permute_shape(whole: Shapes, attributes: Attributes) -> Shape:
@@ -37,9 +37,9 @@ def permute_shape(whole: Shapes, attributes: Attributes) -> Shape:
     return tuple(whole[0][d] for d in attributes["order"])
 
 
-def permute_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+def permute_rules(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """Any dimension can be sliced."""
-    return [Way((d,), place) for place, d in enumerate(attributes["order"])]
+    return [ShardingRule((d,), place) for place, d in enumerate(attributes["order"])]
 
 
 def reshape_shape(whole: Shapes, attributes: Attributes) -> Shape:
@@ -55,19 +55,19 @@ def reshape_shape(whole: Shapes, attributes: Attributes) -> Shape:
     return shape
 
 
-def reshape_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+def reshape_rules(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """A dimension can be sliced if the new shape has a dimension in front of which stand equally
     many entries: the product of the lengths in front is the same, so that both divide the entries
     into the same slices."""
     before, after = whole[0], attributes["shape"]
     # product of the lengths in front -> dimension of the new shape
     new_dimension = {size(after[:e]): e for e, length in enumerate(after) if length > 1}
-    ways = [summands()]  # stays first: packaged decisions refer to steps by number
+    sharding_rules = [summands()]  # stays first: packaged decisions refer to steps by number
     for d, length in enumerate(before):
         in_front = size(before[:d])
         if length > 1 and in_front in new_dimension:
-            ways.append(Way((d,), new_dimension[in_front]))
-    return ways
+            sharding_rules.append(ShardingRule((d,), new_dimension[in_front]))
+    return sharding_rules
 
 
 def select_shape(whole: Shapes, attributes: Attributes) -> Shape:
@@ -87,10 +87,10 @@ def repeat_shape(whole: Shapes, attributes: Attributes) -> Shape:
     return tuple(attributes["shape"])
 
 
-def repeat_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+def repeat_rules(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """Any dimension can be sliced; one of length 1 that is repeated is read whole."""
     after = attributes["shape"]
-    return [Way((d if n == after[d] else WHOLE,), d) for d, n in enumerate(whole[0])]
+    return [ShardingRule((d if n == after[d] else WHOLE,), d) for d, n in enumerate(whole[0])]
 
 
 def join_shape(whole: Shapes, attributes: Attributes) -> Shape:
@@ -108,14 +108,14 @@ def join(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tens
 
 MOVES: dict[str, Operator] = {
     "permute": Operator(
-        permute_shape, permute_ways, lambda x, a, p: x[0].permute(a["order"]), no_work, linear=True
+        permute_shape, permute_rules, lambda x, a, p: x[0].permute(a["order"]), no_work, linear=True
     ),
     "reshape": Operator(
-        reshape_shape, reshape_ways, lambda x, a, p: x[0].reshape(p.shape), no_work, linear=True
+        reshape_shape, reshape_rules, lambda x, a, p: x[0].reshape(p.shape), no_work, linear=True
     ),
     "select": Operator(select_shape, other_dimensions, select, no_work, linear=True),
     "repeat": Operator(
-        repeat_shape, repeat_ways, lambda x, a, p: x[0].expand(p.shape), no_work, linear=True
+        repeat_shape, repeat_rules, lambda x, a, p: x[0].expand(p.shape), no_work, linear=True
     ),
     "join": Operator(join_shape, other_dimensions, join, no_work, linear=True),
 }

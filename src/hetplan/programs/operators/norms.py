@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hetplan.programs.forms import PARTIAL, WHOLE, Way
+from hetplan.programs.forms import PARTIAL, WHOLE, ShardingRule
 from hetplan.programs.operators.operator import (
     Attributes,
     Operator,
@@ -48,10 +48,10 @@ def batch_moments_shape(whole: Shapes, attributes: Attributes) -> Shape:
     return (2, whole[0][1])
 
 
-def batch_moments_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+def batch_moments_rules(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """Any dimension can be sliced. Slices of the channels give slices of the moments; slices of all
     other dimensions give summands."""
-    return [Way((d,), d if d == 1 else PARTIAL) for d in range(len(whole[0]))]
+    return [ShardingRule((d,), d if d == 1 else PARTIAL) for d in range(len(whole[0]))]
 
 
 def batch_moments(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
@@ -64,11 +64,11 @@ def batch_moments(inputs: Sequence[Tensor], attributes: Attributes, place: Place
     return torch.stack(sums) / attributes["count"]
 
 
-def batch_norm_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+def batch_norm_rules(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """The channels of all inputs can be sliced, or any other dimension of x alone."""
-    ways = [Way((d, WHOLE, WHOLE, WHOLE), d) for d in range(len(whole[0]))]
-    ways[1] = Way((1, 1, 0, 0), 1)
-    return ways
+    sharding_rules = [ShardingRule((d, WHOLE, WHOLE, WHOLE), d) for d in range(len(whole[0]))]
+    sharding_rules[1] = ShardingRule((1, 1, 0, 0), 1)
+    return sharding_rules
 
 
 def batch_norm(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
@@ -87,6 +87,6 @@ NORMS: dict[str, Operator] = {
     "softmax": Operator(unchanged, all_but_the_last, lambda x, a, p: x[0].softmax(-1)),
     "log-softmax": Operator(unchanged, all_but_the_last, lambda x, a, p: x[0].log_softmax(-1)),
     # the moments of no samples are zeros in fp64, as all moments are
-    "batch-moments": Operator(batch_moments_shape, batch_moments_ways, batch_moments, empty=True),
-    "batch-norm": Operator(unchanged, batch_norm_ways, batch_norm),
+    "batch-moments": Operator(batch_moments_shape, batch_moments_rules, batch_moments, empty=True),
+    "batch-norm": Operator(unchanged, batch_norm_rules, batch_norm),
 }

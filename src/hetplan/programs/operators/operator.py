@@ -1,5 +1,6 @@
-"""The class of an operator, `Operator`: the shape of its output, its sharding rules (`forms.Way`),
-its work and its kernel. Beside it, the shapes, sharding rules and work of more than one operator.
+"""The class of an operator, `Operator`: the shape of its output, its sharding rules
+(`forms.ShardingRule`), its work and its kernel. Beside it, the shapes, sharding rules and work of
+more than one operator.
 
 Work is in FLOP. Elementwise operators wait for memory, not for arithmetic: each element read or
 written counts as `ELEMENT_FLOPS`, the FLOP that a device computes in the time of moving it.
@@ -24,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hetplan.programs.forms import WHOLE, Way, summands
+from hetplan.programs.forms import WHOLE, ShardingRule, summands
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +105,7 @@ class Operator:
 
     shape: Callable[[Shapes, Attributes], Shape]
     """(whole, attributes) -> output. Raises InputError where the inputs do not fit."""
-    ways: Callable[[Shapes, Attributes], list[Way]]
+    sharding_rules: Callable[[Shapes, Attributes], list[ShardingRule]]
     """(whole, attributes) -> the sharding rules that slice a tensor."""
     kernel: Kernel
     """(inputs, attributes, place) -> one device's part of the output."""
@@ -122,13 +123,13 @@ class Operator:
     """Whether the kernel also runs where this device's part of the output has no elements. The
     kernels of other operators do not."""
 
-    def all_ways(self, whole: Shapes, attributes: Attributes) -> list[Way]:
+    def all_sharding_rules(self, whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
         """All sharding rules but the replicated one: those that slice a tensor, and for a linear
         operator the one that maps summands to summands."""
-        ways = self.ways(whole, attributes)
+        sharding_rules = self.sharding_rules(whole, attributes)
         if self.linear:
-            return [*ways, summands(len(whole))]
-        return ways
+            return [*sharding_rules, summands(len(whole))]
+        return sharding_rules
 
     def compute(self, inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
         """One device's part of the output."""
@@ -159,18 +160,18 @@ def unchanged(whole: Shapes, attributes: Attributes) -> Shape:
     return whole[0]
 
 
-def each_dimension(whole: Shapes, attributes: Attributes) -> list[Way]:
+def each_dimension(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """The operator has one input, any dimension of which can be sliced."""
-    return [Way((d,), d) for d in range(len(whole[0]))]
+    return [ShardingRule((d,), d) for d in range(len(whole[0]))]
 
 
-def all_but_the_last(whole: Shapes, attributes: Attributes) -> list[Way]:
+def all_but_the_last(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """Any dimension of the first input but the last can be sliced; the other inputs are whole."""
     other_inputs = (WHOLE,) * (len(whole) - 1)
-    return [Way((d, *other_inputs), d) for d in range(len(whole[0]) - 1)]
+    return [ShardingRule((d, *other_inputs), d) for d in range(len(whole[0]) - 1)]
 
 
-def first_two(whole: Shapes, attributes: Attributes) -> list[Way]:
+def first_two(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """The first dimension (samples) of all inputs can be sliced, or the second (channels or heads)
     of all inputs."""
-    return [Way((d,) * len(whole), d) for d in range(2)]
+    return [ShardingRule((d,) * len(whole), d) for d in range(2)]

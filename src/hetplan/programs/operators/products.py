@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hetplan.errors import require
-from hetplan.programs.forms import Way, along
+from hetplan.programs.forms import ShardingRule, along
 from hetplan.programs.operators.operator import (
     ELEMENT_FLOPS,
     Attributes,
@@ -64,7 +64,7 @@ def contract_shape(whole: Shapes, attributes: Attributes) -> Shape:
     return tuple(lengths[letter] for letter in output)
 
 
-def contract_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+def contract_rules(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """A contraction can be sliced along every letter of its factors and its output."""
     terms, output = parsed(attributes["equation"])
     letters = dict.fromkeys("".join((*terms[:2], output)))
@@ -118,7 +118,7 @@ def convolve_shape(whole: Shapes, attributes: Attributes) -> Shape:
     return (b, o, (height + 2 * pad - k) // stride + 1, (width + 2 * pad - l) // stride + 1)
 
 
-def convolve_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+def convolve_rules(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """Samples, output channels and input channels can be sliced. Slices of the input channels give
     summands."""
     terms = ("bcHW", "ockl", "o")[: len(whole)]
@@ -154,6 +154,10 @@ def convolve(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> 
 
 
 PRODUCTS: dict[str, Operator] = {
-    "contract": Operator(contract_shape, contract_ways, contract, contract_work, contract_products),
-    "convolve": Operator(convolve_shape, convolve_ways, convolve, convolve_work, convolve_products),
+    "contract": Operator(
+        contract_shape, contract_rules, contract, contract_work, contract_products
+    ),
+    "convolve": Operator(
+        convolve_shape, convolve_rules, convolve, convolve_work, convolve_products
+    ),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hetplan.programs.forms import Way
+from hetplan.programs.forms import ShardingRule
 from hetplan.programs.operators.operator import Attributes, Operator, Place, Shape, Shapes
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ def route_shape(whole: Shapes, attributes: Attributes) -> Shape:
     return (*whole[0], attributes["capacity"])
 
 
-def route_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+def route_rules(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """Samples can be sliced. Tokens cannot, because the tokens of one sample compete for places."""
-    return [Way((0,), 0)]
+    return [ShardingRule((0,), 0)]
 
 
 def places_of_tokens(gates: Tensor, active: int, capacity: int) -> Tensor:
@@ -47,4 +47,4 @@ def route(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Ten
     return gates.unsqueeze(-1) * places
 
 
-ROUTING: dict[str, Operator] = {"route": Operator(route_shape, route_ways, route)}
+ROUTING: dict[str, Operator] = {"route": Operator(route_shape, route_rules, route)}

@@ -380,7 +380,9 @@ def tasks_of(replicas: Sequence[Replica], collectives: Sequence[Collective] = ()
     return tasks.build(unit)
 
 
-def least_seconds(replicas: Sequence[Replica], collectives: Sequence[Collective] = ()) -> float:
+def lower_bound_seconds(
+    replicas: Sequence[Replica], collectives: Sequence[Collective] = ()
+) -> float:
     """A lower bound of the seconds of an iteration, for a fraction of the work of `tasks_of`.
 
     For each stage, the bound adds up the seconds until its last backward pass ends

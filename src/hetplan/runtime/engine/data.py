@@ -94,7 +94,7 @@ def check_alike(
     totals = torch.full((2, len(readings)), LIMIT, dtype=torch.int64)
     for k, reading in enumerate(readings):
         if reading.rows in own:
-            total = short_digest(repr(sorted(own[reading.rows].items())))
+            total = short_hash(repr(sorted(own[reading.rows].items())))
             totals[0, k], totals[1, k] = total, -total
     least, negative_most = host_least(totals)
     differences = least + negative_most
@@ -155,9 +155,9 @@ def leaf_checksums(value: Any, path: str) -> Iterator[tuple[str, int]]:
     elif isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         yield path, tensor_checksum(torch.from_numpy(np.array(value)))
     elif isinstance(value, np.generic):
-        yield path, short_digest(repr(value.item()))
+        yield path, short_hash(repr(value.item()))
     else:
-        yield path, short_digest(repr(value) if isinstance(value, SIMPLE) else kind_of(value))
+        yield path, short_hash(repr(value) if isinstance(value, SIMPLE) else kind_of(value))
 
 
 def kind_of(value: object) -> str:
@@ -165,7 +165,7 @@ def kind_of(value: object) -> str:
     return type(value).__qualname__
 
 
-def short_digest(text: str) -> int:
+def short_hash(text: str) -> int:
     """A hash of a text, below `LIMIT`."""
     return int.from_bytes(blake2b(text.encode(), digest_size=WORD_BYTES).digest()) % LIMIT
 
@@ -190,7 +190,7 @@ def tensor_checksum(x: Tensor) -> int:
         folded = (part ^ ((part >> 32) & LOW) for part in words.split(CHUNK))
         sums = [(part * factors[: len(part)]).sum() for part in folded]
         total = int((torch.stack(sums) * factors[: len(sums)]).sum())
-    return short_digest(f"{shape_and_type} {total} {flat[bytes_in_words:].tolist()}")
+    return short_hash(f"{shape_and_type} {total} {flat[bytes_in_words:].tolist()}")
 
 
 @cache

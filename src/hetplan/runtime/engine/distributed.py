@@ -34,7 +34,7 @@ from hetplan.runtime.engine.loop import Box, TrainedPart
 from hetplan.runtime.engine.pipeline import Mail, Pipeline, streams
 from hetplan.runtime.engine.position import Position
 from hetplan.runtime.engine.states import States
-from hetplan.runtime.engine.tensors import spread
+from hetplan.runtime.engine.tensors import on_meshes
 from hetplan.runtime.engine.transport import (
     Group,
     Staging,
@@ -253,11 +253,11 @@ class Distributed(Placed):
         self.transport = Transport.over(self.device, staging, self.watch)
         groups = self.transport.groups(group_ranks)
         expert_groups = self.transport.groups(self.layout.expert_groups.values(), number=-1)
-        self.transport = self.transport.opened(lambda: streams(self.layout))
+        self.transport = self.transport.with_lanes(lambda: streams(self.layout))
         cuts = local_cuts(self.layout, self.chain, self.place)
         parameters = self.take(cuts)
         self._join_groups(groups, expert_groups)
-        self.chain = spread(self.chain, self.layout, self.place, groups)
+        self.chain = on_meshes(self.chain, self.layout, self.place, groups)
         shares = [plan.zero_shares[p.device] if plan.zero_shares else 1.0 for p in plan.places]
         self.states = States(
             plans, groups, self.place.rank, parameters, cuts,

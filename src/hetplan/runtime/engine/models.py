@@ -17,7 +17,7 @@ from hetplan.runtime.engine.checkpoint import check_writable
 from hetplan.runtime.engine.data import seed_generators
 from hetplan.runtime.engine.distributed import COMPUTE, example_of
 from hetplan.runtime.engine.layout import Layout
-from hetplan.runtime.engine.tensors import check_spread
+from hetplan.runtime.engine.tensors import check_meshes
 from hetplan.runtime.job import Job
 from hetplan.runtime.references import build, stand_in
 
@@ -35,7 +35,7 @@ def described(job: Job) -> tuple[nn.Module, Chain]:
     )
     layout = Layout(job.plan)
     for place in job.plan.places:
-        check_spread(chain, layout, place)
+        check_meshes(chain, layout, place)
     return module, chain
 
 

@@ -76,7 +76,7 @@ def local_for_part(x: Any) -> Any:
     return x.to_local(grad_placements=of_gradient)
 
 
-class Spread(fx.Interpreter):
+class LayerOnMesh(fx.Interpreter):
     """Runs a layer's graph on the ranks of a mesh."""
 
     def __init__(
@@ -338,7 +338,7 @@ class Axis:
     divides_tokens: bool  # whether the ranks divide the tokens between layers
 
 
-def spread(
+def on_meshes(
     chain: Chain, layout: Layout, place: Place, groups: Mapping[tuple[int, ...], Group]
 ) -> Chain:
     """The chain with layers that this rank computes together with other ranks of its stage.
@@ -347,7 +347,7 @@ def spread(
     rank's parts. The chain of a model that states its layers itself is returned as it is. Raises
     UnsupportedError where the ranks cannot compute the layers together.
     """
-    check_spread(chain, layout, place)
+    check_meshes(chain, layout, place)
     if not isinstance(chain.source, Split) or layout.plan.further.expert > 1:
         return chain
     for layer in chain.layers:
@@ -386,7 +386,7 @@ def spread(
             if name in sliced:
                 # tensor ranks are the last dimension of the mesh
                 weights[inside] = [*[Replicate()] * (len(axes) - 1), Shard(sliced[name])]
-        chain.layers[k].forward = Spread(
+        chain.layers[k].forward = LayerOnMesh(
             chain.layers[k],
             mesh,
             weights,
@@ -442,7 +442,7 @@ def token_parts_of(axes: Sequence[Axis]) -> int:
     return prod(len(axis.ranks) for axis in axes if axis.divides_tokens)
 
 
-def check_spread(chain: Chain, layout: Layout, place: Place) -> None:
+def check_meshes(chain: Chain, layout: Layout, place: Place) -> None:
     """Raise UnsupportedError where a stage's ranks cannot compute its layers together."""
     axes = axes_of(layout, place)
     token_parts = token_parts_of(axes)

@@ -8,8 +8,8 @@ does: a tensor on a GPU is copied to pinned host memory, exchanged, and copied b
 NCCL has no tags, and messages of two ranks wait for each other in one queue per process group. So
 each tag gets a process group of its own, a lane. On a lane, two ranks send in one direction only,
 the messages of one hop (see `engine.pipeline`), in the order of the micro-batches. With its first
-message, a pair of ranks sets up a connection, for which both ranks wait; `opened` lets all pairs do
-so in an order that cannot block.
+message, a pair of ranks sets up a connection, for which both ranks wait; `with_lanes` lets all
+pairs do so in an order that cannot block.
 """
 
 import socket
@@ -161,13 +161,14 @@ class Transport:
             return sent
         return [(work, tensors) for work, tensors in sent if not work.is_completed()]
 
-    def opened(self, streams: Callable[[], Sequence[Stream]]) -> "Transport":
+    def with_lanes(self, streams: Callable[[], Sequence[Stream]]) -> "Transport":
         """A transport with a lane for every tag, on which the ends of each stream are connected.
         All ranks call this together. On gloo, which needs no lanes, it is this transport."""
         return self if self.backend == "gloo" else self.on_lanes(streams(), self.backend)
 
     def on_lanes(self, streams: Sequence[Stream], backend: str) -> "Transport":
-        """As `opened`, with lanes of a given backend. streams: in the same order on all ranks."""
+        """As `with_lanes`, with lanes of a given backend. streams: in the same order on all
+        ranks."""
         all_ranks, rank = range(dist.get_world_size()), dist.get_rank()
         tags = sorted({tag for tag, _, _ in streams})
         opened = replace(self, lanes={tag: one_group(all_ranks, backend, 1 + tag) for tag in tags})

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetplan.errors import require
-from hetplan.runtime.job import Job, Loss, StepReport
+from hetplan.runtime.job import Job, NodeLoss, StepReport
 from hetplan.runtime.launch.devices import on_devices, required_torch
 from hetplan.runtime.launch.supervision import RankError, Supervisor
 from hetplan.runtime.measured import Measured
@@ -63,7 +63,7 @@ def launch_elastic(
     job: Job,
     again: Again,
     tell: Callable[[StepReport], None],
-    lost: Callable[[Loss], None] | None = None,
+    lost: Callable[[NodeLoss], None] | None = None,
 ) -> Measured:
     """Run the job, and after each loss of a node the remaining steps under another plan.
 
@@ -79,7 +79,7 @@ def launch_elastic(
     if job.resume:
         first_step = latest(job) or 0
     last_step = first_step + job.steps
-    losses: list[Loss] = []
+    losses: list[NodeLoss] = []
     curve: dict[int, float] = {}  # step -> training loss
 
     def record(report: StepReport) -> None:
@@ -104,7 +104,7 @@ def launch_elastic(
                 raise
             step = checkpoint or 0  # without a checkpoint the run begins anew
             job = replace(following, steps=last_step - step, resume=checkpoint is not None)
-            loss = Loss(
+            loss = NodeLoss(
                 error=str(error),
                 node=lost_node,
                 step=step,

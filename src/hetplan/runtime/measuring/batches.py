@@ -137,7 +137,7 @@ class Trial:
     passes: dict[int, Pass] = field(init=False, default_factory=dict)  # micro-batch -> its passes
 
     def __post_init__(self) -> None:
-        parameters_of_layers = network(self.model, "meta").own
+        parameters_of_layers = network(self.model, "meta").layer_parameters
         weights = [  # bytes
             sum(p.numel() * p.element_size() for p in parameters)
             for parameters in parameters_of_layers

@@ -144,7 +144,7 @@ def measure_layers(
             x = one_of_each.layers[0](tokens)
         inputs = ((tokens,), (x,), (x, tokens))
         for layer_kind, layer, parameters, arguments in zip(
-            KINDS, one_of_each.layers, one_of_each.own, inputs, strict=True
+            KINDS, one_of_each.layers, one_of_each.layer_parameters, inputs, strict=True
         ):
             readings[layer_kind] = _read(layer, arguments, parameters, device, repeats)
     rows = [readings[layer.kind] for layer in model.layers]

@@ -38,7 +38,7 @@ class Network:
 
     layers: tuple[nn.Module, ...]
     """The embedding, the blocks, and the head."""
-    own: tuple[tuple[Tensor, ...], ...]
+    layer_parameters: tuple[tuple[Tensor, ...], ...]
     """[layer] parameters; a table that embedding and head share is listed for the embedding
     alone."""
     seconds_apart: float = 0.0
@@ -58,7 +58,7 @@ class Network:
     @property
     def parameters(self) -> list[Tensor]:
         """All parameters, each once."""
-        return [parameter for layer in self.own for parameter in layer]
+        return [parameter for layer in self.layer_parameters for parameter in layer]
 
 
 def shape_of(model: Model) -> tuple[Transformer, int]:
@@ -100,12 +100,12 @@ def network(model: Model, device: str, *, tensor: int = 1, blocks: int | None = 
     shape = replace(shape, layers=shape.layers if blocks is None else blocks)
     with torch.device(device):
         layers = nn.ModuleList(text_layers(shape).values()).to(DTYPES[model.precision])
-    own: list[list[Tensor]] = [[] for _ in layers]
+    layer_parameters: list[list[Tensor]] = [[] for _ in layers]
     for name, parameter in layers.named_parameters():  # a shared parameter by its first name
         nn.init.normal_(parameter, std=0.02)
         layer_number = int(name.partition(".")[0])
-        own[layer_number].append(parameter)
-    return Network(tuple(layers), tuple(map(tuple, own)))
+        layer_parameters[layer_number].append(parameter)
+    return Network(tuple(layers), tuple(map(tuple, layer_parameters)))
 
 
 def tokens_of(model: Model, batch: int, device: str, *, tensor: int = 1) -> Tensor:
@@ -166,19 +166,19 @@ class Sharded(Network):
     """[layer] this rank's shard of the layer's weights."""
 
     def __init__(self, network: Network, device: str) -> None:
-        super().__init__(network.layers, network.own)
+        super().__init__(network.layers, network.layer_parameters)
         self.device, self.ranks, self.short = device, dist.get_world_size(), False
-        first, block, last = map(self._flat, self.own)
+        first, block, last = map(self._flat, self.layer_parameters)
         self.whole = [first, *[block] * (len(self.layers) - 2), last]
         self.shards = [weights.chunk(self.ranks)[dist.get_rank()].clone() for weights in self.whole]
 
-    def _flat(self, own: tuple[Tensor, ...]) -> Tensor:
+    def _flat(self, parameters: tuple[Tensor, ...]) -> Tensor:
         """The weights of a layer as one flat tensor, padded to equal shards. The layer's parameters
-        `own` become views of it."""
-        sizes = [parameter.numel() for parameter in own]
+        `parameters` become views of it."""
+        sizes = [parameter.numel() for parameter in parameters]
         padding = self.ranks - sum(sizes) % self.ranks
         flat = self.parameters[0].new_zeros(sum(sizes) + padding, requires_grad=False)
-        for parameter, values in zip(own, flat.split([*sizes, padding]), strict=False):
+        for parameter, values in zip(parameters, flat.split([*sizes, padding]), strict=False):
             parameter.data = values.view_as(parameter).copy_(parameter.data)
         return flat
 

@@ -292,10 +292,10 @@ class Machine:
 
     def _run(self, run: Run) -> Tensor:
         """An operator's output on this rank."""
-        node, output = self.program.node(run.node), run.way.output
+        node, output = self.program.node(run.node), run.rule.output
         inputs: list[Tensor] = []
         starts: list[int] = []
-        for source, form in zip(self.program.inputs(node), run.way.inputs, strict=True):
+        for source, form in zip(self.program.inputs(node), run.rule.inputs, strict=True):
             if source.source:
                 inputs.append(self._input(source, form, node.segment, complete=run.factors))
             else:
@@ -331,13 +331,13 @@ class Machine:
         x, *parameters = inputs
         local = node.compute([x, *(p.detach() for p in parameters)], place)
         factor = x.detach()
-        x_form, manner = run.way.inputs[0], self.gathers[run.after]
+        x_form, manner = run.rule.inputs[0], self.gathers[run.after]
 
         def backward(gradient: Tensor) -> tuple[Tensor, ...]:
             x_bounds = self.decided.bounds(node.inputs[0], x_form, node.segment)
             whole_x = self.ranks.gather(factor, x_form, x_bounds, manner)
-            bounds = self.decided.bounds(node.name, run.way.output, node.segment)
-            whole_gradient = self.ranks.gather(gradient, run.way.output, bounds, manner)
+            bounds = self.decided.bounds(node.name, run.rule.output, node.segment)
+            whole_gradient = self.ranks.gather(gradient, run.rule.output, bounds, manner)
             weight = torch.einsum(f"{left},{out}->{right}", whole_x, whole_gradient)
             biases = [torch.einsum(f"{out}->{letters}", whole_gradient) for letters in bias]
             return gradient, weight, *biases

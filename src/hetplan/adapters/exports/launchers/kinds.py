@@ -64,4 +64,6 @@ def section_of(kind: str, keys: Keys) -> Any:
 
 
 # The union of the sections of all launchers; `kind` tells them apart.
-KINDS: Any = reduce(or_, (section_of(kind, launcher.keys) for kind, launcher in LAUNCHERS.items()))
+LauncherSection: Any = reduce(
+    or_, (section_of(kind, launcher.keys) for kind, launcher in LAUNCHERS.items())
+)

@@ -16,7 +16,7 @@ class Start:
     """A plan to start, with everything that the files of a launcher say about the job."""
 
     plan: Plan
-    launcher: Any  # the section `launcher` of a job file: a model of `kinds.KINDS`
+    launcher: Any  # the section `launcher` of a job file: a model of `kinds.LauncherSection`
     name: str  # the job's name, as Kubernetes accepts it
     root: str  # absolute path of the working folder of all ranks
     folder: str  # path of the folder of the job's files, relative to `root`

@@ -34,7 +34,7 @@ from hetplan.formulations.astra.search.result import (
 )
 from hetplan.formulations.astra.search.rules import Column, Rule, default_rules
 from hetplan.formulations.astra.search.space import Space, rule_columns
-from hetplan.formulations.astra.search.words import (
+from hetplan.formulations.astra.search.texts import (
     equal_only_left_out,
     no_proof,
     proof_on_one_type,

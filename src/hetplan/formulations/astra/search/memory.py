@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 
 from hetplan.formulations.astra.search.pricing import Priced
 from hetplan.formulations.astra.search.table import METHODS, Strategies
-from hetplan.profiling.frameworks import States
+from hetplan.profiling.frameworks import StateBytes
 from hetplan.profiling.models.operators import ELEMENT_BYTES, Layer
 from hetplan.replays.arrays import Floats, Ints
 from hetplan.replays.assumptions import Assumptions
 from hetplan.replays.facts import ModelFacts, expert_params_of
 from hetplan.replays.memory import (
     ATTENTION_OUTPUT,
-    Held,
     Passes,
+    PeakBytes,
     gathered_for_experts,
     held_on,
     inputs_bytes,
@@ -152,7 +152,7 @@ def largest_params(priced: Priced, first: Floats | float, last: Floats | float) 
 
 def states_of(
     priced: Priced, layers: Ints, first: Floats | float, last: Floats | float
-) -> States[Floats]:
+) -> StateBytes[Floats]:
     """Bytes of the model states of a stage with so many `layers` on each rank.
 
     Frozen parameters have neither gradients nor optimizer states; under FP8 they are held in 8
@@ -181,7 +181,7 @@ def states_of(
             )
         )
         has_level.append((zero_level == level) & (sharded_stages == staged))
-    states = States(*(np.select(has_level, parts) for parts in zip(*by_level, strict=True)))
+    states = StateBytes(*(np.select(has_level, parts) for parts in zip(*by_level, strict=True)))
     frozen_width = 1 if assumed.stack.fp8 else width  # bytes of a frozen parameter
     frozen_share = (1 - trained) / width * frozen_width  # of the bytes of weights
     held_share = np.where(priced.fsdp, share, 1.0)
@@ -194,7 +194,7 @@ def states_of(
 
 def held_by(
     priced: Priced, layers: Ints, place: Ints, first: Floats | float, last: Floats | float
-) -> Held[Floats]:
+) -> PeakBytes[Floats]:
     """Bytes that the devices of a stage hold, by what they are for, without offloading.
 
     layers: number of the stage's blocks. place: number of the stage in the pipeline. first, last: 1

@@ -82,7 +82,7 @@ class Stages(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SegmentFigures:
+class SegmentData:
     """The data of the module's docstring for M types, in the order of the pool, and R strategies;
     `segment_figures` makes it. A single stage is of kind FIRST and has embedding and head."""
 
@@ -96,9 +96,9 @@ class SegmentFigures:
     offloaded: Floats  # [R] share of the optimizer states on the host
     exposed: Callable[[int], Floats]  # strategy -> [3, M, N] r(n) by kind and type for n = 1..N
 
-    def take(self, rows: Ints) -> "SegmentFigures":
+    def take(self, rows: Ints) -> "SegmentData":
         """The data of the strategies `rows`."""
-        return SegmentFigures(
+        return SegmentData(
             c=self.c[:, rows],
             h=self.h[:, rows],
             ends=self.ends[:, :, rows],
@@ -128,7 +128,7 @@ def segment_figures(
     assumed: Assumptions,
     *,
     offload: bool = True,
-) -> SegmentFigures:
+) -> SegmentData:
     """The data of all strategies of a table on all types. offload: whether optimizer states may
     move to the host."""
     priced = [Priced(facts, table, offer, assumed) for offer in offers]
@@ -142,7 +142,7 @@ def segment_figures(
     def exposed(r: int) -> Floats:
         return np.stack([_exposed(p, r, float(offloaded[r])) for p in priced], axis=1)
 
-    return SegmentFigures(
+    return SegmentData(
         # never 0, because the search divides by it
         c=np.maximum([p.layers_seconds(np.ones_like(p.pp)) for p in priced], 1e-30),
         h=np.stack([p.crossing_seconds for p in priced]),
@@ -221,7 +221,7 @@ def _caps(priced: Priced, offloaded: Floats) -> Ints:
 def segment_instance(
     table: Strategies,
     offers: Sequence[Offer],
-    figures: SegmentFigures,
+    figures: SegmentData,
     r: int,
     stages: Sequence[Stages],
 ) -> AstraData:
@@ -311,7 +311,7 @@ class SegmentSearch:
     finished: bool  # whether all strategies were explored or skipped; else nothing is proven
 
     def __init__(
-        self, layers: int, table: Strategies, figures: SegmentFigures, run: Run, count: int
+        self, layers: int, table: Strategies, figures: SegmentData, run: Run, count: int
     ) -> None:
         """Search until the end, or until `run` stops it.
 
@@ -358,7 +358,7 @@ class SegmentSearch:
         c, h, rate = figures.c[:, r], figures.h[:, r], figures.rate[:, r]
         types = range(len(c))
         pairs = product(types, types) if P > 1 else ((i, -1) for i in types)
-        kinds_by_ends = [Kinds(figures, r, pair, N, K) for pair in pairs]
+        kinds_by_ends = [StageKinds(figures, r, pair, N, K) for pair in pairs]
         end_seconds = figures.ends[:, :, r].min(axis=1).sum()
         for m in stage_counts(P, figures.most[:, r]):
             self.run.check()
@@ -374,7 +374,7 @@ class SegmentSearch:
             for kinds in kinds_by_ends:
                 self.solve(r, kinds, m[kinds.possible(m)])
 
-    def solve(self, r: int, kinds: "Kinds", m: Ints) -> None:
+    def solve(self, r: int, kinds: "StageKinds", m: Ints) -> None:
         """Add the points of strategy r with the ends of `kinds`. m: [V, types] stage counts."""
         counts, paid = kinds.counts(m), m @ self.figures.rate[:, r]
         bound, theta, phi, work = kinds.lower_bounds(counts)
@@ -396,7 +396,7 @@ class SegmentSearch:
                     self.fastest[r] = point
 
 
-class Kinds:
+class StageKinds:
     """The kinds of stages of one strategy with given types of the ends, by ascending c: the FIRST
     stage, the LAST stage where it is another one, and MIDDLE stages on every type.
 
@@ -411,9 +411,7 @@ class Kinds:
     cap: Ints  # [Q] most layers of a stage
     needed: Ints  # [types] number of the ends on each type
 
-    def __init__(
-        self, figures: SegmentFigures, r: int, pair: tuple[int, int], N: int, K: int
-    ) -> None:
+    def __init__(self, figures: SegmentData, r: int, pair: tuple[int, int], N: int, K: int) -> None:
         """r: the strategy. pair: types of the first and the last stage; last = -1 for a pipeline of
         one stage. N: layers. K: micro-batches."""
         first, last = pair
@@ -543,7 +541,7 @@ class Kinds:
         return np.where(possible & all_placed, work, np.inf), n
 
 
-def strategy_bounds(figures: SegmentFigures, P: Ints, K: Ints, N: int) -> tuple[Floats, Floats]:
+def strategy_bounds(figures: SegmentData, P: Ints, K: Ints, N: int) -> tuple[Floats, Floats]:
     """([R] of T, +inf where no segments exist; [R] of money per second): lower bounds of each
     strategy.
 
