@@ -94,7 +94,7 @@ class Question:
             precision=self.precision or "fp16",
             profile=setting.profile,
         )
-        return workloads[0]
+        return workloads[0]  # one precision gives one workload
 
 
 @described(
@@ -322,7 +322,7 @@ def replan(
     run = Run(make_options(time_limit=time_limit, threads=threads))
     loaded = load_plan(plan)
     margin = memory_margin
-    if margin is None and loaded.inputs is None:
+    if margin is None and loaded.inputs is None:  # then the plan states no margin of its own
         margin = MEMORY_MARGIN
     workload = with_margin(setting.workload(loaded, plan), margin)
     nodes = again.parse_lost(split_list(lost), workload)

@@ -122,7 +122,7 @@ def summary(entry: Entry) -> dict[str, Any]:
     best = entry.best_known()
     row: dict[str, Any] = {"problem": entry.problem, "name": entry.name}
     for key in ("objective", "bound", "gap", "status", "found_by", "proved_by"):
-        row[key] = getattr(best, key, None)
+        row[key] = None if best is None else getattr(best, key)
     return row
 
 
@@ -336,6 +336,7 @@ def export_model(
     notes = []
     if len(exported) > 1:
         notes.append(CONFIGURATIONS)
+    # Every family gives the models of its methods totals.
     error = max(model.totals.error for model in models if model.totals)
     if method == "cp-sat":
         notes.append(f"{ROUNDED} {error:.0e} of it")

@@ -71,7 +71,7 @@ from hetplan.text import (
     seconds_text,
 )
 
-# The largest number of tokens, samples or nodes of an imported measurement.
+# The largest number of tokens, samples or nodes of an imported measurement, beyond any that is run.
 LARGEST = 10**6
 DeviceOption = Annotated[
     str, typer.Option("--device", metavar="cpu|cuda[:N]", help="Measure there (needs torch).")
@@ -136,7 +136,7 @@ def predict(
     elif global_batch is not None:
         sizes = default_micro_batches(global_batch)
     else:
-        # the default sizes of this global batch are all powers of two up to it
+        # The default sizes of this global batch are all powers of two up to it.
         sizes = default_micro_batches(LARGEST_MICRO_BATCH)
     hardware = open_cluster(cluster)
     profile = predicted(
@@ -173,7 +173,7 @@ def traced_model(
     from hetplan.runtime.tracing.layers import trace
     from hetplan.runtime.tracing.program import plannable
 
-    module = from_factory(factory, None)  # there is no plan yet
+    module = from_factory(factory, None)  # None: there is no plan yet that the factory could read
     traced = trace(module, name=name or factory, precision=precision)
     if output is not None:
         traced.save(output)

@@ -148,9 +148,14 @@ def predicted(
 
 def free_cores() -> float:
     """The number of cores that this process can expect to get, when it shares its cores with the
-    machine's present load."""
+    machine's present load.
+
+    As many threads as cores compete here with the load's threads, and each gets an equal share.
+    """
     cores = len(os.sched_getaffinity(0))
-    return cores * cores / (cores + os.getloadavg()[0])
+    load, _, _ = os.getloadavg()  # of the last minute
+    share = cores / (cores + load)
+    return cores * share
 
 
 def note_loss(loss: NodeLoss) -> None:
@@ -222,6 +227,7 @@ class Survival:
         with threads cannot fork ranks. plan: the file of the plan that runs now. predict: returns
         the new plan's predicted times. Raises InputError where the plan's cluster is unknown.
         """
+        # With --elastic the prediction is required: it lacks only where the cluster is unknown.
         require(
             job.rehearsal,
             "--elastic needs the plan's cluster",
@@ -241,7 +247,7 @@ class Survival:
             if value is not None:
                 options += [name, str(value)]
         plan_files = [plan]  # the last one is the file of the plan that runs
-        folder = Path(self.checkpoint or "")
+        folder = Path(self.checkpoint or "")  # `check` has seen that there is one
 
         def again(job: Job, lost: tuple[int, ...]) -> Job | None:
             nodes = [f"node{number}" for number in sorted(lost)]
@@ -341,9 +347,10 @@ def run(
         save=survival.save,
         model=setting.model,
         virtual=virtual,
-        **vars(training),
+        **vars(training),  # its fields have the names of the job's
     )
     job = requested if is_rank() else on_devices(requested)
+    # On GPUs, ranks do not compute on cores, so that no note is due.
     cores = len(os.sched_getaffinity(0)) if job.device == "cpu" else loaded.world_size
     if loaded.world_size > 2 * cores and not (quiet or virtual or is_rank()):
         note(f"{loaded.world_size} ranks share {counted(cores, 'core')} and take turns")
@@ -384,7 +391,7 @@ def keys(command: Callable[..., int]) -> dict[str, tuple[Any, Any]]:
         key = str(option.default).removeprefix("--").replace("-", "_")
         if key in LEFT_OUT:
             continue
-        if Path in get_args(kind):
+        if Path in get_args(kind):  # `Path | None`: a job file's paths are texts
             kind = str | None
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[key] = (kind, default)
@@ -473,6 +480,7 @@ def launch(
             print(shlex.join(["hetplan", *planning]))
         print(shlex.join(starting))
         return 0
+    # Files can be written for a launcher that is on another machine.
     installed = local or not submit or shutil.which(launcher.program)
     require(installed, f"{launcher.program} is not installed here")
     os.makedirs(folder, exist_ok=True)
@@ -490,6 +498,7 @@ def launch(
     start = Start(
         plan=new_plan,
         launcher=section,
+        # Kubernetes allows 63 characters, of which JobSet takes some for the names of its pods.
         name=re.sub("[^a-z0-9]+", "-", f"hetplan-{job.stem}".lower())[:40].strip("-"),
         root=os.getcwd(),
         folder=folder,
