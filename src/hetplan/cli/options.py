@@ -247,6 +247,7 @@ StackOption = Annotated[
         help="The software that computes: eager-2021, eager, fused, compiled, graphs, fp8 or fp4.",
     ),
 ]
+# Commands give it the default 0.05, which is `planner.fits.MEMORY_MARGIN`: importing it is slow.
 MarginOption = Annotated[
     float,
     number(

@@ -201,7 +201,8 @@ def plan(
         make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed), started=begun
     )
     if factory is not None:
-        trained: Any = traced_model(factory, model, only(precision), None, quiet=quiet)
+        # The traced operators have the sizes of one precision.
+        trained: Any = traced_model(factory, model, only(precision), output=None, quiet=quiet)
     else:
         trained = named(model)
     by_precision, notes = make_workloads(
@@ -288,7 +289,7 @@ def measured_curves(workload: "Workload", device: str, plan: Path, *, quiet: boo
             device if on_cpu else f"cuda:{types.index(name)}",
             memory=usable_bytes if on_cpu else None,
             name=name,
-            devices=len(types),
+            devices=len(types),  # that share ZeRO's shards
             largest=min(workload.global_batch, LARGEST_MEASURED),
             tell=None if quiet else note,
         )
@@ -401,7 +402,7 @@ def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
         if name in explained.prices:  # then the strategy has a plan that fits
             if candidate.fits_memory:
                 fastest[name] = candidate
-        elif not candidate.failed:
+        elif not candidate.failed:  # those are in `fault_lines`
             reasons[name] = candidate.message or candidate.status
     shown = sorted(fastest.values(), key=lambda candidate: candidate.predicted_seconds or 0.0)
     lines = [f"no plan of {name}: {reason}" for name, reason in reasons.items()]
@@ -646,7 +647,7 @@ def idle_text(best: "Candidate", planning: "Planning") -> str:
     if idle == 0:
         return ""
     text = f"; {counted(idle, 'device')} idle"
-    fitting = [c for c in planning.candidates if c.fits_memory]
+    fitting = [c for c in planning.candidates if c.fits_memory]  # the best first
     for candidate in fitting:
         if candidate.plan is not None and len(candidate.plan.ranks) == devices:
             seconds = seconds_text(candidate.predicted_seconds)

@@ -135,10 +135,11 @@ def predicted(
     try:
         workload = setting.workload(plan, where, quiet=quiet)
         engine = engine_of(plan)
+        # A run on real devices is compared with the predicted seconds as they are.
         rehearsal_scale = scale if virtual else 1.0
         return Rehearsal.of(plan, workload, engine, rehearsal_scale, cores=free_cores())
     except InputError as error:
-        if required or setting != Setting():
+        if required or setting != Setting():  # the user gives options of the prediction
             raise
         # The user may run a model of their own under a built-in name: that run needs no prediction.
         if not quiet:
@@ -210,7 +211,7 @@ class Survival:
             "--elastic is for local ranks; torchrun has --max-restarts",
         )
         require(
-            not self.elastic or None not in (self.checkpoint, self.every),
+            not self.elastic or (self.checkpoint is not None and self.every is not None),
             "--elastic needs --checkpoint with a folder and --every with a number of steps",
         )
         require(
@@ -405,11 +406,14 @@ FIELDS: dict[str, Any] = {
     "version": (Literal[1], 1),
     "launcher": (Annotated[LauncherSection, Field(discriminator="kind")], ...),
 }
+# Of a key that both commands have, the type of `hetplan plan` counts. Defaults do not matter, since
+# `launch` passes on only what the file sets.
 JobFile = create_model("JobFile", __base__=StrictModel, **{**RUN, **PLAN, **FIELDS})
 
 
 def options(given: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """The options of a command as words of its command line.
+    """The options of a command as words of its command line. A value True gives the option without
+    a value, False and None give no option, and a list gives the option once for each entry.
 
     given: key -> value of a job file. known: the keys that are options of the command.
     """
@@ -493,6 +497,7 @@ def launch(
         variables = os.environ | section.env
         return subprocess.run(own_command(*words), env=variables, check=False).returncode
     new_plan = load_plan(Path(folder, "plan.json"))
+    # A plan may be refused for its built-in model alone, which the user's own model replaces.
     can_run = new_plan.refused is None or job_file.factory is not None
     require(can_run, f"{new_plan.refused}", where=where)
     start = Start(

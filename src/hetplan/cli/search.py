@@ -467,7 +467,7 @@ def name_and_count(text: str) -> tuple[str, int]:
 def parameter_value(text: str, usual: object) -> Any:
     """The value of a parameter from its text. Its type is that of `usual`, the default value: a
     switch, or several switches, words or numbers. Raises InputError."""
-    parts = dict.fromkeys(split_list([text]))
+    parts = dict.fromkeys(split_list([text]))  # an ordered set
     match usual:
         case bool():
             return switch(text, "--param")

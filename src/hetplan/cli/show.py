@@ -201,6 +201,7 @@ def claims_of(instance: Instance, argument: str, decision: str | None) -> list[C
     if decision is not None:
         value, where = read_document(decision)
         return read_claims(value, instance, where=where)
+    # A file of the user's may have the name of a packaged instance, and other content.
     entry = find(argument)
     best = entry.best_known() if entry is not None and entry.load() == instance else None
     if best is None:

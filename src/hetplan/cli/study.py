@@ -224,6 +224,7 @@ def show_progress(tally: Tally) -> None:
     in a new line every LINE_EVERY runs."""
     over = tally.done == tally.total
     if sys.stderr.isatty():
+        # "\r" goes back to the line's beginning, "\x1b[K" erases the line.
         print(f"\r\x1b[K{tally.text()}", end="\n" if over else "", file=sys.stderr, flush=True)
     elif over or tally.done % LINE_EVERY == 0:
         note(tally.text())

@@ -218,6 +218,7 @@ def astra(source: Draw) -> Made | None:
         # Layer 1 is the first block.
         message_seconds = profile.layers[1].activation_bytes * micro_batch / network
         max_devices = rng.randint(1, stages) * data_parallel
+        # The links of a type may be slower or faster than the network.
         link_factor = rng.choice((1.0, rng.uniform(0.5, 2.0)))
         kind = DeviceType(
             name=name,

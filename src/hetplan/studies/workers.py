@@ -266,7 +266,7 @@ def perform_apart(
     with CHILDREN:
         process.start()
     child_end.close()
-    message, stop_reason = "stopped from the keyboard", "interrupted"
+    message, stop_reason = "stopped from the keyboard", "interrupted"  # where `stop` ends the loop
     try:
         while not stop():
             seconds = time.monotonic() - started

@@ -63,6 +63,7 @@ def settings(grid: Grid) -> Settings:
     arguments |= recomputation_settings(plan.recomputation, degrees)
     arguments |= degree_settings(grid, degrees)
     if grid.shape is not None:
+        # `grid.blocks` has refused a plan without a sequence.
         arguments |= model_settings(grid.shape, plan.workload.sequence or 0)
     return arguments
 
@@ -241,8 +242,8 @@ def expert_rows(experts: Experts, layers: int) -> list[Row]:
 
 
 # Megatron's argument -> the fields of Megatron Bridge's ConfigContainer that it sets. An argument
-# that is not listed here sets the field of the same name in the section `model`. A field that
-# begins with ! takes the opposite truth value.
+# that is not listed here sets the field of the same name in the section `model`; one with no fields
+# here is left out. A field that begins with ! takes the opposite truth value.
 BRIDGE: dict[str, tuple[str, ...]] = {
     "num_experts": ("model.num_moe_experts",),
     "fp8_format": ("model.fp8",),
@@ -279,6 +280,7 @@ def bridge_sections(grid: Grid) -> dict[str, Any]:
     """Sections of Megatron Bridge's configuration: section -> field -> value."""
     arguments = settings(grid)
     arguments.pop(grid.plan.workload.precision, None)  # the exporter sets `mixed_precision` instead
+    # Megatron Bridge takes the number of model chunks, Megatron-LM the layers of each.
     if arguments.pop("num_layers_per_virtual_pipeline_stage", None) is not None:
         arguments["virtual_pipeline_model_parallel_size"] = grid.chunks
     sections: dict[str, Any] = {}

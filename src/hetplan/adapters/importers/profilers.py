@@ -390,11 +390,12 @@ UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "sec": 1.0}
 BLOCKS = ("ModuleList", "Sequential")
 # `(name): Class(` or, of the root, `Class(`.
 MODULE = re.compile(r"^\s*(?:\((?P<name>[^)]*)\):\s*)?(?P<kind>[A-Za-z_]\w*)\((?P<rest>.*)$")
-NUMBER = r"(?<![\d.])(?P<n>\d+(?:\.\d*)?)"
+NUMBER = r"(?<![\d.])(?P<n>\d+(?:\.\d*)?)"  # it does not begin within another number
 PARAMS = re.compile(NUMBER + r"\s*(?P<scale>[kKMGBT]?)\s*[,=]\s*[\d.]+% Params")
 TIME = NUMBER + r"\s*(?P<unit>s|sec|ms|us|ns)"
 LATENCY = re.compile(TIME + r"\s*[,=]\s*[\d.]+% latency")
 SUMMARY = re.compile(rf"^(?P<key>fwd|bwd) latency:\s*{TIME}$")
+# 1 to 9 digits behind leading zeros; a batch size of 0 says nothing.
 BATCH = re.compile(r"^batch size per GPU:\s*(?P<n>0*[1-9]\d{0,8})$")
 
 
