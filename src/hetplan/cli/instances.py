@@ -90,7 +90,7 @@ def show_list(
 ) -> int:
     """List the packaged instances with the best objective and bound known of each."""
     if problem is not None:
-        family(problem, where="--problem")
+        family(problem, where="--problem")  # raises for an unknown problem
     chosen = {entry for word in sets or ["*"] for entry in entries_named(word)}
     rows = [summary(entry) for entry in library(problem, name) if entry in chosen]
     rows = [row for row in rows if not (unsolved and row["status"] == "optimal")]

@@ -165,7 +165,7 @@ def chosen_methods(
     for name in names:
         if name != "all" and name not in every_method:
             any_family = next(iter(families.values()))
-            any_family.method(name)  # raises the InputError
+            any_family.method(name)  # raises the InputError, which lists the family's methods
     if "all" in names:
         return methods_of
     return {

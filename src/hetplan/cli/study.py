@@ -184,7 +184,7 @@ def run(
     require(
         folder.is_dir() or not folder.exists(), "is a file, expected a folder", where=str(folder)
     )
-    arrow()
+    arrow()  # raises where pyarrow is missing, before any run
     _, threads = workers.shares()
     options = make_options(
         time_limit=min(time_limit, SMOKE_SECONDS) if smoke else time_limit,

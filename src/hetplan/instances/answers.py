@@ -18,8 +18,9 @@ agree:
 The findings of runs improve best-known records. A finding replaces a record's decision where the
 independent evaluator prices its decision below the record's objective. A bound cannot be priced
 again. It replaces a record's bound only under these conditions: an exact method proved it; it
-certainly belongs to this very instance (the finding's key says so, or the finding's own decision
-has its stated objective here); it lies above the record's bound; and no known decision refutes it.
+certainly belongs to this very instance (the key of a study's row says so, or the finding's own
+decision has its stated objective here); it lies above the record's bound; and no known decision
+refutes it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -252,9 +253,10 @@ def complaints(
 ) -> list[str]:
     """A line for each of the conditions (2) to (5) that a claim violates.
 
-    objective: the evaluator's objective of the claim's decision. best: the least objective of all
-    valid decisions, and its claim.
+    objective: the evaluator's objective of the claim's decision; None without a valid decision.
+    best: the least objective of all valid decisions, and its claim; None where there is none.
     """
+    # The gap stated is that of the objective stated, which `wrong_objective` compares.
     objective_of_gap = objective if claim.objective is None else claim.objective
     gap = relative_gap(objective_of_gap, claim.bound)
     return [

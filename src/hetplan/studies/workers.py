@@ -216,7 +216,7 @@ def run_tasks(
     context = multiprocessing.get_context("forkserver")
     over = threading.Event()
     context.set_forkserver_preload(list(preload))
-    with safe_path():
+    with safe_path():  # a file of the folder where the user is must not stand in for a module
         forkserver.ensure_running()
     work = partial(perform_apart, memory_bytes=memory_bytes, patience=patience, stop=over.is_set)
     with ThreadPoolExecutor(jobs) as pool:

@@ -256,7 +256,7 @@ def bridge(plan: Plan, shape: Transformer | None = None) -> str:
     grid.only("schedule", ("1f1b", "interleaved-1f1b"), "the order of passes")
     grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
     grid.check()
-    grid.nodes()
+    grid.nodes()  # refuses ranks of a node that are not consecutive
     document = bridge_sections(grid)
     if plan.workload.precision != "fp32":
         # The recipe `mixed_precision` replaces the model's fields of FP8 and FP4, so that its name

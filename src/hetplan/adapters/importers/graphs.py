@@ -88,7 +88,8 @@ def ordered(
 def bytes_behind(
     operators: dict[int, Operator], edges: list[tuple[int, int]], where: str
 ) -> dict[int, float]:
-    """Number of each operator -> bytes that cross the cut behind it, in an order of execution.
+    """Number of each operator -> bytes that cross the cut behind it. The operators are in an order
+    of execution.
 
     edges: (source, target). where: the file, for errors. Raises InputError for a circle.
     """
@@ -236,7 +237,8 @@ def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int
 
 
 def summed(text: str) -> float:
-    """The sum of a list of numbers in brackets, or the number that the text is.
+    """The sum of a list of numbers in brackets, with commas or semicolons between them, or the
+    number that the text is.
 
     A validator of pydantic: it raises ValueError for any other text.
     """

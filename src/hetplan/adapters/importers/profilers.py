@@ -261,6 +261,7 @@ def metis_layers(file: MetisFile, tensor: int, batch: int) -> tuple[list[Profile
             f"layer_memory_total_mb has {len(memory)} entries for {len(params)} layers: "
             "saved_bytes are 0"
         )
+    # A device has 1 / tensor of the parameters and of the kept bytes, but all of what is sent.
     layers = [
         layer(f"layer-{i}", params[i] * tensor, sent[i] / batch, kept[i] * tensor / batch)
         for i in range(len(params))
@@ -425,7 +426,7 @@ def read_deepspeed(path: str, settings: Settings) -> Imported:
         if summary := SUMMARY.match(line.strip()):
             latency[summary["key"]] = _seconds(summary)
         elif batch := BATCH.match(line.strip()):
-            micro_batch = micro_batch or int(batch["n"])
+            micro_batch = micro_batch or int(batch["n"])  # the user's, else the file's first
     tree = parse_tree(lines, path)
     ratio = 2.0  # the backward pass of a matrix product computes two products
     notes = []
@@ -467,7 +468,8 @@ def read_deepspeed(path: str, settings: Settings) -> Imported:
 
 
 def parse_tree(lines: list[tuple[int, str]], path: str) -> Module:
-    """The root of the first tree of modules behind the last heading of a detailed profile.
+    """The root of the first tree of modules behind the last heading of a detailed profile. A log
+    may hold several profiles.
 
     lines: (number, text) of each line. Raises InputError where there is no such heading or tree.
     """

@@ -96,6 +96,7 @@ def kubernetes(start: Start) -> dict[str, str]:
     files = FILES.format(
         name=start.name, plan=indent(plan, " " * 4), script=indent(script, " " * 4)
     )
+    # A JobSet has the replicated jobs in `spec`, a training runtime deeper, in `runtime`.
     objects = OBJECTS[start.launcher.kind].format(
         name=start.name, spec=indent(job_set, " " * 2), runtime=indent(job_set, " " * 6)
     )
