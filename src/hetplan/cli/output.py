@@ -167,7 +167,7 @@ def rich_table(table: Table, columns: Sequence[int]) -> RichTable:
     grid = RichTable(
         box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(table.header)
     )
-    grid.collapse_padding = True
+    grid.collapse_padding = True  # columns are GUTTER apart
     for i in columns:
         justify: Any = "right" if i in table.right else "left"
         grid.add_column(Text(visible(table.header[i])), justify=justify, overflow="fold")

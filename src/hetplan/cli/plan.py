@@ -427,6 +427,7 @@ def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
                 right=True,
             ),
             Column("objective", lambda c: c.closed_form_seconds, seconds_text, right=True),
+            # The status is of the objective, and says nothing without one.
             Column("solved", lambda c: c.status if c.closed_form_seconds is not None else ""),
         ],
         notes,
@@ -530,7 +531,8 @@ def pareto_tables(planning: "Planning") -> Iterator[Table]:
 
 
 def devices_used(candidate: "Candidate") -> str:
-    """The devices that a candidate's plan uses, counted by type: `12 V100-SXM2-16GB + 4 T4`."""
+    """The devices that a candidate's plan uses, counted by type: `12 V100-SXM2-16GB + 4 T4`; an
+    empty text without a plan."""
     counts = Counter[str]()
     plan = candidate.plan
     if plan:
@@ -580,7 +582,7 @@ def relative_text(candidate: "Candidate", best: "Candidate | None") -> str:
 
 def memory_text(candidate: "Candidate", workload: "Workload") -> str:
     """The memory in use on the device with the largest share of its usable memory in use, as
-    `3.59 / 14.5 GiB`, with `!` where the plan does not fit."""
+    `3.59 / 14.5 GiB`, with `!` where the plan does not fit; `-` where it is unknown."""
     if candidate.peak_bytes is None:
         return "-"
     usable = workload.device_bytes()
@@ -657,7 +659,7 @@ def idle_text(best: "Candidate", planning: "Planning") -> str:
 
 def free_text(candidate: "Candidate", workload: "Workload") -> str:
     """For each device type in use, the memory that its fullest device leaves free, of the memory
-    that training can use."""
+    that training can use; an empty text where it is unknown."""
     if candidate.peak_bytes is None:
         return ""
     used = range(len(candidate.peak_bytes)) if candidate.plan is None else candidate.plan.ranks

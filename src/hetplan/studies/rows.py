@@ -135,6 +135,7 @@ def tasks(
     for source_name, instance, record in subjects(names):
         instance_hash = digest(instance)
         chosen = chosen_methods(instance, wanted)
+        # `heuristics` is right for a problem without any, and then stands for no method.
         used.update(chosen, groups.intersection(wanted))
         known.update(method.name for method in instance.family.methods)
         for method, seed in itertools.product(chosen, seeds):

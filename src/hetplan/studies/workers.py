@@ -47,7 +47,7 @@ from hetplan.studies.rows import Row, Task, compact_json
 
 Tell = Callable[[Progress], None]
 LONGEST_REASON = 500  # characters of another program's message that a row or an error repeats
-# The packages whose versions a row states.
+# The packages whose versions a row states. Each has the name of its module.
 PACKAGES = ("ortools", "highspy", "pyomo", "numpy", "numba", "networkx")
 
 
