@@ -116,9 +116,9 @@ def read_sizes(
     sentence about assumed values is added to `notes`."""
     config = parse_config(value, kind, keys, where)
     sizes = {field: config[key] for key, entry in keys.items() for field in entry.fields}
-    if sizes.get("decoders", 0) is None:
+    if "decoders" in sizes and sizes["decoders"] is None:  # T5: as many as encoder layers
         sizes["decoders"] = sizes["layers"]
-    if "hidden" in sizes:
+    if "hidden" in sizes:  # CLIP has no hidden size of its own: its two encoders have one each
         fill_sizes(sizes)
         check_sizes(sizes, config, where)
     assumed = []
@@ -177,8 +177,10 @@ def fill_sizes(sizes: dict[str, Any]) -> None:
         if not grouped:
             sizes["kv_heads"] = 1 if single else heads
         sizes["block_norms"] = 1 if parallel and not grouped else 2
-    if "latent.keys" in sizes:  # DeepSeek: its key is a number of shared experts, not a width
+    if "latent.keys" in sizes:  # DeepSeek
+        # n_shared_experts is a number of experts, `Experts.shared` their width together.
         sizes["experts.shared"] = (sizes["experts.shared"] or 0) * sizes["experts.width"]
+        # Every head has keys of its own, which are computed from the latent ones.
         sizes["kv_heads"] = heads
         sizes["head_dim"] = sizes["latent.rope"] + sizes["latent.nope"]
     usual = {
@@ -193,6 +195,7 @@ def fill_sizes(sizes: dict[str, Any]) -> None:
 def check_sizes(sizes: dict[str, Any], config: dict[str, Any], where: str) -> None:
     """Raise InputError where sizes contradict each other."""
     hidden, heads, kv_heads = sizes["hidden"], sizes["heads"], sizes["kv_heads"]
+    # attn_size is calculon's key for the width of a head
     head_width_is_given = config.get("head_dim", config.get("attn_size")) is not None
     require(
         hidden % heads == 0 or head_width_is_given,
