@@ -22,6 +22,9 @@ settings.load_profile("hetplan")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Threads of torch that wait for each other on busy processors cost more than they bring to tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 LAYERS = ("wide", "engine", "pages", "evidence")
 DEFAULT_SEEDS = 8
 

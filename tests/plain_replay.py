@@ -199,15 +199,13 @@ def passes(workload: Any, stage: Any, layers: range, samples: int) -> list[float
     shares = stage.tensor_shares
     even = len(set(shares)) == 1
     for group, rows in zip(stage.devices, whole_parts(samples, stage.row_shares), strict=True):
-        both = []
-        for side in range(4):
-            ranks = []
-            for device, share in zip(group, shares, strict=True):
-                kind = workload.cluster.devices[device].type
-                times = layer_seconds(workload, kind, len(group) if even else 1, rows)
-                scale = 1.0 if even else share / sum(shares)
-                ranks.append(scale * sum(times[l][side] for l in layers))
-            both.append(max(ranks))
+        ranks = []
+        for device, share in zip(group, shares, strict=True):
+            kind = workload.cluster.devices[device].type
+            times = layer_seconds(workload, kind, len(group) if even else 1, rows)
+            scale = 1.0 if even else share / sum(shares)
+            ranks.append([scale * sum(times[l][side] for l in layers) for side in range(4)])
+        both = [max(each) for each in zip(*ranks, strict=True)]
         if sum(both[:2]) > sum(best[:2]):
             best = both
     return best

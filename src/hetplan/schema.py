@@ -131,10 +131,11 @@ class Document(StrictModel):
 
 @contextlib.contextmanager
 def derived(where: str) -> Iterator[None]:
-    """A context for building models from a user's numbers: it raises an InputError for a number out
-    of range, which is no bug of hetplan then.
+    """A context for building models from numbers that hetplan derives from a user's input.
 
-    where: the origin of the numbers, for the message. Every other ValidationError passes through.
+    A derived number out of range is the user's error, not a bug of hetplan. The context turns its
+    ValidationError into an InputError; every other ValidationError passes through. where: the
+    origin of the numbers, for the message.
     """
     try:
         yield

@@ -105,7 +105,8 @@ def test_cheap_bounds_are_below_and_the_slowest_total_above_every_configuration(
     ("method", "devices", "memory"),
     [
         ("cp-sat", 8, False),
-        *((method, 8, True) for method in ("cp-sat", "milp", "pyomo")),
+        *((method, 8, True) for method in ("milp", "pyomo")),
+        pytest.param("cp-sat", 8, True, marks=pytest.mark.wide),
         *(pytest.param(method, 8, False, marks=pytest.mark.wide) for method in ("milp", "pyomo")),
         # large enough for coefficients beyond 2^31, where CP-SAT 9.15's presolve needs care
         pytest.param("cp-sat", 16, False, marks=pytest.mark.wide),
@@ -121,7 +122,7 @@ def test_mixed_clusters_are_proven(method: str, devices: int, memory: bool) -> N
 @pytest.mark.parametrize("method", ["cp-sat", "milp", "pyomo"])
 def test_time_out_keeps_decision_and_bound(method: str) -> None:
     result = solve(
-        FAMILY, mixed_cluster(nodes=4, per_node=8, layers=30), method, run(time_limit=1.0)
+        FAMILY, mixed_cluster(nodes=4, per_node=8, layers=30), method, run(time_limit=0.3)
     )
     assert (result.stop, result.status) == (Stop.LIMIT, "feasible")
     assert result.bound is not None and result.objective is not None

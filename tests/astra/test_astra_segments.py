@@ -140,7 +140,7 @@ def test_out_of_time_keeps_a_bound() -> None:
 
 @pytest.mark.parametrize("equal", [True, False])
 def test_the_enumeration_in_pieces_finds_the_same_and_stops_where_it_is_told(equal: bool) -> None:
-    data = instance(layers=24, stages=8, equal_layers_per_type=equal)
+    data = instance(layers=20, stages=7, equal_layers_per_type=equal)
     whole, patient = paper.solve(data, Run()), After(10**9)
     again = paper.solve(data, Run(cancel=patient), piece=3)
     assert (again.decision, again.bound) == (whole.decision, whole.bound)

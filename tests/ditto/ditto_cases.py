@@ -9,6 +9,7 @@ from typing import Any
 from ditto.ditto_oracle import Optimum, solve
 from hetplan.formulations.ditto.data import DittoData
 from hetplan.profiling.hardware.cluster import ClusterFile, build_cluster
+from hetplan.profiling.models.model import Model
 from hetplan.profiling.workload import Workload, make_workload
 
 SEEDS = range(240)
@@ -117,7 +118,7 @@ def make_memory(rng: Random, names: list[str], layers: int) -> dict[str, Any]:
     }
 
 
-def workload_on(*nodes: dict[str, Any], model: str = "gpt2", batch: int = 8) -> Workload:
+def workload_on(*nodes: dict[str, Any], model: str | Model = "gpt2", batch: int = 8) -> Workload:
     """A model on nodes given as the cluster file has them."""
     links = {
         "intra_node_gbit_per_s": 80.0,

@@ -81,7 +81,7 @@ def test_rings_wait_for_every_hop() -> None:
 @pytest.fixture(scope="module")
 def workload() -> Workload:
     """A small model on two V100 and two T4."""
-    return make_workload(small_model(layers=2), cluster(), 8)
+    return make_workload(small_model(layers=1), cluster(), 8)
 
 
 def test_measured_collectives_decide_and_predict(workload: Workload, tmp_path: Path) -> None:

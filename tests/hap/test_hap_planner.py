@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes.workloads import cluster, small, small_model
+from fakes.workloads import cluster, small_model
 from hetplan.adapters.exports import EXPORTERS, export
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, HapDecision
 from hetplan.formulations.hap.pose import Posed, pose, priced, runs_that_fit
+from hetplan.planner.candidate import Candidate
 from hetplan.planner.explain import same_plan
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.pictures.scene import scene
@@ -112,16 +113,22 @@ def workload() -> Workload:
 
 
 @pytest.fixture(scope="module")
-def plan(workload: Workload) -> Plan:
+def candidates(workload: Workload) -> dict[str, Candidate]:
+    """What the strategy proposes for it, by label."""
+    return {c.label: c for c in propose(Hap(), workload, Run(Options(threads=1)))}
+
+
+@pytest.fixture(scope="module")
+def plan(candidates: dict[str, Candidate]) -> Plan:
     """The first of the strategy's plans for it."""
-    candidates = propose(Hap(), workload, Run(Options(threads=1)))
-    return next(c.plan for c in candidates if c.plan is not None)
+    return next(c.plan for c in candidates.values() if c.plan is not None)
 
 
-def test_candidates_hold_and_are_replayed(workload: Workload) -> None:
+def test_candidates_hold_and_are_replayed(
+    workload: Workload, candidates: dict[str, Candidate]
+) -> None:
     """Stages of both passes, the optimizer's step; even shares on devices that differ wait for the
     slow ones."""
-    candidates = {c.label: c for c in propose(Hap(), workload, Run(Options(threads=1)))}
     assert tuple(candidates) == ("auto", "paper", "dp-even", "dp-proportional")
     for candidate in candidates.values():
         if candidate.plan is None:
@@ -301,7 +308,8 @@ def test_runs_are_as_few_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> No
 def test_settings() -> None:
     (hap,) = make_strategies(["hap"], {"hap": {"seconds": 60.0, "steps": 2}})
     assert hap == Hap(HapSettings(seconds=60.0, steps=2))
-    candidates = propose(hap, small(8), Run(Options(threads=1)))
+    workload = make_workload(small_model(layers=1), on(V100, T4), 8)
+    candidates = propose(hap, workload, Run(Options(threads=1)))
     plans = [c.plan for c in candidates if c.plan is not None]
     assert plans and all(p.replicas[0].micro_batches[0].count == 2 for p in plans)
     with pytest.raises(InputError, match="setting hap: steps"):

@@ -18,6 +18,7 @@ from evidence.speed.hap_theories import MAKERS, model  # noqa: E402
 from fakes.links import measured_by_hap  # noqa: E402
 from fakes.programs import drawn_program, every_rule  # noqa: E402
 from fakes.simulated import Outcome, agree, execute, reference  # noqa: E402
+from hap.shallow import PUBLISHED, shallow  # noqa: E402
 from hap.torch_networks import network  # noqa: E402
 from hetplan.errors import InputError, UnsupportedError  # noqa: E402
 from hetplan.formulations.hap.data import Device, HapDecision  # noqa: E402
@@ -26,17 +27,24 @@ from hetplan.programs.program import SingleProgram  # noqa: E402
 from hetplan.programs.work import Work, products_of, work_of  # noqa: E402
 from hetplan.runtime.tracing.aten import RULES  # noqa: E402
 from hetplan.runtime.tracing.program import Traced, trace  # noqa: E402
-from quick import rest_wide  # noqa: E402
 
-# the same operators as vit
-NETWORKS = [name for name in MAKERS if name != "vit-24"]
+# Network and blocks: convolutions, attention and experts by default.
+NETWORKS = [
+    *(("vgg19", 2), ("vit", 2), ("bert-moe", 2)),
+    *(
+        pytest.param(name, PUBLISHED, marks=pytest.mark.wide)
+        for name in MAKERS
+        if name != "vit-24"  # the same operators as vit
+    ),
+]
 
 
 @cache
-def traced(name: str) -> tuple[Traced, Any, tuple[Any, ...]]:
+def traced(name: str, blocks: int) -> tuple[Traced, Any, tuple[Any, ...]]:
     """A small network traced in double precision, with its module and arguments."""
     torch.manual_seed(0)
-    module, arguments = network(name, 6, 3, tiny=True)
+    with shallow(blocks):
+        module, arguments = network(name, 6, 3, tiny=True)
     module = module.double()
     arguments = tuple(a.double() if a.is_floating_point() else a for a in arguments)
     return trace(module, arguments, name=name), module, arguments
@@ -75,11 +83,12 @@ def summed(program: SingleProgram, count: Callable[..., Work] = work_of) -> tupl
     return sum(w.forward for w in each), sum(w.backward for w in each)
 
 
-@pytest.mark.parametrize("name", rest_wide(NETWORKS, 2))
-def test_traced_and_built_in_graphs_agree(name: str) -> None:
+@pytest.mark.parametrize(("name", "blocks"), NETWORKS)
+def test_traced_and_built_in_graphs_agree(name: str, blocks: int) -> None:
     """Parameters and products at the published size, entry for entry and FLOP for FLOP."""
-    module, arguments = network(name, 4, 4, meta=True)
-    found, built = trace(module, arguments, name=name).program, model(name, 4, 4)
+    with shallow(blocks):
+        (module, arguments), built = network(name, 4, 4, meta=True), model(name, 4, 4)
+    found = trace(module, arguments, name=name).program
     for program in (found, built):
         own = [node.elements for node in program.parameters if node.name not in program.copies]
         assert sum(own) == sum(p.numel() for p in module.parameters())
@@ -90,14 +99,14 @@ def test_traced_and_built_in_graphs_agree(name: str) -> None:
     assert sum(summed(found)) == pytest.approx(sum(summed(built)), rel=tolerance)
 
 
-@pytest.mark.parametrize("name", rest_wide(NETWORKS, 2))
-def test_traced_programs_compute_and_count_what_torch_does(name: str) -> None:
+@pytest.mark.parametrize(("name", "blocks"), NETWORKS)
+def test_traced_programs_compute_and_count_what_torch_does(name: str, blocks: int) -> None:
     """Loss and gradients of autograd, on one device and for two networks unevenly on three; both
     passes' products under torch's own counter of FLOP."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    found, module, arguments = traced(name)
+    found, module, arguments = traced(name, blocks)
     check(found, module, arguments)
     if name in ("gpt2", "bert-moe"):
         check(found, module, arguments, seed=2)
@@ -150,7 +159,9 @@ class Everything(nn.Module):
         return F.cross_entropy(torch.addmm(self.classes.bias, y, self.classes.weight.t()), labels)
 
 
-def test_every_other_operator() -> None:
+@pytest.fixture(scope="module")
+def everything() -> tuple[Traced, Any, tuple[Any, ...]]:
+    """All of them traced, with the module and its arguments."""
     torch.manual_seed(1)
     module = Everything().double()
     arguments = (
@@ -158,20 +169,25 @@ def test_every_other_operator() -> None:
         torch.randn(3, 2, 4, 4).double(),
         torch.tensor([0, 3, 4]),
     )
-    check(trace(module, arguments), module, arguments)
+    return trace(module, arguments), module, arguments
+
+
+def test_every_other_operator(everything: tuple[Traced, Any, tuple[Any, ...]]) -> None:
+    check(*everything)
 
 
 def test_attention_is_brought_to_the_built_in_form() -> None:
     """One product before it and one behind: the theory has as many triples as the built-in
     graph's."""
     devices = [Device(name="d", flops_per_second=1e12)] * 3
-    _, module, arguments = traced("vit")
+    _, module, arguments = traced("vit", 2)
     found = trace(module, arguments, name="vit", unsliced={0: [1]}).program
+    with shallow():
+        built = model("vit", 6, 3, tiny=True)
     assert "permute" not in {node.kind for node in found.nodes}
     assert all(len(node.inputs) == 1 for node in found.nodes if node.kind == "attention")
     here, there = (
-        theory_of(program, devices, measured_by_hap(3)).data.triples
-        for program in (found, model("vit", 6, 3, tiny=True))
+        theory_of(program, devices, measured_by_hap(3)).data.triples for program in (found, built)
     )
     assert len(here) == len(there)
 
@@ -191,7 +207,9 @@ class Strange(nn.Module):
         return torch.sort(y, dim=-1).values.mean()
 
 
-def test_operators_without_a_rule_are_listed() -> None:
+def test_operators_without_a_rule_are_listed(
+    everything: tuple[Traced, Any, tuple[Any, ...]],
+) -> None:
     """Each once, with all its places and what is missing."""
     arguments = torch.randn(2, 3, 4), torch.zeros(2, 3, dtype=torch.long)
     with pytest.raises(UnsupportedError) as error:
@@ -202,8 +220,8 @@ def test_operators_without_a_rule_are_listed() -> None:
         "or shift; aten.embedding in table: embedding with a padding index or gradients by "
         "frequency; aten.sort in the module itself: no rule for this operator"
     )
-    known = torch.randn(3, 4, 6), torch.randn(3, 2, 4, 4), torch.tensor([0, 3, 4])
-    assert trace(Everything(), known).program.nodes
+    known, *_ = everything
+    assert known.program.nodes
 
 
 class Written(nn.Module):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evidence.speed.hap_theories import sizes
+from evidence.speed import hap_theories
 from hetplan.profiling.models.transformer import Transformer
 from hetplan.profiling.models.zoo import VGG19
 from hetplan.runtime.tracing.aten import route
@@ -197,13 +197,13 @@ def network(name: str, b: int, m: int, *, tiny: bool = False, meta: bool = False
         s = 2 * m if tiny else {"vit": 196, "gpt2": 1024, "llama-blocks": 2048}.get(name, 128)
         if name == "llama-blocks":
             t = Transformer(
-                **vars(sizes(4, tiny, m, 4096, 32, 11008))
+                **vars(hap_theories.sizes(4, tiny, m, 4096, 32, 11008))
                 | {"gated": True, "norm": "rms", "rotary": True, "attention_bias": False}
                 | {"feed_forward_bias": False}
             )
             module = Network(t, s, None, nn.Linear(t.hidden, 16, bias=False), causal=True)
             return module, (torch.randn(b, s, t.hidden), torch.randint(16, (b, s)))
-        t = sizes(12, tiny, m)
+        t = hap_theories.sizes(12, tiny, m)
         if name == "vit":
             module = Network(t, s, nn.Linear(768, t.hidden), nn.Linear(t.hidden, 10), pooled=True)
             return module, (torch.randn(b, s, 768), torch.randint(10, (b,)))

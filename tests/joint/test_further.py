@@ -137,7 +137,7 @@ def test_no_plan_of_the_enumeration_is_faster(memory_gib: float, experts: bool) 
     fitting = [(run.seconds, plan) for plan, run in runs if run.fits]
     assert len(fitting) > 100 and (len(fitting) < len(runs)) == (memory_gib < 2)
     slowest = max(fitting, key=lambda pair: pair[0])[1]
-    tries = [searched(on, slowest, 8000, seed) for seed in (0, 1)]
+    tries = [searched(on, slowest, 3000, seed) for seed in (0, 1)]
     seconds, plan = min(tries, key=lambda pair: pair[0])
     again = replay(Plan.model_validate(plan.model_dump()), on)
     assert again.fits and again.seconds == pytest.approx(seconds, rel=1e-2)  # robust seconds

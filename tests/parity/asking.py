@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ ENVIRONMENT = os.environ | {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # what runs there forks ranks that use CUDA
 }
 Answers = dict[str, dict[str, Any]]
+# What runs of Hugging Face's models take seconds to import.
+HUGGING = ("fakes.hugging", "transformers.models.llama.modeling_llama")
 
 
 def request(name: str, *arguments: object, program: str = "hetplan", **more: Any) -> dict[str, Any]:
@@ -72,9 +75,12 @@ def server() -> Server:
     return Server()
 
 
-def run_forked(target: str, folder: Path, **environment: str) -> None:
+def run_forked(
+    target: str, folder: Path, *, imports: Sequence[str] = (), **environment: str
+) -> None:
     """All ranks of a target; fails with what the first failing rank died of."""
-    asked = request("forked", target, folder, program="forked", environment=environment)
+    more: dict[str, Any] = {"environment": environment, "imports": imports}
+    asked = request("forked", target, folder, program="forked", **more)
     answer = served([asked], folder, 1)["forked"]
     captured = [f"{file.name}: {file.read_text()}" for file in sorted(folder.glob("failed-*"))]
     assert answer["code"] == 0, "\n".join([*captured, answer["err"][-3000:]])

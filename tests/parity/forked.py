@@ -54,6 +54,11 @@ def rank_main(work: Any, rank: int, world: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+def largest() -> int:
+    """The largest world size that is asked for."""
+    return int(os.environ.get("PARITY_RANKS", "8"))
+
+
 def main(arguments: list[str]) -> int:
     """All world sizes, one after the other."""
     (name, _, function), folder = arguments[0].partition(":"), Path(arguments[1])
@@ -61,8 +66,7 @@ def main(arguments: list[str]) -> int:
     getattr(target, "prepare", used_once)()
     work = getattr(target, function or "work")
     failed = 0
-    largest = int(os.environ.get("PARITY_RANKS", "8"))
-    for world in [world for world in target.WORLDS if world <= largest]:
+    for world in [world for world in target.WORLDS if world <= largest()]:
         children = []
         for rank in range(world):
             child = os.fork()

@@ -176,9 +176,9 @@ def step_of(case: Case, **options: Any) -> tuple[float, dict[str, Any]]:
     return loss, {n: (model.shards[n].dimension, g) for n, g in gradients.items()}
 
 
-def work(rank: int, world: int, folder: Path) -> None:
-    """One step of each case of this size; every rank writes what it holds of the gradients. Then
-    loss curves."""
+def quick(rank: int, world: int, folder: Path, staging: Sequence[str] = ()) -> None:
+    """One step of each case of this size, and another one that stages everything of those that
+    are named; every rank writes what it holds of the gradients."""
     exact()
     found: dict[str, Any] = {}
     for case in CASES:
@@ -186,10 +186,15 @@ def work(rank: int, world: int, folder: Path) -> None:
             (folder / f"at-{world}-{rank}").write_text(case.name)
             torch.set_default_dtype(getattr(torch, case.dtype))
             found[case.name] = step_of(case)
-            if case.name in STAGED:
+            if case.name in staging:
                 found[f"staged: {case.name}"] = step_of(case, staging="always")
             dist.barrier()
     torch.save(found, folder / f"programs-{world}-{rank}.pt")
+
+
+def work(rank: int, world: int, folder: Path) -> None:
+    """The same with staging where it can differ, then loss curves."""
+    quick(rank, world, folder, STAGED)
     if world in program_curves.WORLDS:
         program_curves.work(rank, world, folder)
 

@@ -3,11 +3,12 @@ session.
 
 `parity.asking` starts it and writes lines: `{"requests", "answers", "width"}`, two files and how
 many run at a time. requests holds a list of `{"name", "program", "arguments", "environment",
-"folder", "signal"}`, answers gets by name `{"code", "out", "err", "left"}`; then "done" is written
-back. program: "hetplan", or "forked" (`parity.forked`); arguments: of several commands with "&&"
-between them. folder: to run in. signal: sent to the run behind its first step. An answer comes when
-no process of the session is left, not even a zombie; left: whether some had to be killed for it,
-after `LIMIT` seconds.
+"imports", "folder", "signal"}`, answers gets by name `{"code", "out", "err", "left"}`; then "done"
+is written back. program: "hetplan", or "forked" (`parity.forked`); arguments: of several commands
+with "&&" between them. imports: what this process imports first, for this run and for all later
+ones. folder: to run in. signal: sent to the run behind its first step. An answer comes when no
+process of the session is left, not even a zombie; left: whether some had to be killed for it, after
+`LIMIT` seconds.
 """
 
 from __future__ import annotations
@@ -166,6 +167,8 @@ def serve(requests: Path, answers: Path, width: int) -> None:
         while waiting or running:
             while waiting and len(running) < width:
                 request = waiting.pop()
+                for name in request.get("imports", ()):
+                    importlib.import_module(name)
                 running[request["name"]] = Running.start(request, Path(folder))
             for name, answer in [(name, one.look()) for name, one in running.items()]:
                 if answer is not None:

@@ -24,6 +24,7 @@ from hetplan.runtime.engine.transport import Transport
 from hetplan.runtime.tracing.experts import Experts
 from hetplan.runtime.tracing.layers import Called
 from parity.device import default_type
+from parity.forked import largest
 from parity.splits import doubled
 
 ROWS, TOKENS, WIDTH, EACH = 8, 6, 16, 2  # rows of a batch; EACH: experts of a token
@@ -113,8 +114,9 @@ def made(model: str) -> Any:
 
 
 def prepare() -> None:
-    """Splits all models before there are ranks, each once."""
-    for model, spread in dict.fromkeys((case.model, case.expert > 1) for case in CASES):
+    """Splits the models before there are ranks, each once."""
+    cases = [case for case in CASES if case.world <= largest()]
+    for model, spread in dict.fromkeys((case.model, case.expert > 1) for case in cases):
         with default_type("float64"), doubled():
             module = made(model)
             split = chain.describe(module, CONFIGURED, example_of(module), spread=1 + spread)

@@ -28,6 +28,7 @@ from hetplan.profiling.profiles.profile import Profile, load_profile
 from hetplan.profiling.rates.times import Rates, layer_time
 from hetplan.profiling.workload import Workload, make_workload
 from present import present
+from quick import rest_wide
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +236,16 @@ def test_mismatches_are_refused(
         make_workload("gpt2", mixed, 32, profile=profile.model_copy(update=change))
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN))
+# One of each family.
+FAMILIES = [
+    "bert-base", "bert-moe", "glm-67b", "gpt2", "llama-0.5b", "llama2-7b", "llama3-8b",
+    "transgan-amp", "vgg19", "vit-base",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", rest_wide([*FAMILIES, *sorted(set(BUILT_IN) - set(FAMILIES))], len(FAMILIES))
+)
 def test_every_model_poses_a_valid_amp_problem(name: str, mixed: Cluster) -> None:
     data = pose(make_workload(name, mixed, 16))
     assert AmpData.model_validate(data.model_dump()) == data

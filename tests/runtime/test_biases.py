@@ -11,7 +11,7 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 pytest.importorskip("transformers", reason="transformers is an extra of the tests")
 
-from parity.asking import run_forked  # noqa: E402
+from parity.asking import HUGGING, run_forked  # noqa: E402
 from parity.biases import CASES, QUICK, alone  # noqa: E402
 from parity.divided import Case  # noqa: E402
 
@@ -22,7 +22,7 @@ Told = dict[tuple[str, str], list[Any]]  # name and model of a case -> [rank] wh
 
 def told_by(target: str, folder: Path, largest: int) -> Told:
     """All cases of a target."""
-    run_forked(target, folder, PARITY_RANKS=str(largest))
+    run_forked(target, folder, imports=HUGGING, PARITY_RANKS=str(largest))
     told: Told = {}
     for file in sorted(folder.glob("told-*.pt")):
         for key, value in torch.load(file).items():

@@ -90,18 +90,32 @@ def plan(
     return new_plan(on, replicas, degrees=degrees, **more)
 
 
-def cut_layers(on: Workload, made: Plan) -> Any:
-    """One rank's layers of a plan with further degrees."""
+def cut_of(on: Workload, made: Plan) -> Cut:
+    """One rank's part of the layers of a plan with further degrees."""
     degrees, tensor = made.further, len(made.replicas[0].stages[0].tensor_shares)
     own = degrees.expert_tensor if present(on.model.spec.shape).experts else tensor
-    return divided(on, Cut(degrees.context, degrees.expert, tensor // own))
+    return Cut(degrees.context, degrees.expert, tensor // own)
+
+
+COMPUTING: dict[Any, tuple[float, float, float]] = {}  # what `computing` has said
 
 
 def computing(on: Workload, made: Plan) -> tuple[float, float, float]:
     """Seconds of a block's passes on one rank, and of attention's core in the forward pass."""
     degrees, samples = made.further, made.replicas[0].micro_batches[0].samples
-    tensor, layers = len(made.replicas[0].stages[0].tensor_shares), cut_layers(on, made)
-    stack = replace(on.stack, sequence_parallel=degrees.sequence_parallel)
+    tensor, cut = len(made.replicas[0].stages[0].tensor_shares), cut_of(on, made)
+    key = on.model.name, on.model.spec.shape, cut, samples, tensor, degrees.sequence_parallel
+    if key not in COMPUTING:
+        COMPUTING[key] = computed(on, cut, samples, tensor, degrees.sequence_parallel)
+    return COMPUTING[key]
+
+
+def computed(
+    on: Workload, cut: Cut, samples: int, tensor: int, sequence_parallel: bool
+) -> tuple[float, float, float]:
+    """The same from what it depends on."""
+    layers = divided(on, cut)
+    stack = replace(on.stack, sequence_parallel=sequence_parallel)
     (table,) = predict(
         replace(on.model, layers=layers), on.cluster, micro_batches=[samples],
         tensor_degrees=[tensor], stack=stack,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,10 @@ from hetplan.runtime.engine.chain import describe  # noqa: E402
 from hetplan.runtime.engine.distributed import example_of  # noqa: E402
 from hetplan.runtime.tracing.layers import Called  # noqa: E402
 from parity import commanded  # noqa: E402
-from parity.asking import request, run_forked, served  # noqa: E402
+from parity.asking import HUGGING, request, run_forked, served  # noqa: E402
 from parity.spread import (  # noqa: E402 (needs torch)
     CASES,
     EACH,
-    MODELS,
     ROWS,
     TOKENS,
     WIDTH,
@@ -41,7 +41,7 @@ Written = dict[str, list[Any]]  # case -> [ranks] what they told
 def written_by(cases: list[Spread], folder: Path) -> Written:
     """What the ranks tell of all cases of at most as many ranks as these."""
     worlds = sorted({case.world for case in cases})
-    run_forked("parity.spread", folder, PARITY_RANKS=str(worlds[-1]))
+    run_forked("parity.spread", folder, imports=HUGGING, PARITY_RANKS=str(worlds[-1]))
     told = {
         world: [torch.load(folder / f"written-{world}-{rank}.pt") for rank in range(world)]
         for world in worlds
@@ -62,30 +62,28 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return written_by(CASES, tmp_path_factory.mktemp("spread"))
 
 
-@pytest.fixture(scope="module")
-def references() -> dict[str, list[dict[str, Any]]]:
-    """Model -> two steps of one process."""
-    return {model: alone(model, 2) for model in MODELS}
+@cache
+def reference(model: str) -> list[dict[str, Any]]:
+    """Two steps of one process."""
+    return alone(model, 2)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.world == 2], ids=["two ranks"])
-def test_two_ranks_train_as_one_process(
-    case: Spread, written_by_two: Written, references: dict[str, Any]
-) -> None:
-    check(case, written_by_two, references)
+def test_two_ranks_train_as_one_process(case: Spread, written_by_two: Written) -> None:
+    check(case, written_by_two)
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_losses_gradients_and_weights_are_those_of_one_process(
-    case: Spread, written: Written, references: dict[str, Any]
+    case: Spread, written: Written
 ) -> None:
-    check(case, written, references)
+    check(case, written)
 
 
-def check(case: Spread, written: Written, references: dict[str, Any]) -> None:
+def check(case: Spread, written: Written) -> None:
     """Every element of every gradient once; the last case is the second step, from a checkpoint."""
-    ranks, expected = written[case.name], references[case.model][int(bool(case.before))]
+    ranks, expected = written[case.name], reference(case.model)[int(bool(case.before))]
     assert [rank["loss"] for rank in ranks] == pytest.approx([expected["loss"]] * len(ranks), 1e-10)
     gradients = expected["gradients"]
     seen = dict.fromkeys(gradients, 0)
@@ -116,12 +114,12 @@ def test_each_rank_holds_its_experts_alone(written: dict[str, Any]) -> None:
 
 @pytest.mark.engine
 def test_tokens_go_to_the_ranks_of_their_experts(
-    written: dict[str, Any], references: dict[str, Any]
+    written: dict[str, Any],
 ) -> None:
     """Three exchanges of a layer's forward pass and two of its backward pass, with the bytes that
     one process's routing asks for: two ranks with two experts each, two micro-batches of two
     rows."""
-    routing = references["mixtral"][0]["chosen"]
+    routing = reference("mixtral")[0]["chosen"]
     assert len(routing) == 3 and routing[0].shape == (ROWS, TOKENS, EACH)
 
     def leaving(rank: int, batch: int, layer: Any) -> list[int]:

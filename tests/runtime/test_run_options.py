@@ -27,7 +27,7 @@ from hetplan.runtime.engine.models import make_module  # noqa: E402
 from hetplan.runtime.engine.worker import check_job  # noqa: E402
 from hetplan.runtime.job import Job  # noqa: E402
 from hetplan.text import Table  # noqa: E402
-from parity.asking import ENVIRONMENT, refused  # noqa: E402
+from parity.asking import ENVIRONMENT, refused, request, served  # noqa: E402
 from parity.cases import Case, R, even  # noqa: E402
 
 
@@ -193,11 +193,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A plan file, and a folder with a checkpoint of one step."""
     folder = tmp_path_factory.mktemp("written")
     save_plan(Case("kept", "two", [R(even([0, 1, 2]), [(2, 2)])]).plan, folder / "plan.json")
-    command = ("run", folder / "plan.json", "--factory", "parity.cases:two", "--steps", 1)
-    subprocess.run(
-        [sys.executable, "-m", "hetplan", *map(str, command), "--checkpoint", str(folder / "kept")],
-        check=True, env=ENVIRONMENT, capture_output=True,
-    )  # fmt: skip
+    command = request("written", "run", folder / "plan.json", *RUN, folder / "kept")
+    answer = served([command], folder, 1)["written"]
+    assert answer["code"] == 0, answer["err"]
     return folder / "plan.json", folder / "kept"
 
 
@@ -277,12 +275,18 @@ def test_folders_that_cannot_hold_checkpoints(
     assert own.read_text() == "mine"
 
 
+TINY = {
+    "model_type": "gpt2", "vocab_size": 128, "n_embd": 32, "n_layer": 2, "n_head": 4,
+    "n_positions": 16,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("model", "strategy", "message"),
     [
         ("vgg19", "poplar", "no torch layers here; name your own by --factory module:function"),
         ("bert-moe", "poplar", "no experts: run the module itself by --factory"),
-        ("gpt2", "hap", "computed in fp32 (got 'fp16', expected --virtual, a plan for fp32, or"),
+        ("tiny", "hap", "computed in fp32 (got 'fp16', expected --virtual, a plan for fp32, or"),
         ("gpt2", "poplar", None),
     ],
 )
@@ -291,6 +295,9 @@ def test_plans_say_what_runs_refuse(
 ) -> None:
     """In the plan's file, in the same words; nothing where the run is not refused."""
     file, on = tmp_path / "plan.json", ["--cluster", "home", "--global-batch", "8", "-q"]
+    if model == "tiny":
+        model = str(tmp_path / "tiny.json")
+        Path(model).write_text(to_json(TINY))
     made = ["plan", "--model", model, *on, "--strategies", strategy, "--time-limit", "20"]
     assert main([*made, "-o", str(file)]) == 0
     told = capsys.readouterr().out

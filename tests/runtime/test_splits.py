@@ -18,7 +18,7 @@ from hetplan.errors import InputError, UnsupportedError  # noqa: E402
 from hetplan.plans.plan import load_plan  # noqa: E402
 from hetplan.runtime.engine.chain import describe  # noqa: E402
 from hetplan.runtime.tracing.layers import Called  # noqa: E402
-from parity.asking import request, run_forked, served  # noqa: E402
+from parity.asking import HUGGING, request, run_forked, served  # noqa: E402
 from parity.commanded import made, widened  # noqa: E402
 from parity.device import default_type  # noqa: E402
 from parity.splits import COMBINED, TYPES, WORLDS, alone  # noqa: E402
@@ -28,7 +28,7 @@ from parity.splits import COMBINED, TYPES, WORLDS, alone  # noqa: E402
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the ranks of both plans left."""
     folder = tmp_path_factory.mktemp("splits")
-    run_forked("parity.splits", folder)
+    run_forked("parity.splits", folder, imports=HUGGING)
     return folder
 
 
@@ -103,7 +103,7 @@ def check_commands(name: str, dtype: str, tmp_path: Path) -> None:
         words += ["--factory", factory, "--checkpoint", tmp_path / "kept"]
         words += ["--steps", STEPS, "--learning-rate", 0.01, "--device", "cpu", "--json", *more]
         words += ["&&"]
-    answer = served([request("all", *words[:-1])], tmp_path, 1)["all"]
+    answer = served([request("all", *words[:-1], imports=HUGGING)], tmp_path, 1)["all"]
     assert answer["code"] == 0, answer["err"]
     worlds = [load_plan(tmp_path / f"{s}.json").world_size for s in ("poplar", "amp")]
     assert min(worlds) > 1 or name != "gpt2", worlds

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from fakes.programs import NETWORKS, UNEVEN, drawn_program, every_rule, plan_of
-from fakes.workloads import small
+from fakes.workloads import cluster, small, small_model
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.files import read_json
 from hetplan.formulations import family
@@ -20,7 +21,7 @@ from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import pose
 from hetplan.planner.hap import SpmdProblem
 from hetplan.plans.plan import Plan, save_plan
-from hetplan.profiling.workload import Workload
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.programs import SpmdCosts
 from hetplan.replays.replay import replay
 from hetplan.replays.simulator.pipeline import simulate_stages
@@ -48,6 +49,12 @@ from parity.program_curves import gpt2, plan_on  # noqa: E402
 from parity.programs import CASES, STAGED, WORLDS, Case, kinds_used  # noqa: E402
 
 
+@cache
+def small_workload() -> Workload:
+    """A model of one block in fp16 on two V100 and two T4."""
+    return make_workload(small_model(layers=1), cluster(), 8)
+
+
 def planned(workload: Workload, method: str, steps: int) -> Plan:
     """A plan of the strategy `hap`."""
     posed = pose(workload, steps)
@@ -71,7 +78,7 @@ def test_stages_by_hand() -> None:
 
 
 def test_what_is_slept_is_what_the_simulator_predicts() -> None:
-    workload = small()
+    workload = small_workload()
     for method, steps in (("dp-even", 1), ("dp-proportional", 2)):
         plan = planned(workload, method, steps)
         found = replay(plan, workload)
@@ -86,9 +93,9 @@ def test_what_is_slept_is_what_the_simulator_predicts() -> None:
 
 def test_a_program_is_rehearsed(tmp_path: Path) -> None:
     """A machine under load may be late, but never early; collectives are real."""
-    workload = small()
+    workload = small_workload()
     plan = planned(workload, "dp-proportional", 2)
-    rehearsal = Rehearsal.of(plan, workload, engine_of(plan), 1.0)
+    rehearsal = Rehearsal.of(plan, workload, engine_of(plan), 10.0)
     job = Job(plan=plan, steps=2, rehearsal=rehearsal, virtual=True)
     found = Measured(job, launch(job))
     assert found.predicted is not None and found.seconds > 0.98 * found.predicted
@@ -232,7 +239,7 @@ def found_by_two(
 ) -> dict[int, list[dict[str, Any]]]:
     """What each case of two ranks gave."""
     made = tmp_path_factory.mktemp("two")
-    run_forked("parity.programs", made, PARITY_DEVICE=request.param, PARITY_RANKS="2")
+    run_forked("parity.programs:quick", made, PARITY_DEVICE=request.param, PARITY_RANKS="2")
     return {2: [torch.load(made / f"programs-2-{rank}.pt") for rank in range(2)]}
 
 

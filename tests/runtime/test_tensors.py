@@ -19,7 +19,7 @@ from hetplan.runtime.engine.chain import Chain, Part, describe  # noqa: E402
 from hetplan.runtime.engine.distributed import example_of  # noqa: E402
 from hetplan.runtime.engine.layout import Layout  # noqa: E402
 from hetplan.runtime.engine.tensors import check_spread  # noqa: E402
-from parity.asking import run_forked  # noqa: E402
+from parity.asking import HUGGING, run_forked  # noqa: E402
 from parity.cases import MODELS, names_of  # noqa: E402
 from parity.divided import CASES, KINDS, QUICK, RATE, Case, alone, made  # noqa: E402
 
@@ -30,7 +30,7 @@ Left = dict[tuple[str, str], list[Any]]  # name and model of a case -> [rank] wh
 
 def left_by(target: str, folder: Path, largest: int) -> Left:
     """All cases of a target."""
-    run_forked(target, folder, PARITY_RANKS=str(largest))
+    run_forked(target, folder, imports=HUGGING, PARITY_RANKS=str(largest))
     left: Left = {}
     for file in sorted(folder.glob("left-*.pt")):
         for key, value in torch.load(file).items():

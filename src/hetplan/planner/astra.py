@@ -115,6 +115,11 @@ class PoolProblem(Problem):
     name: str  # of the pool and its candidates; `degrees` for the space with further degrees
     pool: Pool
 
+    @property
+    def has_further_degrees(self) -> bool:
+        """Whether the searched space has further degrees."""
+        return self.name == "degrees"
+
     def as_listed(self, method: StrategyMethod) -> StrategyMethod:
         """The method under the pool's name."""
         return replace(method, name=self.name)
@@ -131,7 +136,7 @@ class PoolProblem(Problem):
             links=self.workload.links,
             stack=self.workload.stack,
         )
-        top = LIMITS.replayed if self.name == "degrees" else 1
+        top = LIMITS.replayed if self.has_further_degrees else 1
         result = search(job, self.pool, space=space, assumed=assumptions, run=run, top=top)
         best, message = result.best, result.proof
         if best is None:
@@ -142,7 +147,7 @@ class PoolProblem(Problem):
             )
         bound = best.seconds if result.proven else None
         least_by_computing = None
-        if top > 1:
+        if self.has_further_degrees:
             least_by_computing = least_seconds(job, space, self.pool, assumptions)
             best = self.fastest(result.top, run)
             message = joined(
@@ -197,7 +202,7 @@ class PoolProblem(Problem):
             offload=False,
             overlap=False,
         )
-        if self.name != "degrees":
+        if not self.has_further_degrees:
             return space
         model, devices = self.workload.model, sum(offer.most for offer in self.pool.offers)
         mixture = model.spec.shape.experts if model.spec.shape else None
@@ -227,6 +232,8 @@ class PoolProblem(Problem):
         stages_of_type: dict[str, Iterator[list[list[int]]]] = {}
         for name in best.devices:
             numbers = [d for d, device in enumerate(devices) if device.type == name]
+            # The order of all stages for which the type has devices. The strategy's stages are the
+            # first of them, because Megatron numbers ranks stage by stage.
             stages = len(numbers) // (tp * dp)
             nodes = [devices[d].node for d in numbers[: stages * tp * dp]]
             order = megatron_placement(nodes, Configuration(stages, dp, tp, 1, 1))
@@ -283,11 +290,14 @@ def least_seconds(job: Job, space: Space, pool: Pool, assumed: Assumptions) -> f
     tensor, _, sequence_parallel, context, expert, whole_experts = grid
     counts = [offer.most for offer in pool.offers]
     # sequence parallelism and whole experts on each tensor rank need several tensor ranks
-    possible = (tensor > sequence_parallel) & (tensor > whole_experts) & (expert <= sum(counts))
+    needs_several = (sequence_parallel == 1) | (whole_experts == 1)
+    possible = (~needs_several | (tensor > 1)) & (expert <= sum(counts))
     work = []  # [type][part of the model] device-seconds per sample
     for offer in pool.offers:
         t, b, sp, c, e, whole = grid[:, possible & (tensor * context <= offer.most)]
-        block = block_seconds(facts, offer, (t, b, sp, c, e, np.where(whole, t, 1)), assumed)
+        # `Cut.whole`: tensor ranks with the same columns of experts
+        same_columns = np.where(whole, t, 1)
+        block = block_seconds(facts, offer, (t, b, sp, c, e, same_columns), assumed)
         passes = facts.layers * (block[FORWARD] + block[BACKWARD])
         work.append((np.stack([passes, block[EMBEDDING], block[HEAD]]) * t * c / b).min(axis=1))
     return computing_alone(job.global_batch * np.array(work), counts, Options())
@@ -306,8 +316,9 @@ def plan_of(best: AstraCandidate, workload: Workload, pool: Pool) -> Plan:
         not unsaid(best),
         f"a plan file cannot say {unsaid(best)}",
         where=summary(best),
-        expected="--param recompute=none,selective,full instead of hybrid recomputation; for "
-        "virtual stages without layers --param interleaving=false, or larger ones by virtual",
+        expected="--param recompute=none,selective,full instead of hybrid recomputation; "
+        "--param interleaving=false, or more layers in --param virtual=LAYERS, instead of virtual "
+        "stages without layers",
         kind=UnsupportedError,
     )
     plan = PoolProblem(workload, pool.mode, pool).to_plan(best)

@@ -250,8 +250,9 @@ class FurtherProblem(Problem):
         search.rounds()
         if search.incumbent is None:
             raise NoPlan("unknown", "no plan with further degrees fits", part.elapsed)
-        (seconds, _), sketch = search.incumbent
-        plan = Plan.model_validate(dict(sketch))
+        order, sketch = search.incumbent
+        seconds, _ = order  # the key `Plan.order`: its first entry is the seconds
+        plan = Plan.model_validate(dict(sketch))  # `Space.sketch` leaves out the check of the rules
         change_nothing = zero_costs(plan, self.workload) is None
         return Candidate(
             strategy="joint",

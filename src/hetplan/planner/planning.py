@@ -37,10 +37,15 @@ class Planning:
         """Lower bound on the replayed seconds of every plan of stages in all planned precisions;
         None unless the strategy `joint` has a bound for each precision. Plans with further degrees
         are included if these were searched."""
-        on_whole = [c for c in self.candidates if c.strategy == Joint.name and not c.variant.part]
-        bounds = [c.bound for c in on_whole if c.bound is not None]
+        on_whole_cluster = [c for c in self.candidates if c.variant.part is None]
+        of_joint = [c for c in on_whole_cluster if c.strategy == Joint.name]
+        bounds = [c.bound for c in of_joint if c.bound is not None]
+        # The strategy gives at most one bound for each precision, and each bound holds only for
+        # plans in its precision.
         if len(bounds) != max(len(self.precisions), 1):
             return None
+        # Plans with further degrees can be faster than these bounds, but not than those by
+        # computing alone.
         return min([*bounds, *self.computing_alone])
 
     @property

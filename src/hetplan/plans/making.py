@@ -1,5 +1,5 @@
-"""Makes the plan of a workload, and gives the workload, the model and the number of processes of a
-plan."""
+"""Makes the plan of a workload, gives the workload and the model of a plan, and checks the number
+of processes that run a plan."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -57,8 +57,8 @@ def workload_of(plan: Plan, where: str | None = None, replaced: Replaced | None 
 
 
 def named_by(plan: Plan, where: str) -> Named:
-    """The facts of the field `workload` by which the plan's inputs become a workload. where: the
-    plan's file, for messages."""
+    """The names and sizes that the plan's field `workload` states and its field `inputs` lacks.
+    Both fields together give the workload. where: the plan's file, for messages."""
     stated = plan.workload
     return Named(
         where=where,

@@ -224,14 +224,14 @@ def as_picture(canvas: Any, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-WORST = 20  # the most worst cases on a page
-FEWEST = 7  # the fewest instances of a problem for which a page has pictures
+WORST = 20  # a page lists at most this number of worst cases
+FEWEST = 7  # a page has pictures of a problem with at least this number of instances
 FIGURES = (
     "Objectives are predicted iteration times; seconds of solves and memory are measured. A method "
     "misses the optimum where a plan is known that is more than a relative "
-    f"{SAME:g} better. Above: how much longer than the best known plan, which is proven optimal "
-    "where the gap is 0; means of it are geometric means of the ratios, and in "
-    "brackets stands the 95 % bootstrap interval of a mean of five runs or more."
+    f"{SAME:g} better. Columns 'above' say how much longer a plan takes than the best known plan, "
+    "which is proven optimal where the gap is 0. Means above are geometric means of the ratios of "
+    "the two; a mean of five runs or more has its 95 % bootstrap interval in brackets."
 )
 HEADER = (
     *("method", "proves optima", "runs", "solved", "proven", "misses the optimum"),

@@ -2,9 +2,10 @@
 measurements of their runs.
 
 Profiles. `profiles/<model>/<GPU>/profile.json` holds {micro-batch: {tensor degree: {layer:
-[forward, backward, update]}}}, in seconds. The update is that of the whole profiled model and is
-repeated at every layer: 12 bytes per parameter at the memory's speed, plain SGD. `llm_info.json`
-holds {model: {tensor degree: {layer: sizes}}}, for one device and one sample in fp32.
+[forward, backward, update]}}}, in seconds. The entry `update` of every layer is the optimizer step
+of the whole profiled model. The step is that of plain SGD: it moves 12 bytes per parameter of the
+model at the memory's speed. `llm_info.json` holds {model: {tensor degree: {layer: sizes}}}, for one
+device and one sample in fp32.
 
 Links. A file holds {GPU type: {number of GPUs: [[a, b, c], cap]}}. A fit gives GB/s as a parabola
 over log2 of the message's MB, with a cap in bytes/s. Within a node, it gives the bandwidth of a
@@ -129,9 +130,11 @@ def load_model_data(folder: Path, name: str, info: SizesFile) -> ModelData:
             expected=f"{layers}, as the profiles have",
         )
     sizes = {degree: layer_sizes(rows[:layers]) for degree, rows in info.root[name].items()}
+    # Each tensor rank reads whole samples, so that all tensor degrees that state this count state
+    # the same one.
     inputs = [rows[0].act_input_floats for rows in info.root[name].values()]
-    most_inputs = max(filter(None, inputs), default=0.0)
-    return ModelData(name, layers, tables, sizes, _tokens(most_inputs))
+    stated_inputs = max(filter(None, inputs), default=0.0)
+    return ModelData(name, layers, tables, sizes, _tokens(stated_inputs))
 
 
 def load_tables(path: Path) -> Tables:
@@ -179,7 +182,9 @@ class Fit(NamedTuple):
             x_of_maximum = -b / (2 * a)
             x = min(x, x_of_maximum)
         value = (a * x * x + b * x + c) * GB
-        return min(value, self.cap) if value > 0 else self.cap
+        if value > 0:
+            return min(value, self.cap)
+        return self.cap  # the fit does not hold here, and only the cap remains
 
 
 # GPU type -> number of GPUs within a node, or of pairs of GPUs between nodes -> fit
@@ -210,7 +215,8 @@ class Links(Foreign):
     def local(self, kind: str, ranks: int, size: float) -> float:
         """Bytes/s of each of `ranks` GPUs of a node, in messages of `size` bytes within the node.
 
-        A GPU type without measurements within a node gets its share of the network's bandwidth.
+        Each GPU of a type without measurements within a node gets an equal share of the network's
+        bandwidth for `size` bytes in all.
         """
         if kind not in self.intra:
             return self.network(kind, ranks, size) / max(ranks, 1)

@@ -1,21 +1,29 @@
 """The graph of needs of a theory, in all orders or in one.
 
 Read a program backwards. A node N is the set of properties still needed: the first one is {goal},
-the last one is empty. A triple that gives a needed property settles it, and leads from N to
-(N - post) + pre. Every minimal program is a path of the same cost. Every path is a program that
-costs no more, once repetitions of triples behind their first occurrence are dropped (`theory`). No
-arc leads to a superset of N, because the triples that settle the superset settle N without it.
-Parallel branches interleave in every order, because the order decides which computations share a
-stage.
+the last one is empty. A triple (`Step`) that gives a needed property settles it, and leads from N
+to (N - post) + pre. Every minimal program is a path of the same cost. Every path is a program that
+costs no more, once repetitions of triples behind their first occurrence are dropped (`theory`). An
+arc to N itself or to a superset of N is left out: the triples of any path from the superset to the
+empty node settle N, too, so that the detour through the superset saves nothing. Parallel branches
+interleave in every order, because the order decides which computations share a stage.
 
 This is the graph of needs in all orders. Where the costs of triples simply add up, the order is
 irrelevant, and it is enough to settle the needed properties of the highest level first
 (`ReducedTheory.level`). The graph of needs in this one order is called canonical. It is small for
-theories of any width. It has a path for every program: let g(p) be the program's first triple that
-gives p. Of the needed properties of the highest level, settle the one whose g(p) comes last in the
-program, by g(p). No triple is used twice, for three reasons. At or before g(p) the program gives
-all needed properties of that level. Before g(p) it gives the preconditions of g(p). And properties
-of lower levels never lead back to this level.
+theories of any width.
+
+The canonical graph has a path for every program, with triples of the program only, each at most
+once. Let g(p) be the program's first triple that gives property p. At each node, the path compares
+the triples g(p) of the needed properties p of the highest level, and takes the one that comes last
+in the program. Call it g. The next triple that the path takes at this level stands before g in the
+program, because this holds for g(q) of every property q of the level that is still needed:
+
+- If q was needed before the path took g, g(q) stands before g by the choice of g.
+- If q is a precondition of g, the program gives q before g.
+
+The path takes triples of one level in one go: the effects of a triple share one level, and its
+preconditions are at or below that level. No triple is therefore taken twice.
 """
 
 from collections.abc import Sequence

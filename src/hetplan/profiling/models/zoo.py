@@ -32,7 +32,8 @@ VGG19 = (
     *(512, 512, 512, 512, 0),
     *(512, 512, 512, 512, 0),
 )
-# Longer than any context; its square, a size in attention, is still one that files may carry.
+# Longer than the context of any model. Attention has tensors of this number squared; the square is
+# still within the limits of numbers in files (`schema`).
 LONGEST_SEQUENCE = 10**8
 
 
@@ -202,7 +203,8 @@ def described(network: str) -> tuple[Layer, ...]:
     for row in read_yaml(Path(__file__).with_name("networks.yaml"))[network]:
         operators = [Matmul(**op) if "m" in op else Elementwise(**op) for op in row["operators"]]
         saved = [Saved(**tensor) for tensor in row["saved"]]
-        layers.append(Layer(**row | {"operators": tuple(operators), "saved": tuple(saved)}))
+        fields = {**row, "operators": tuple(operators), "saved": tuple(saved)}
+        layers.append(Layer(**fields))
     return tuple(layers)
 
 

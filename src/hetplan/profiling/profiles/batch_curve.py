@@ -24,8 +24,10 @@ from hetplan.schema import (
 
 
 class CurvePoint(StrictModel):
-    """The measured seconds of the forward and backward pass of one micro-batch that fits in every
-    repeat."""
+    """The measured seconds of the forward and backward pass of one micro-batch.
+
+    The measurement is repeated. A micro-batch has a point only if no repeat runs out of memory.
+    """
 
     micro_batch: PositiveCount
     """Samples."""
