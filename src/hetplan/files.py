@@ -177,8 +177,8 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
                 stands_twice = usable and key in seen  # other keys may have no hash
                 if not usable or stands_twice:
                     problem = "unusable key"
-                    if stands_twice and isinstance(key, str):
-                        problem = f"key {key[:80]!r} stands twice"
+                    if stands_twice:
+                        problem = f"key {str(key)[:80]!r} stands twice"
                     raise yaml.MarkedYAMLError(None, None, problem, key_node.start_mark)
                 seen.add(key)
             return super().construct_mapping(node, deep)

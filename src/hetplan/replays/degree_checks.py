@@ -62,8 +62,9 @@ def unsupported(plan: Plan, workload: Workload, degrees: Degrees) -> dict[str, b
         layers = [stage.layers for stage in replica.stages]
         forms.add(str((layers, replica.micro_batches)))
     types = [{plan.devices[d].type for d in stage.all_devices} for stage in stages]
-    # Tensor shares of 1.0, as hetplan writes them, make every part exactly 1 / tensor.
-    unequal_parts = any(part != 1 / tensor for stage in stages for part in stage.parts)
+    unequal_ranks = any(
+        len(stage.tensor_shares) != tensor or len(set(stage.tensor_shares)) > 1 for stage in stages
+    )
     return {
         "ZeRO 2": plan.zero == 2,
         "zero_shares": plan.zero_shares is not None,
@@ -71,7 +72,7 @@ def unsupported(plan: Plan, workload: Workload, degrees: Degrees) -> dict[str, b
         "recomputation of some layers": degrees.recompute_layers is not None,
         "unlike replicas": len(forms) > 1,
         "stages of several device types": max(map(len, types)) > 1,
-        "unequal tensor ranks": unequal_parts,
+        "unequal tensor ranks": unequal_ranks,
         "a model without a text decoder": workload.model.spec.shape is None,
     }
 
