@@ -55,7 +55,11 @@ def target(*names: str, help: str, metavar: str = "FILE") -> Any:
 
 
 def number(*names: str, least: float, most: float, help: str, metavar: str = "N") -> Any:
-    """An option whose value is a number from `least` to `most`; NaN is refused as well."""
+    """An option whose value is a number from `least` to `most`; NaN is refused as well.
+
+    Many options have limits far beyond any real value: a `least` such as 1e-9 keeps out 0, and a
+    `most` such as 1e15 keeps out infinity.
+    """
 
     def check(value: float | None) -> float | None:
         in_range = value is None or least <= value <= most

@@ -69,7 +69,7 @@ def ordered(
     Raises InputError for a circle.
     """
     graph: nx.DiGraph[int] = nx.DiGraph(edges)
-    graph.add_nodes_from(names)
+    graph.add_nodes_from(names)  # those without edges, too
     try:
         order = list(nx.lexicographical_topological_sort(graph))
     except nx.NetworkXUnfeasible:
