@@ -85,13 +85,16 @@ class Amp(Strategy):
                 break
         bounds = [c.bound or 0.0 for c in candidates if c.status != "infeasible"]
         if len(candidates) < len(problems):
-            bounds.append(0.0)  # of the problems that were not solved
+            # of the problems that were not solved; after an optimum that reaches the given bound,
+            # this bound counts instead
+            bounds.append(0.0)
         seconds = fsum(c.solve_seconds for c in candidates)
         with_plans = [c for c in candidates if c.objective is not None]
         best = min(with_plans, key=lambda c: c.objective or 0.0, default=None)
         if best is None or best.objective is None:
             status = "unknown" if bounds else "infeasible"
             return Candidate(strategy="amp", method=AUTO, status=status, solve_seconds=seconds)
+        # `min` with the objective: rounding may lift a bound above the optimum
         lower_bound = min(max(min(bounds), bound or 0.0), best.objective)
         reached = lower_bound >= best.objective * (1 - EQUAL_WITHIN)
         status = "optimal" if reached else "feasible"
@@ -232,6 +235,7 @@ class DataParallelProblem(AmpProblem):
         working memory of recomputation counts beside the activations of a sample."""
         assert self.data.memory is not None
         kept = list(self.data.memory.layer_bytes_per_sample)
+        # at any layer: each device has all of them
         kept[0] += self.workload.working_bytes.get(1, 0.0)
         layers = [
             layer.model_copy(update={"param_bytes": profiled.param_bytes})
@@ -279,6 +283,7 @@ def problems_within_replay(workload: Workload) -> Iterator[AmpProblem]:
         ]
         if {entry.type for entry in tables} != {device.type for device in original.devices}:
             continue
+        # a size is None only where no degree has working memory
         working = (size or 0) * workload.working_bytes.get(tensor, 0.0)
         capacities = {
             name: room(capacity, working) for name, capacity in original.memory.device_bytes.items()
@@ -298,5 +303,6 @@ def problems_within_replay(workload: Workload) -> Iterator[AmpProblem]:
 
 
 def room(capacity: float, working: float) -> float:
-    """Bytes of a device's capacity beside the working memory of recomputation."""
+    """Bytes of a device's capacity beside the working memory of recomputation, a little fewer: a
+    plan that just fits here must also fit by the replay's sum, whose last digits differ."""
     return max(0.0, capacity * (1 - EQUAL_WITHIN) - working)

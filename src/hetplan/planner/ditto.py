@@ -12,8 +12,9 @@ candidate are those of the instance with this template's micro-batch size.
 Plans within the memory that the replay counts: stages of one template differ in width, so that the
 problem cannot express what the replay counts (`split`, `whole` and `working` in `planner.amp`). If
 stages have at most M devices, layers that keep split + M whole and devices of capacity
-capacity - b working(1) are never looser than the replay, and exact for M = 1. The candidate is the
-best over M = 1, 2, 4, …; its bound is that of the problem as first posed, for the candidate's
+capacity - b working(1) are never looser than the replay, and exact for M = 1: on t <= M devices
+(split + M whole) / t >= split / t + whole, and no working(t) exceeds working(1). The candidate is
+the best over M = 1, 2, 4, …; its bound is that of the problem as first posed, for the candidate's
 micro-batch size.
 
 With `--set ditto.failures=F` the strategy proposes what Oobleck runs instead: F + 1 pipelines or
@@ -116,6 +117,7 @@ class Ditto(Strategy):
         the replay's memory from the start."""
         if self.settings.failures is not None:
             return None
+        # the powers of two up to the largest width, which is one itself
         widths = [1 << k for k in range(group_size(workload).bit_length())]
         sizes = micro_batch_sizes(workload)
         instances = [instance_within_replay(workload, b, width) for width in widths for b in sizes]
@@ -319,6 +321,7 @@ class PlacedTemplate:
         layers, bandwidth = self.workload.profile.layers, self.workload.cluster.bandwidth()
         samples = self.workload.global_batch // self.data.micro_batches
         seconds = []
+        # not strict: the last stage sends nothing, so that there is one pair less than stages
         for stage, (here, after) in zip(self.stages, pairwise(self.groups), strict=False):
             size = layers[stage.last - 1].activation_bytes * samples
             seconds.append(size / bandwidth[np.ix_(here, after)].min())
@@ -382,6 +385,7 @@ def place(stages: Sequence[DittoStage], free: Rooms) -> Groups:
         stage = stages[k]
         free_of_type = free[stage.type]
         large_enough = [n for n, devices in free_of_type.items() if len(devices) >= stage.devices]
+        # no node has the number -1 of a neighbour that is not placed yet
         near = {node_of[j] for j in (k - 1, k + 1) if 0 <= j < len(node_of)}
         chosen = min(large_enough, key=lambda n: (n not in near, len(free_of_type[n]), n))
         node_of[k] = chosen
