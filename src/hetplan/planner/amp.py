@@ -119,7 +119,8 @@ class AmpProblem(Problem):
         that runs fastest. A replay takes the place of the run. A strategy that does not fit in the
         replay's memory fails, as those of the paper did."""
         begun, ranking = time.perf_counter(), ranked_candidates(self.data, run)
-        trials = []  # (replayed seconds, place in the ranking, estimated seconds, decision)
+        # (replayed seconds, place in the ranking, which settles ties, estimated seconds, decision)
+        trials = []
         for place, estimated in enumerate(ranking.candidates[:BUDGET], start=1):
             decision = estimated.strategy.decision()
             replayed = replay(self.to_plan(decision), self.workload)
@@ -199,7 +200,8 @@ class DataParallelProblem(AmpProblem):
         begun = time.perf_counter()
         # Seconds are computed without memory limits, so that decisions that do not fit have them.
         limited, unlimited = self.with_plain_memory(), self.data.model_copy(update={"memory": None})
-        priced = []  # (whether it exceeds the memory, seconds, number, decision)
+        # (whether it exceeds the memory, seconds, number, which settles ties, decision)
+        priced = []
         for number, decision in enumerate(self.decisions()):
             seconds = evaluate(family("amp"), unlimited, decision).objective
             if seconds is not None:

@@ -121,6 +121,7 @@ class Ditto(Strategy):
         widths = [1 << k for k in range(group_size(workload).bit_length())]
         sizes = micro_batch_sizes(workload)
         instances = [instance_within_replay(workload, b, width) for width in widths for b in sizes]
+        # not quiet: its incumbents and bounds are progress of this search
         half = run.part(time_limit=run.remaining / 2, quiet=False)
         try:
             best = DittoProblem(workload, instances).solve(AUTO, half)
@@ -149,6 +150,7 @@ class DittoProblem(Problem):
         """The candidate of the best template. The instances are solved one after the other, each in
         an equal share of the time that is left. Raises NoPlan where no instance has a template."""
         if not method.exact:
+            # a time limit of None: no limit
             limit = min(self.baseline_seconds, run.options.time_limit or self.baseline_seconds)
             run.options = replace(run.options, time_limit=limit)
         results: list[Result[Any]] = []
@@ -223,7 +225,7 @@ class TemplatesProblem(Problem):
                 run.part(),
                 failures=self.failures,
             )
-            reason = chosen.message or reason
+            reason = chosen.message or reason  # that of the last size is told
             if chosen.iteration_seconds is not None:
                 made.append((chosen.iteration_seconds, data, chosen.pipelines, templates))
         solving = time.perf_counter() - begun

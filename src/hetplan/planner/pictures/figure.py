@@ -71,6 +71,6 @@ def memory(axes: Any, scene: Scene) -> None:
         color=[OVER if d.peak_bytes > d.limit else COLOURS["forward"] for d in scene.used],
         width=0.85,
     )
-    if len(scene.used) <= 48:
+    if len(scene.used) <= 48:  # the numbers of more devices overlap
         axes.set_xticks(positions, [str(d.device) for d in scene.used], fontsize=8)
     axes.set(xlabel="device", ylabel="GiB held, of what there is")

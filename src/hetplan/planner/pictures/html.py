@@ -269,7 +269,7 @@ def candidates(scene: Scene) -> str:
 def cells(offer: Offer) -> tuple[str, ...]:
     """The texts of a candidate's cells: name, status, seconds of the replay, seconds of the
     objective, bound, money."""
-    status = offer.status[:40]
+    status = offer.status[:40]  # a document of other origin may have a long text there
     # only the objective of `joint` is the replayed seconds, which the row shows
     if offer.status == "optimal" and offer.strategy != "joint":
         status += " for its formula"
