@@ -144,7 +144,7 @@ def shortened(text: str, limit: int) -> str:
 # An error for an unknown name lists all known names where they are at most this many.
 LISTED_WHOLE = 12
 # Least `difflib` ratios at which two names are alike: of the whole names, and of a typed name with
-# the equally long beginning of a longer one.
+# the equally long beginning of a longer one. 0.6 is also what difflib itself takes as alike.
 WHOLE_RATIO, BEGINNING_RATIO = 0.6, 0.75
 
 

@@ -14,9 +14,9 @@ demands of every device
 
 An instance of AMP's problem can express this inequality if it has the tables of a single t, and of
 a single b where working(t) > 0: its layers keep split + t whole, and its devices have a capacity of
-capacity - b working(t). Every decision of the original instance is one of exactly one of these
-instances. The best of their optima is therefore the optimum, and the least of their bounds is a
-lower bound of the original instance with the replay's memory.
+capacity - b working(t). Every decision of the original instance has one t and one b, and so is one
+of exactly one of these instances. The best of their optima is therefore the optimum, and the least
+of their bounds is a lower bound of the original instance with the replay's memory.
 """
 
 import time

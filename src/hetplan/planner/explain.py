@@ -290,6 +290,7 @@ def folded(plan: Plan, run: Replay) -> list[list[int]]:
     if not run.by_device:
         return units_of_like_stages(plan, run)
     busy, types = run.timeline.busy, [device.type for device in plan.devices]
+    # exactly equal seconds: like devices add up the same numbers in the same order
     pairs = (
         ((types[devices[0]], float(busy[unit])), unit) for unit, devices in enumerate(run.devices)
     )

@@ -45,7 +45,7 @@ from hetplan.text import bytes_text, counted
 # fits into. They are 15 % on average over eight language models on A100 (Guo et al. 2024, GMLake),
 # and a few percent with expandable segments.
 MEMORY_MARGIN = 0.05
-SHORTER = 3  # how often a sequence is halved in the search for one that fits
+SHORTER = 3  # how often a sequence is halved in the search for one that fits: to an eighth of it
 # Shares of the limits are multiples of 1 / FINE, because `smallest` searches whole numbers.
 FINE = 1000
 
@@ -466,7 +466,9 @@ class LayoutSearch:
     def alive(self, shape: Shape, stage: int, batch: int) -> float:
         """The number of micro-batches of `batch` samples whose activations a stage keeps at a
         time."""
-        steps = inf if self.batch is None else max(1, self.batch // shape.data // batch)
+        if self.batch is None:  # with enough micro-batches for every stage to be full
+            return shape.pipeline - stage
+        steps = max(1, self.batch // shape.data // batch)
         return min(shape.pipeline - stage, steps)
 
     def cut(

@@ -176,7 +176,7 @@ def replan(
     rest = replace(workload, cluster=cluster.part(left))
     attempts, ready = [strategies], plan.templates  # strategies that are asked one after the other
     if strategies is None and ready is not None:
-        still_lost = max(ready.failures - len(lost), 0)
+        still_lost = max(ready.failures - len(lost), 0)  # each lost node counts as one failure
         attempts = [[Ditto(DittoSettings(failures=still_lost), ready)], None]
     for picked in attempts:
         planning = make_plans(rest, picked, run, on_candidate=on_candidate)

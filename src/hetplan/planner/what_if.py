@@ -225,6 +225,7 @@ def relinked(
 def faster_network(gbit: float, cluster: Cluster) -> Change:
     """The change to a network of `gbit` Gbit/s for every node. Raises InputError for a number out
     of range. The change's name says which nodes are faster already."""
+    # the numbers that a cluster file may have (`schema.Rate`)
     require(
         1e-6 <= gbit <= 1e9,
         "not usable",

@@ -25,6 +25,7 @@ def figure(scene: Scene, kind: str) -> bytes:
     figures = optional(
         "matplotlib.figure", "needs matplotlib, as --html does not", "plots", where=f"--{kind}"
     )
+    # inches; 1.5 more are for the heading, the legend and the labels of the axes
     heights = (max(2.0, 0.32 * len(scene.rows)), 2.4)
     drawing = figures.Figure(figsize=(12, sum(heights) + 1.5), layout="constrained")
     above, below = drawing.subplots(2, 1, height_ratios=heights)

@@ -72,6 +72,7 @@ def drawn(row: Row, seconds: float) -> str:
     letters = ["."] * COLUMNS
     for lane in (row.communicates, row.computes):  # the second overwrites the first
         for span in sampled(lane, seconds, COLUMNS):
+            # sampled spans begin and end at columns, but for errors of rounding
             begin = round(COLUMNS * span.start / seconds)
             end = round(COLUMNS * span.end / seconds)
             letters[begin:end] = LETTERS[span.kind] * (end - begin)

@@ -24,7 +24,7 @@ from hetplan.programs.operators.operator import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-EPSILON = 1e-5
+EPSILON = 1e-5  # torch's own default for layer norms
 
 
 def layer_norm(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
