@@ -505,7 +505,8 @@ class LayoutSearch:
         of kept activations are not included.
 
         What is not linear (the largest layer, buckets, the layer that is computed again) is that of
-        the whole model, which no stage exceeds.
+        the whole model, which no stage exceeds. So `cut` may refuse layers that fit by the exact
+        count of `layout`.
         """
         framework, tensor = self.workload.framework, shape.tensor
         part, width = 1 / shape.data if level else 1.0, ELEMENT_BYTES[self.workload.precision]
