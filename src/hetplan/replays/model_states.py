@@ -84,7 +84,7 @@ class States:
         """The largest micro-batch that fits beside the states in `memory` bytes; 0 where not even
         one sample fits, `UNLIMITED` where samples need no memory."""
         free = memory - self.resident(stage, part)
-        if free < self.per_sample or free < 0:
+        if free < self.per_sample or free < 0:  # `per_sample` may be 0
             return 0
         if self.per_sample <= 0:
             return UNLIMITED

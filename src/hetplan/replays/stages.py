@@ -71,6 +71,7 @@ class StageRow:
     def memory_text(self) -> str:
         """Bytes of the device nearest to its limit, and the limit."""
         peak, limit = self.run.peak_bytes, self.run.limit_bytes
+        # a limit may be 0: then one byte, so that the quotient exists
         fullest = max(self.devices, key=lambda device: peak[device] / max(limit[device], 1.0))
         return share_text(peak[fullest], limit[fullest])
 

@@ -65,6 +65,8 @@ class ZeroCosts:
 
         prefetch: layers whose weights are gathered ahead; 0: nothing overlaps.
         """
+        # ZeRO 1 has collectives once per iteration only; Poplar's formula for replicas of one device
+        # needs its shares all the same.
         sharded_in_steps = plan.zero > 1 or (plan.zero == 1 and single_stage(plan))
         if not (plan.in_step and sharded_in_steps):
             return cls(plan, costs, prefetch, (), None)
@@ -176,6 +178,7 @@ class ZeroCosts:
         after the update.
         """
         replicas = self.plan.replicas
+        # Without further degrees no bytes count as experts' (`Costs.expert_sums` are 0).
         for owners, (size, _) in self.shared_parts().items():
             groups = [group for i, j in owners for group in replicas[i].stages[j].devices]
             rings = tensor_rings(groups)
@@ -243,6 +246,7 @@ class ZeroCosts:
         gather = self.layers(weights=True) if self.plan.zero == 3 else nothing
         scatter = self.layers(weights=False)
 
+        # nothing is left when the forward pass is computed: it scatters no gradients
         computed, _ = prefetched_pass(forwards, gather, nothing, self.prefetch)
         hidden = sum(forwards) + sum(gather) - computed
         forward = sum(forwards) + float(uncovered(sum(gather), hidden))
@@ -282,7 +286,8 @@ class ZeroCosts:
             step = scatter
         iteration = 0.0
         if plan.zero == 2:
-            iteration, _ = self.half_ring(self.costs.param_sums[-1])
+            # updated weights are gathered once, because passes find them whole
+            iteration = self.half_ring(self.costs.param_sums[-1])[0]
         return step, iteration
 
     def _seconds_by_poplar(self, divided: Floats) -> tuple[float, float]:
@@ -292,6 +297,7 @@ class ZeroCosts:
         links = [costs.link(a, b) for a, b in pairwise([*used, used[0]])]
         bandwidth = min(rate for rate, _ in links)
         latency = max(delay for _, delay in links)
+        # level 3 gathers and scatters layer by layer, each with its own latencies
         calls = len(costs.data.layers) if level == 3 else 1
         reduce_scatter, all_gather = (
             collective_seconds(size, divided[used], bandwidth, latency, messages=calls)
@@ -311,6 +317,8 @@ class ZeroCosts:
         per_step, per_iteration = self.seconds()
         ports = self.half_ring(self.costs.param_sums[-1])[1]
         if self.plan.zero == 1:
+            # Reduce-scatter before and all-gather after the update. All devices take part in both,
+            # so that only their sum counts and each may stand for half of it.
             half = Collective(members=members, seconds=per_iteration / 2, ports=ports)
             return [half, replace(half, when="parameters")]
         joined = [Collective(members=members, seconds=per_step, when="step", ports=ports)]
