@@ -190,7 +190,7 @@ def make_workload(
         )
     elif not isinstance(profile, Profile):
         where = os.fspath(profile)
-        file = SourceFile.of(profile)
+        file = SourceFile.of(profile)  # None for a pipe, which no plan can name
         if file is not None:
             files["profile"] = file
         profile = load_profile(profile)
@@ -225,7 +225,8 @@ def check_profile(
     )
     names = [layer.name for layer in model.layers]
     in_profile = [layer.name for layer in profile.layers]
-    # A profile with other names than the model's corresponds by position, and has no wrong order.
+    # Sorted, because names that differ only in their order are the error. A profile with other names
+    # than the model's corresponds by position, and has no wrong order.
     if sorted(in_profile) == sorted(names):
         for i, (name, expected) in enumerate(zip(in_profile, names, strict=True)):
             require(

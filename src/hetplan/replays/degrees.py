@@ -267,8 +267,8 @@ class DegreeZero(ZeroCosts):
         first_device = stage.devices[0][0]
         offer = costs.offers[costs.device_types[first_device]]
         weight_bytes, gradient_bytes = EXCHANGED_BYTES[costs.facts.precision]
-        # Bytes of the weights that one device updates. All devices have equally many, because tensor
-        # ranks have equal parts of the weights and equal shares of the states.
+        # Bytes of the weights that one device updates. All devices have equally many, because they
+        # have equal parts of the weights and equal shares of the states.
         updated_bytes = sum(self.weight_bytes(stage)) * stage.parts[0] * self.shares(stage)[0]
         window = 0.0
         if "offload" in costs.degrees.overlap:
@@ -298,7 +298,7 @@ class DegreeZero(ZeroCosts):
         part: the part of a rank's bytes that a ring reduces: all of them, or the rank's shard where
         stages are fully sharded.
         """
-        # Megatron's order of data and context ranks within a stage: the replicas one after the other
+        # Megatron's order of the ranks of a stage: one replica after the other
         by_stage = sorted(owners, key=lambda owner: owner[1])
         holders = [self.plan.replicas[i].stages[j] for i, j in by_stage]
         order = [device for stage in holders for device in stage.all_devices]
@@ -308,8 +308,8 @@ class DegreeZero(ZeroCosts):
         experts = (ranks.expert_ranks, ranks.expert_sharing)
         for stride, sharing in (dense, experts):
             if self.plan.zero < 3:
-                # The whole gradients of all owners are summed. There is one group of shards here, so
-                # that `sharing` is the number of a stage's ranks with these weights.
+                # The whole gradients of all owners are summed. Below ZeRO 3 there is one group of
+                # shards, so that `sharing` is the number of a stage's ranks with these weights.
                 yield spaced(order, stride, stages * sharing), 1.0
                 continue
             shard = 1 / sharing

@@ -166,7 +166,7 @@ class Links:
         seconds = moving + one_round.latency
         if curve is not None and largest > 0:
             seconds = curve.at(largest)
-        # A measured collective may be faster than the links' bandwidths say, and then holds its ports
+        # A measured collective may be faster than the links' bandwidths say. It then holds its ports
         # for all its seconds.
         busy = min(moving / seconds, 1.0) if seconds > 0 else 0.0
         ports = tuple((port, busy * share) for port, share in one_round.ports)

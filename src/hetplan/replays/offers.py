@@ -132,9 +132,10 @@ def offer_of(name: str, most: int) -> Offer:
 
 
 def offers_of_cluster(cluster: Cluster) -> tuple[Offer, ...]:
-    """The offer of each device type of a cluster. Where nodes of one type differ, the fewest devices,
-    the smallest bandwidths and the largest latencies count, so that every node does at least as
-    well. A cluster does not state the links of its hosts; they are those of the usual machine."""
+    """The offer of each device type of a cluster. Where nodes of one type differ, the fewest
+    devices, the smallest bandwidths and the largest latencies count, so that every node does at
+    least as well. A cluster does not state the links of its hosts; they are those of the usual
+    machine."""
     offers = []
     for name, nodes in grouped((node.device, node) for node in cluster.nodes).items():
         *_, host_link, host_memory = links_of(name)

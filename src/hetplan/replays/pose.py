@@ -153,7 +153,7 @@ def kept_of(workload: Workload, l: int, mode: Recomputation) -> Kept:
     if layer.kind in REPEATED:
         all_bytes = sum(t.size(precision) for t in layer.saved)
         all_replicated = sum(t.size(precision) for t in layer.saved if not t.split)
-        # What is kept already is not held again. A kept input may exceed all tensors of a small layer.
+        # What is kept already is not held again. A kept input may exceed all tensors of a layer.
         working = max(all_bytes - saved, 0.0)
         replicated_working = max(all_replicated - replicated, 0.0)
         gathers_again = mode in GATHERED_AGAIN

@@ -65,8 +65,8 @@ class ZeroCosts:
 
         prefetch: layers whose weights are gathered ahead; 0: nothing overlaps.
         """
-        # ZeRO 1 has collectives once per iteration only; Poplar's formula for replicas of one device
-        # needs its shares all the same.
+        # ZeRO 1 has collectives once per iteration only. For replicas of one device it is counted
+        # here too, because Poplar's formula needs the shares.
         sharded_in_steps = plan.zero > 1 or (plan.zero == 1 and single_stage(plan))
         if not (plan.in_step and sharded_in_steps):
             return cls(plan, costs, prefetch, (), None)
