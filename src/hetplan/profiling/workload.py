@@ -145,6 +145,7 @@ def check_units(stack: Stack, model: Model, cluster: Cluster) -> None:
     or a device has no units for such products."""
     if not (stack.fp8 or stack.fp4):
         return
+    # the seconds of 4-bit products follow from those in 8 bits (`times.narrow_seconds`)
     units = {"fp8", "fp4"} if stack.fp4 else {"fp8"}
     all_have_units = all(units <= {*spec.peak_tflops} for spec in cluster.specs.values())
     require(
@@ -225,8 +226,8 @@ def check_profile(
     )
     names = [layer.name for layer in model.layers]
     in_profile = [layer.name for layer in profile.layers]
-    # Sorted, because names that differ only in their order are the error. A profile with other names
-    # than the model's corresponds by position, and has no wrong order.
+    # Sorted, because equal names in another order are an error. A profile with other names than the
+    # model's corresponds by position, and has no wrong order.
     if sorted(in_profile) == sorted(names):
         for i, (name, expected) in enumerate(zip(in_profile, names, strict=True)):
             require(

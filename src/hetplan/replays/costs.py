@@ -195,7 +195,7 @@ class Costs(Links):
         shares: the share of the layers that each device computes. Equal shares take the profile's
         seconds of the tensor degree; other ones take their part of the seconds of one device.
         """
-        equal_shares = len(set(shares)) == 1
+        equal_shares = len(set(shares)) == 1  # a plan states equal shares as equal numbers
         tensor = len(group) if equal_shares else 1
         # (type, part of the seconds of the type); devices that agree in both take equally long
         distinct = {

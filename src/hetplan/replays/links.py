@@ -166,8 +166,8 @@ class Links:
         seconds = moving + one_round.latency
         if curve is not None and largest > 0:
             seconds = curve.at(largest)
-        # A measured collective may be faster than the links' bandwidths say. It then holds its ports
-        # for all its seconds.
+        # A measured collective may take fewer seconds than the links' bandwidths say. It then holds
+        # its ports for all of them.
         busy = min(moving / seconds, 1.0) if seconds > 0 else 0.0
         ports = tuple((port, busy * share) for port, share in one_round.ports)
         return Traffic(seconds, 0.0, ports)

@@ -134,7 +134,8 @@ class ZeroCosts:
         return row_groups
 
     def shares(self, stage: Stage) -> tuple[float, ...]:
-        """For each device of the stage, the share of its weights' model states that it holds."""
+        """For each device of the stage, the share of its weights' model states that it holds. Where
+        replicas are cut differently, the ranks of the stage's first layer stand for all layers."""
         if self.divided is not None:
             return tuple(self.divided[stage.all_devices].tolist())
         ranks = self._data_ranks[stage.layers[0][0]] if self.plan.zero else 1
@@ -230,6 +231,7 @@ class ZeroCosts:
         sizes = [layer.param_bytes for layer in self.costs.data.layers]
         if not weights:
             sizes = [self.costs.gradient_bytes(size) for size in sizes]
+        # a layer without weights has no collective, and so not its latency
         return [self.half_ring(size)[0] if size else 0.0 for size in sizes]
 
     def step(self, stage: Stage, samples: int) -> tuple[float, float, float]:
@@ -248,6 +250,7 @@ class ZeroCosts:
 
         # nothing is left when the forward pass is computed: it scatters no gradients
         computed, _ = prefetched_pass(forwards, gather, nothing, self.prefetch)
+        # hidden: the seconds one after the other, less those that they take beside each other
         hidden = sum(forwards) + sum(gather) - computed
         forward = sum(forwards) + float(uncovered(sum(gather), hidden))
 

@@ -124,8 +124,8 @@ class Matmul:
         s = self.shape(micro_batch, tensor)
         left = s.count * s.m * s.k
         out = s.count * s.m * s.n
-        # `left` replaces m k and is divided as k or the count is; `out` replaces m n, divided as n or
-        # the count is
+        # `left` replaces m k and is divided as k or the count is; `out` replaces m n and is divided
+        # as n or the count is
         if self.left is not None:
             left = micro_batch * _share(self.left, tensor if self.split in ("k", "count") else 1)
         if self.out is not None:
@@ -274,8 +274,8 @@ class Stack:
     attention: Attention
     # the host's seconds per launch of an operator (`launches`)
     host_seconds: float
-    # device kernels per described memory-bound operator; each further one moves its bytes again, and
-    # below 1 operators are fused with their neighbours
+    # device kernels per described memory-bound operator; each further one moves its bytes again;
+    # below 1, operators are fused with their neighbours
     kernels: float
     # bytes per parameter of the gradients that replicas exchange; None: the training precision's
     gradient_bytes: int | None

@@ -347,11 +347,11 @@ def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator
     up = 2 if t.gated else 1
     experts = -(-mixture.count // t.cut.expert)  # experts of this rank
     sent = mixture.rows(s)  # rows that this rank's tokens have at all experts
-    # Rows of one expert, rounded up. The tokens of all expert ranks come to `mixture.count` experts,
-    # and the tensor ranks that hold the same columns of an expert divide its rows.
+    # Rows of one expert, rounded up. The rows of all expert ranks go to `mixture.count` experts.
+    # Tensor ranks that hold the same columns of an expert divide its rows.
     rows = -(-sent * t.cut.expert // (mixture.count * t.cut.whole))
-    # All tensor ranks divide the columns of a product (`split`), but only tensor / whole ranks divide
-    # those of an expert. So the product is given `whole` times an expert's columns.
+    # All tensor ranks divide the columns of a product (`split`), but only tensor / whole of them
+    # divide those of an expert. So the product is given `whole` times an expert's columns.
     width, columns = mixture.latent or t.hidden, t.cut.whole * t.feed_forward
     copied = (s + sent) * width  # tokens read and rows written, or the reverse
     operators: tuple[Operator, ...] = (
@@ -497,8 +497,8 @@ def adapted(layer: Layer, rank: int) -> Layer:
             continue
         operators.append(replace(op, frozen=True))
         if layer.kind in BLOCKS and op.name != "router":
-            # An adapter is two products, k x rank and rank x n. Tensor ranks divide k and n as those
-            # of the product beside it, and never the rank.
+            # An adapter is two products, k x rank and rank x n. Tensor ranks divide its k and n as
+            # those of the product beside it, and never the rank.
             adapter_params += op.count * rank * (op.k + op.n)
             operators += [
                 replace(op, n=rank, split="k" if op.split == "k" else "none"),

@@ -184,8 +184,8 @@ def stretched(fabric: Fabric, operation: str, ranks: int) -> CollectiveCurve | N
     if measured.reached and operation != "send":
         # the bytes on a link over the seconds of the last knot, over the bus bandwidth reached here
         link_bytes = PARTS["all-reduce"] * (ranks - 1) / ranks * 2 ** curve.log2_bytes[-1]
-        # The figures are of all-reduces. Other collectives, and other numbers of ranks, take that of
-        # the fewest ranks, which is the smallest.
+        # The figures are of all-reduces. Other collectives, and other numbers of ranks, take the
+        # figure of the fewest ranks, which is the smallest.
         reached = dict(measured.reached) if operation == "all-reduce" else {}
         reached_with_fewest_ranks = measured.reached[0][1]
         bus_bandwidth = reached.get(ranks, reached_with_fewest_ranks)

@@ -47,7 +47,7 @@ Kind = Literal["product", "elementwise"]
 KINDS: tuple[Kind, ...] = ("product", "elementwise")
 # The kinds of groups: ranks within a node, one rank of every node, or all ranks.
 Group = Literal["node", "between", "all"]
-# Measured messages from which curves of links can be learned: a fifth of them, four, give the errors.
+# Measured messages from which curves of links can be learned: a fifth of them gives the errors.
 LEAST_MESSAGES = 20
 # For each kind of group, the kinds whose curves may stand for it, the most alike first.
 NEAREST: dict[Group, tuple[Group, ...]] = {

@@ -172,6 +172,7 @@ class Replica:
         times = np.array(both)  # [2, S, C, B]
         received = np.zeros((2, S * C, len(counts)))  # seconds of the message that a pass needs
         if self.reduces:
+            # their latencies are part of their seconds (`Links.ring`)
             times += [[[[t.seconds for t in b] for b in c] for c in s] for s in self.reduces]
         if self.hops and S * C > 1:
             activations, gradients = self.hops
