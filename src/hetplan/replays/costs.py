@@ -223,8 +223,8 @@ class Costs(Links):
 
     def reduces(self, stage: Stage, layers: Range, samples: int) -> tuple[Traffic, Traffic]:
         """The all-reduces of the stage's tensor groups, with the seconds that they add to the
-        forward and to the backward pass of a micro-batch. They keep the device busy, not the
-        host."""
+        forward and to the backward pass of a micro-batch; none without tensor ranks. They keep the
+        device busy, not the host."""
         size = self._tensor_byte_sums[layers[1]] - self._tensor_byte_sums[layers[0]]
         if len(stage.tensor_shares) == 1 or size == 0:
             return Traffic(), Traffic()
@@ -249,8 +249,8 @@ class Costs(Links):
         return max(whole - seconds, 0.0)  # below 0 by rounding alone
 
     def transfer(self, sender: Stage, receiver: Stage, layer: int, samples: int) -> Traffic:
-        """The messages by which one micro-batch's activation after `layer`, or its gradient, goes
-        from one stage to another.
+        """The messages by which one micro-batch's activation after `layer`, or its gradient, which
+        is equally large, goes from one stage to another.
 
         Row groups take consecutive rows. Each pair of groups with rows in common exchanges these
         rows, in equal parts over the ranks of the larger tensor group.

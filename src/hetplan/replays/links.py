@@ -147,7 +147,8 @@ class Links:
         over all cards of the node, both send a node's bytes through its cards once. Within a node
         whose fabric was measured, the measured curve gives the seconds.
 
-        sizes: bytes on each rank, of all groups or group by group.
+        Groups of one device take no time. sizes: bytes on each rank, of all groups or group by
+        group.
         """
         rounds = 2 * (max(len(group) for group in groups) - 1)
         if rounds == 0:

@@ -47,7 +47,8 @@ class States:
         """The states of a workload's model. Tied parameters count once, because one device holds
         the whole model."""
         layers = workload.profile.layers
-        saved = sum(layer.saved_bytes for layer in layers) + workload.working_bytes.get(1, 0.0)
+        working = workload.working_bytes.get(1, 0.0)  # of a tensor group of one device
+        saved = sum(layer.saved_bytes for layer in layers) + working
         return cls.of_weights(
             [layer.param_bytes for layer in layers], workload.precision, saved, workload.framework
         )

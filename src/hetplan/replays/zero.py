@@ -272,7 +272,7 @@ class ZeroCosts:
 
     def seconds(self) -> tuple[float, float]:
         """(seconds of the collectives after a step's passes, seconds of the collectives once per
-        iteration)."""
+        iteration) of a plan with rings."""
         plan = self.plan
         if self.divided is not None and single_stage(plan) and not self.overlaps:
             return self._seconds_by_poplar(self.divided)
@@ -313,7 +313,8 @@ class ZeroCosts:
         return 2 * all_gather + reduce_scatter, 0.0
 
     def collectives(self) -> list[Collective]:
-        """The collectives of every step, and the collectives before and after the update."""
+        """The collectives of every step, and the collectives before and after the update; none
+        without rings, and on one device."""
         if not self.rings or self.plan.world_size == 1:
             return []
         members = [(i, 0) for i in range(len(self.plan.replicas))]

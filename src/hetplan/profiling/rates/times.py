@@ -252,7 +252,7 @@ def repeated_share(
     layer: Layer, mode: Recomputation, rates: Rates, micro_batch: int, tensor: int
 ) -> float:
     """The share of the layer's forward seconds that its backward pass repeats under a mode of
-    recomputation."""
+    recomputation; 0 where the forward pass takes no time."""
     if mode == "none" or layer.kind not in REPEATED:
         return 0.0
     if mode == "full":
