@@ -55,7 +55,7 @@ class StageRow:
         return list(chain.from_iterable(self.run.devices[unit] for unit in self.units))
 
     def share(self) -> float:
-        """A device's share of the samples or columns that a program divides, in its first segment."""
+        """A device's share of the samples or columns that a program's first segment divides."""
         assert self.plan.program is not None
         return self.plan.program.ratios[0][self.units[0]]
 
