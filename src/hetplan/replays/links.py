@@ -210,7 +210,7 @@ class Links:
 
     def _measured(self, groups: Sequence[Sequence[int]]) -> CollectiveCurve | None:
         """The measured curve of all-reduces of the largest group; None unless every group is within
-        one node and all these nodes are alike, and with learned links."""
+        one node and all these nodes are alike. Learned links leave it out, too."""
         nodes = self.data.nodes
         nodes_of_groups = [{self.node[device] for device in group} for group in groups]
         first = nodes[min(nodes_of_groups[0])]
