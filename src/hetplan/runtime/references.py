@@ -355,6 +355,8 @@ class Reference(nn.Module):
         # [row] a random number in [0, 2^62)
         drawn = (splitmix64(rows * 2 + key) >> 1) & ((1 << 62) - 1)
         positions = torch.arange(self.sequence + 1)
+        # one number gives the first token, the increment and the length; its quotients by 7 and 11
+        # have remainders of their own
         increments = 1 + drawn // 7 % 3
         texts = (drawn[:, None] + positions * increments[:, None]) % self.vocabulary
         targets = texts[:, 1:].clone()
@@ -391,6 +393,7 @@ def stand_in(names: Sequence[str], *, tensor: int = 1, seed: int = 0) -> Referen
     """
     require(len(set(names)) == len(names), "layer names stand twice", expected="different names")
     single, sequence = len(names) == 1, 8
+    # at least one head, and below one entry of the vocabulary, for each tensor rank
     heads = max(2, tensor)
     blocks = 1 if single else len(names) - 2
     shape = replace(

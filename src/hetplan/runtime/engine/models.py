@@ -109,10 +109,14 @@ def called(text: str, plan: Plan | None, option: str = "--factory", *, seed: int
     import, and again before the call: the numbers that the function draws do not depend on whether
     the module was imported before.
     """
+    module, colon, function_name = text.partition(":")
     require(
-        all(text.partition(":")), f"{option} is not usable", got=text, expected="MODULE:FUNCTION"
+        module and colon and function_name,
+        f"{option} is not usable",
+        got=text,
+        expected="MODULE:FUNCTION",
     )
-    let_find(text.partition(":")[0], option)
+    let_find(module, option)
     failure = "cannot be imported:"
     try:
         seed_generators(seed, f"{option} is imported")

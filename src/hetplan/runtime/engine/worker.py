@@ -194,7 +194,7 @@ def rank_main(
             store=dist.FileStore(store, world),
             rank=rank,
             world_size=world,
-            timeout=timedelta(minutes=30),
+            timeout=timedelta(minutes=30),  # the parent notices a rank that hangs earlier
         )
         train(job, watch, lambda step: tell("step", step), lambda: stop.value != 0, shared)
         dist.barrier()
@@ -246,9 +246,11 @@ def look_after(watch: Watch, limit: float, plan: Plan) -> None:
         state = watch.state()
         with contextlib.suppress(dist.DistError):  # after the last step the store may end first
             store.add(str(rank), 1)
-            beats = store.add(str(next_rank), 0)
+            beats = store.add(str(next_rank), 0)  # adding 0 reads the number
             rounds[beats] += 1
             silent = rounds[beats] * PATIENCE.beat
+            # A rank without any beat has not begun to count. After this rank's last step the next
+            # one may have ended already.
             if beats and silent > limit and state["what"] != "end":
                 give_up(plan, next_rank, f"no sign of life for {silent:.0f} s")
         activity.note(state["used"])

@@ -31,6 +31,7 @@ def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[l
     torch = required_torch("running plans")
     from hetplan.runtime.engine.worker import check_job
 
+    # Threads that torch's operators start here would be missing in the forked ranks.
     torch.set_num_threads(1)
     # While torch traces a model, it checks whether there is a GPU. By default it initializes CUDA
     # for this check, and a process that has initialized CUDA cannot fork ranks that use CUDA.

@@ -303,5 +303,7 @@ def hangs(rank: Rank, job: Job) -> bool:
     if quiet >= PATIENCE.starting:
         return True
     computed = state["used"] - state["spent"]
+    # It has been without progress for more than `limit` seconds. On a core of its own it would have
+    # computed for most of them.
     lacks_core = computed < limit / 2 and runnable(pid)
     return not lacks_core

@@ -65,6 +65,7 @@ class DistributedProgram(TrainedPart):
         transport = Transport.over(device, staging, self.watch)
         all_ranks = tuple(range(dist.get_world_size()))
         groups = {} if transport.backend == "gloo" else transport.groups([all_ranks])
+        # a single rank is in no group; on gloo `everyone` is the group of all ranks
         self.everyone = groups.get(all_ranks, transport.everyone)
         self.synthetic = program_model.batch is None
         self.batch = program_model.batch or synthetic_batch(program, seed)
@@ -147,6 +148,7 @@ class DistributedProgram(TrainedPart):
         if compared and world > 1:
             reading = Reading(rows, tuple(range(world)), f"run {run}")
             with self.watch.meets():
+                # (inputs, targets): the data of a program are not told apart
                 check_alike(step, [reading], dist.get_rank(), lambda *_: (data, None))
         return data
 

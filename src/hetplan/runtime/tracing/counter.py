@@ -56,6 +56,9 @@ def running_node() -> int | None:
 
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+# Numbers of autograd nodes from here on are those of the nodes that accumulate the gradients of
+# parameters. They have the largest number there is; all others are counted from 0.
+FIRST_ACCUMULATING = 1 << 62
 Product = tuple[float, float, float, float]  # count products of [m, k] by [k, n]
 Arguments = Sequence[Any]
 
@@ -274,6 +277,7 @@ class Layers:
             return
         times = without_numbers.count(name)
         self.names.append(name if not times else f"{name}#{times + 1}")
+        # nodes from before the first layer belong to it
         self.firsts.append(next_node() if len(self.names) > 1 else 0)
 
     @property
@@ -337,9 +341,8 @@ class Counter(TorchDispatchMode):
         if not self.backward:
             return self.layers.now
         number = running_node()
-        # The nodes that accumulate parameters' gradients have the largest number there is. Their
-        # operators belong to the layer of the operator before.
-        if number is not None and number < 1 << 62:
+        # operators that accumulate a parameter's gradient belong to the layer of the one before
+        if number is not None and number < FIRST_ACCUMULATING:
             # the layer whose forward pass made the autograd node
             self.last = max(bisect_right(self.layers.firsts, number) - 1, 0)
         return self.last
@@ -394,7 +397,8 @@ def fused_dropout(
 def fused_rms_norm(
     x: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """functional.rms_norm as one operator."""
+    """functional.rms_norm as one operator. Fake tensors have no values, so that a missing eps, for
+    which torch takes one by the type, may be any number."""
     return torch.native_layer_norm(x, list(normalized_shape), weight, None, eps or 0.0)[0]
 
 
