@@ -126,7 +126,8 @@ class Attention(nn.Module):
         self.qkv_bias = nn.Parameter(torch.empty(width)) if t.attention_bias else None
         self.out = nn.Parameter(torch.empty(t.hidden, t.query_width))
         self.out_bias = nn.Parameter(torch.empty(t.hidden)) if t.output_bias else None
-        self.drop = Dropout(probability if t.dropout and t.attention == "standard" else 0.0, site)
+        drops = t.dropout and t.attention == "standard"  # fused attention has no scores to drop
+        self.drop = Dropout(probability if drops else 0.0, site)
 
     def cuts(self, part: Part) -> dict[str, Cut]:
         """A rank's heads [a, b) are rows of `qkv` and columns of `out`."""
@@ -288,7 +289,7 @@ class Head(nn.Module):
         targets = targets.flatten()
         if last > first:
             largest = logits.detach().amax(-1)
-        else:
+        else:  # `amax` refuses an empty dimension; -inf is the largest of no logits
             largest = torch.full_like(logits.sum(-1), -torch.inf)
         largest = self.tensor.largest(largest)
         total = self.tensor.leave((logits - largest.unsqueeze(-1)).exp().sum(-1))

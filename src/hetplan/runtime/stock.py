@@ -143,6 +143,7 @@ class Stock(Placed):
         schedule_class = schedules.get_schedule_class(SCHEDULES[plan.pass_schedule])
         self.schedule: Any = schedule_class(
             pipeline_stages if interleaved else pipeline_stages[0], plan.replicas[0].steps,
+            # the factor averages over the batch, so that the engine does not divide once more
             loss_fn=lambda out, _: self.factor * out.sum(), scale_grads=False,
         )  # fmt: skip
 
@@ -210,6 +211,7 @@ class Stock(Placed):
         averaged = len(self.plan.replicas)  # torch's engines divide gradients by this number
         self.factor, losses = averaged / weight, list[Tensor]()
         with self.watch.during("backward", 0, step), self.watch.meets():
+            # chunks find their data by these numbers; the loss function ignores its target
             row_numbers = torch.arange(batches[0][0], batches[-1][1])
             self.schedule.step(
                 rows=row_numbers, target=row_numbers, losses=losses, return_outputs=False

@@ -114,6 +114,7 @@ def section_starts(chain: Chain, bucket_bytes: int) -> dict[int, int]:
     first layer's section may have fewer bytes."""
     sizes = Counter[int]()
     for parameter in chain.parameters.values():
+        # a shared parameter has its whole gradient after the backward pass of its lowest layer
         sizes[min(parameter.layers)] += prod(parameter.shape) * parameter.dtype.itemsize
     starts: dict[int, int] = {}
     section: list[int] = []

@@ -31,6 +31,7 @@ def described(job: Job) -> tuple[nn.Module, Chain]:
         job.plan.workload.layers,
         example_of(module),
         compute=COMPUTE[precision_of(job)],
+        # the stand-in of a rehearsal has no experts
         spread=1 if job.virtual else job.plan.further.expert,
     )
     layout = Layout(job.plan)

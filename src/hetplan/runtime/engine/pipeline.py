@@ -135,7 +135,7 @@ def messages(
     """(tag, sender, receiver) and global rows [first, last) of every message of a hop, those of a
     rank to itself included."""
     stages = len(layout.plan.replicas[replica].stages)
-    source, target = hop % stages, (hop + 1) % stages
+    source, target = hop % stages, (hop + 1) % stages  # virtual stage v is on stage v modulo S
     if not forward:
         source, target = target, source
     tag = tag_of(layout, replica, hop, forward=forward)
@@ -163,7 +163,8 @@ def streams(layout: Layout) -> list[Stream]:
     """(tag, sender, receiver) of all messages between two ranks in an iteration, each once."""
     used: set[Stream] = set()
     for i, replica in enumerate(layout.plan.replicas):
-        virtual_stages = len(replica.stages) * len(replica.stages[0].layers)
+        chunks = len(replica.stages[0].layers)  # every stage has as many
+        virtual_stages = len(replica.stages) * chunks
         hops, batches = range(virtual_stages - 1), range(replica.steps)
         for hop, batch, forward in product(hops, batches, (False, True)):
             used |= {stream for stream, _ in messages(layout, i, hop, batch, forward=forward)}

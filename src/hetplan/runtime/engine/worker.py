@@ -185,7 +185,7 @@ def rank_main(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         torch.set_num_threads(1)
-        os.environ["LOCAL_RANK"] = str(rank)
+        os.environ["LOCAL_RANK"] = str(rank)  # `local_device` chooses a GPU by it
         watch = watch_of(job, rank)
         every_beat(lambda: tell("beat", watch.state()))
         world = job.plan.world_size
@@ -270,7 +270,8 @@ def give_up(plan: Plan, rank: int, why: str) -> NoReturn:
     os._exit(1)
 
 
-# Words in errors of torch.distributed that another rank is gone.
+# Words in errors of torch.distributed that another rank is gone. Errors of gloo have the paths of
+# its source files.
 PEER_GONE = (
     "connection closed", "connection reset", "broken pipe", "connection refused", "timed out",
     "socket closed", "peer closed", "read error", "aborted", "gloo",

@@ -122,6 +122,7 @@ class DistributedProgram(TrainedPart):
             kind=UnsupportedError,
         )
         of_step = rows or (lambda first, last: self.batch(step, first, last))
+        # synthetic data follow from the seed alone, and need no comparison
         user_made = rows is not None or not self.synthetic
         with self.watch.during("prepare", 0, step):
             dist.barrier(group=host_group())

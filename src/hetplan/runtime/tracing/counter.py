@@ -161,6 +161,7 @@ def attention_product(q: Tensor, k: Tensor, v: Tensor, *, backward: bool) -> lis
     scores = (heads, rows, width, columns)
     if not backward:
         return [scores, (heads, rows, columns, out)]
+    # the scores; the gradients of the shares, of the values, of the queries and of the keys
     return [
         scores, (heads, rows, out, columns), (heads, columns, rows, out),
         (heads, rows, columns, width), (heads, columns, rows, width),
@@ -243,6 +244,7 @@ def traffic(name: str, args: Arguments, kwargs: dict[str, Any], out: Any) -> tup
         indices = [tensor for tensor in inputs if not tensor.is_floating_point()]
         return written + sum(map(bytes_of, indices)), written
     if name in SCATTERS:
+        # they read their other inputs and as many bytes of the rows that they change
         moved = sum(map(bytes_of, inputs[1:]))
         return 2 * moved, moved
     different_inputs = {id(tensor): tensor for tensor in inputs}
@@ -314,7 +316,7 @@ class Counter(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         name = name_of(func)
-        if func.namespace == "prim":
+        if func.namespace == "prim":  # questions about a tensor, its device say
             return out
         layer = self._layer()
         if not self.backward:

@@ -428,10 +428,13 @@ class _Fuser:
         product."""
         projections = [self.projection(name) for name in attention.inputs]
         shapes = {self.program.node(name).shape for name in attention.inputs}
+        # only heads of the same number and width are stacked, not fewer heads of keys and values
         if len(shapes) > 1 or not all(projections):
             return
         products = [product for _, _, product in projections]
-        if len({p.inputs[0] for p in products}) > 1 or len({len(p.inputs) for p in products}) > 1:
+        read_one_tensor = len({product.inputs[0] for product in products}) == 1
+        all_or_none_have_biases = len({len(product.inputs) for product in products}) == 1
+        if not read_one_tensor or not all_or_none_have_biases:
             return
         b, n, s, d = shapes.pop()
         hidden = self.program.node(products[0].inputs[0]).shape[2]

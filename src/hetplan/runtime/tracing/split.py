@@ -242,6 +242,7 @@ class Split:
             is_table = same_for_all or torch.Tag.pointwise in tags or name_of(node) in VIEWS
             if torch.Tag.nondeterministic_seeded in tags or not is_table:
                 kinds.add(LAYER)
+        # a node that reads no other is an argument of the module, or depends on nothing
         self.kinds[node] = max(kinds, default=DATA)
         schema = getattr(node.target, "_schema", None)
         alias = schema.returns[0].alias_info if schema and schema.returns else None
@@ -345,7 +346,9 @@ class Split:
         ]
         layers, inlets = [], []
         for k, (before, after) in enumerate(pairwise([[], *alive, [self.loss]])):
-            given = {  # nodes that layer k does not compute
+            # Nodes that layer k does not compute. Tables are of no layer: each layer computes those
+            # that it reads.
+            given = {
                 node
                 for node, kind in self.kinds.items()
                 if kind == DATA or layer_of.get(node, k) < k
@@ -483,6 +486,7 @@ def uses_of(product: Node, columns: int, name: str) -> tuple[int, int]:
                     blocks = len(value)
                     user.meta["blocks"] = (name, blocks)
                     waiting.append(user)
+            # a view that keeps all columns, or those of a block, is followed; any other makes heads
             elif kind in RESHAPES and value.shape[-1] not in (columns, columns // blocks):
                 together = int(value.shape[-1])
             elif kind in (*RESHAPES, "getitem", "add"):
