@@ -131,7 +131,7 @@ def search(
     number = itertools.count()
     heap = [(bound, next(number), node) for bound, node in roots]
     heapq.heapify(heap)
-    dropped_bound, bound_at_rise = math.inf, 0.0
+    dropped_bound, bound_at_rise = math.inf, 0.0  # costs are not negative
     expanded = idle_nodes = 0
 
     def proven_bound() -> float:
@@ -154,7 +154,8 @@ def search(
             heapq.heappush(heap, entry)
             break
         expanded += 1
-        idle_nodes += not expansion.progress
+        if not expansion.progress:
+            idle_nodes += 1
         dropped_bound = min(dropped_bound, max(bound, expansion.dropped_bound))
         for child_bound, child in children:
             child_bound = max(bound, child_bound)

@@ -86,6 +86,7 @@ class _Writer:
     def __init__(self, model: Model) -> None:
         self.model, self.cp = model, cp_model.CpModel()
         totals = model.totals or Totals(least=1.0, largest=1.0)
+        # the totals may state no lower bound, or one that is far too low
         least = min(totals.largest, max(totals.least, totals.largest * 1e-6))
         self.per_second = 1.0
         if totals.largest > 0:
@@ -135,7 +136,7 @@ class _Writer:
         low, high = self._relaxed_bounds(row, unit, values)
         if row.lower == row.upper or (values == np.trunc(values)).all():
             self._add_constraint(row, np.trunc(values), low, high)
-        else:
+        else:  # a larger sum for the lower bound, a smaller one for the upper bound
             self._add_constraint(row, np.ceil(values), low, np.inf)
             self._add_constraint(row, np.floor(values), -np.inf, high)
 

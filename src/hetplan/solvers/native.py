@@ -77,6 +77,7 @@ class Latest:
         """A function that passes changes since its last call on to `report`, in the instance's
         unit. Without `report` it passes them on to `run`."""
         tell = report or (lambda incumbent, bound: run.report(incumbent=incumbent, bound=bound))
+        # what the last call passed on: (objective of the incumbent, bound)
         last: tuple[float | None, float | None] = (None, None)
 
         def poll() -> None:

@@ -161,7 +161,9 @@ def as_pyomo(
             linear_coefs=arrays.values[entries].tolist(),
             linear_vars=[x[c] for c in arrays.columns[entries]],
         )
-        return (lower, terms, upper) if lower != upper else terms == lower
+        if lower == upper:
+            return terms == lower
+        return (lower, terms, upper)
 
     domains = {i: pyo.Integers if whole else pyo.Reals for i, whole in enumerate(arrays.integer)}
     model.x = pyo.Var(range(columns), domain=domains, bounds=bounds)
@@ -369,7 +371,9 @@ def _bound(results: Any, stop: Stop, objective: float | None, options: Options) 
     """
     stated = results.problem.lower_bound
     if isinstance(stated, int | float) and math.isfinite(stated) and stop is not Stop.ERROR:
+        # rounding may put a bound above the objective
         return float(stated) if objective is None else min(float(stated), objective)
+    # only the solvers of `_NAMES` were told the gap
     if stop is Stop.OPTIMAL and objective is not None and engine(options.pyomo_solver) in _NAMES:
         return objective - options.gap * GAP_SHARE * abs(objective)
     return None

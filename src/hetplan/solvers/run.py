@@ -204,6 +204,7 @@ class Run:
         limit = self.remaining
         if time_limit is not None:
             limit = min(limit, time_limit)
+        # `Options` takes no limit of 0 seconds
         finite_limit = None if limit == float("inf") else max(limit, 1e-3)
         options = replace(self.options, time_limit=finite_limit)
         return Run(options, None if quiet else self.watch, self.cancel, tap=self.tap)

@@ -107,8 +107,8 @@ def fold(data: DittoData, *, communication: bool = False) -> Folding:
     A type's total is the time of the whole model on one of its devices. Without communication, d_i
     = round(weakest type's total / total), halves rounded up (Section 5.3.1). With it, d_i is the d
     from 1 to that number whose p(d), see `virtual_seconds`, is closest to the total (Section
-    5.3.2). Raises NoTemplate where a type's total is 0 and the weakest type's is not: there is no
-    ratio.
+    5.3.2). Raises NoTemplate where a type's total is 0 and the weakest type's is not, so that there
+    is no ratio, and where the ratio is beyond 1e9, of which no table could be made.
     """
     present = [kind for kind in data.device_types if kind.nodes]
     weakest = max(present, key=total_seconds)
@@ -138,7 +138,7 @@ def virtual_seconds(weakest: DeviceType, d: int) -> float:
     The devices are n' full nodes and one node of d' devices. c_in is the mean of their all-reduces,
     weighted by devices. c_across is left out, because Oobleck's profile, and so the instance, has
     no transfers between nodes. An all-reduce of d' devices is taken as one of the next power of
-    two, because the profile has no others.
+    two, because the profile has no others; it is at most M, which is a power of two and above d'.
     """
     layers, size = len(weakest.forward_seconds), weakest.devices_per_node
     full_nodes, rest = divmod(d, size)
@@ -291,7 +291,7 @@ class Division:
         for r, (kind, size) in enumerate(zip(p.option_kind, p.option_devices, strict=True)):
             if size <= p.devices[kind]:
                 records = self.seconds[size * self.strides[kind], 1]
-                records[:] = p.time[r, begins, ends][:, None]
+                records[:] = p.time[r, begins, ends][:, None]  # t in all four columns
                 # T1 and T3 of a single stage are t, T2 is (N_b - 2) t
                 records[:, TOTAL] *= p.micro_batches
 

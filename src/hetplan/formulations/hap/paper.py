@@ -67,7 +67,7 @@ def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Out
     best: Sequence[int] | None = None  # the program of the best pair
     least = np.inf  # its seconds
     tried: set[tuple[int, ...]] = set()
-    while best is None or not run.should_stop:
+    while best is None or not run.should_stop:  # one program is sought in any case
         program = programs.at(ratios)
         answer = best_ratios(problem, problem.cost_of(program), run)
         if tuple(program) in tried or not answer.fits:
