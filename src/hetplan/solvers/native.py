@@ -98,8 +98,8 @@ def begin(function: Callable[[], T], start_seconds: float = 10.0) -> Future[T]:
 
     `threading.Thread.start` waits until the new thread signals that it runs. Where memory is
     limited, the thread may die before it can, and its starter would wait for ever. Here MemoryError
-    is raised when the thread does not begin within `start_seconds`, RuntimeError when no thread can
-    be started.
+    is raised when the thread does not begin within `start_seconds`, long after any live thread
+    would have begun, RuntimeError when no thread can be started.
     """
     future: Future[T] = Future()
     begun = _thread.allocate_lock()  # made here: a thread without memory can still release it

@@ -61,7 +61,7 @@ class Options:
     gap: float = 1e-6  # relative gap at which a proof may stop; 1e-6 counts as optimal
     # worker threads of general solvers, 1 to MOST_THREADS
     threads: int = field(default_factory=lambda: min(os.cpu_count() or 1, MOST_THREADS))
-    seed: int = 0  # of everything random
+    seed: int = 0  # of everything random; CP-SAT and HiGHS take 31 bits
     pyomo_solver: str = "highs"  # Pyomo's name of the solver behind the method `pyomo`
     # back end ("cp-sat", "highs", "pyomo") -> names and values of its own options
     native: Mapping[str, Mapping[str, NativeValue]] = field(default_factory=dict)

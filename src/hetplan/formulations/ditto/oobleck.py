@@ -59,7 +59,7 @@ def conclude(
 
     It has no decision where the template breaks a constraint that Ditto and Oobleck ignore: memory,
     or the number of micro-batches. The algorithm may raise `NoTemplate`, and `Stopped` where the
-    run should stop.
+    run should stop. Without a template the stop is `done`, because an algorithm proves nothing.
     """
     problem = compile_problem(data)
     try:

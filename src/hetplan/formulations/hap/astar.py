@@ -182,7 +182,8 @@ class ProgramSearch:
 
     def estimate(self, partial: _Partial) -> float:
         """A lower bound of the seconds from the last synchronisation to the end (ecost in Fig. 10):
-        the computing since then, and the least distance of an established property to the goal."""
+        the computing since then, and the least distance to the goal of an established property, or
+        of none; 0 where no moves lead to the goal."""
         rest = [self.distance[p] for p in (*partial.known, NOTHING) if p in self.distance]
         return float(partial.busy.max()) + min(rest, default=0.0)
 

@@ -110,6 +110,7 @@ def pose(workload: Workload, zero_stage: int, assumed: Assumptions | None = None
     data = PoplarData(
         zero_stage=zero_stage,
         global_batch=workload.global_batch,
+        # collectives of stage 2 that run once per iteration are in `once_seconds`
         comm_seconds=seconds.per_step if zero_stage >= 2 else seconds.per_iteration,
         devices=_devices(workload, curves, [min(batch, longest) for batch in fitting]),
     )
