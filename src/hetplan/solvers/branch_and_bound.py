@@ -79,8 +79,8 @@ class SearchLimits:
     # The search gives up after more than this number of idle nodes since the proven bound last rose
     # by `rise`. None: it never gives up.
     patience: int | None = None
-    # The least rise that counts, as a share of the distance from bound to incumbent. None counts
-    # while there is no incumbent: idle nodes are then counted from the first one on.
+    # The least rise that counts, as a share of the distance from bound to incumbent. While there is
+    # no incumbent, no rise counts, and idle nodes are counted from the first one on.
     rise: float = 0.01
     most_nodes: int | None = None  # nodes expanded at most; None: no limit
     # The relative rounding in the family's bounds. Reported and returned bounds are lowered by it.

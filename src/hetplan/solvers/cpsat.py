@@ -32,7 +32,8 @@ UNSOUND = version("ortools").startswith("9.15.")
 # The largest total of a model, in integers. Below it, products with small counts remain far from
 # the limits of int64, and sums of floats are exact.
 LARGEST_TOTAL = 2.0**31 if UNSOUND else 2.0**40
-# A row with fractions is multiplied by a power of two that brings its largest value to about this.
+# A row with fractions is multiplied by a power of two that brings its largest value to about this,
+# so that nine digits of it are left.
 LARGEST_ROW = 2.0**30
 
 

@@ -173,7 +173,7 @@ def drive(
         while not over(answer, POLL_SECONDS):
             poll()
             if run.should_stop:
-                now = time.perf_counter()
+                now = time.perf_counter()  # not CLOCK, which stands still while kernels compile
                 asked_at = now if asked_at is None else asked_at
                 interrupt()
                 if now - asked_at > (GRACE_SECONDS if run.cancelled else overtime):

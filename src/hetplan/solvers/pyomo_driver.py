@@ -225,6 +225,7 @@ def _minimised(
         _silence_highs(solver)
 
     def interrupt() -> None:  # other solvers cannot be interrupted from here
+        # the interface has no HiGHS until it begins to solve
         if is_highs and solver._solver_model is not None:
             solver._solver_model.cancelSolve()
 
@@ -256,7 +257,9 @@ def _minimised(
 
 def _limit(run: Run) -> float | None:
     """The seconds left of the time limit as Pyomo's interfaces take them; None for no limit."""
-    return None if math.isinf(run.remaining) else max(run.remaining, 1e-3)
+    if math.isinf(run.remaining):
+        return None
+    return max(run.remaining, 1e-3)  # several interfaces take 0 for no limit
 
 
 def solver_label(options: Options) -> str:
