@@ -120,7 +120,7 @@ class TemplateSearch:
         Neither the time limit nor the user stops this. least: the number of the least candidate.
         """
         unstopped = replace(self, run=Run(replace(self.run.options, time_limit=None)))
-        unstopped.incumbent = self.incumbent
+        unstopped.incumbent = self.incumbent  # `replace` has made another one
         for node in unstopped.first_nodes(least):
             priced = unstopped.price(node, math.inf)
             if math.isfinite(priced.bound):
@@ -150,6 +150,7 @@ class TemplateSearch:
         that does not close it."""
         low, high = self.ends(node)
         priced = self.price(node, threshold)
+        # the incumbent's own threshold from here on: it falls when `label` offers a template
         if priced.bound >= self.incumbent.threshold:
             return Expansion(dropped_bound=priced.bound)
         single = node.first == node.last

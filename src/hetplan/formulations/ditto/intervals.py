@@ -244,8 +244,8 @@ def cheapest_fronts(
         front[m, 1, 0] = 0.0
         if m == 0 and rows > 1:  # the fronts of no stages
             continue
-        # With M = 1 the fronts are those of this row itself: they end earlier, and arcs are sorted by
-        # their ends, so that these fronts are final.
+        # With M = 1 the fronts are those of this row itself: they end earlier, and arcs are sorted
+        # by their ends, so that these fronts are final.
         for i in range(len(cost)):
             value = front[fewer, after[i], first[i]] + (cost[i] + prices[kind[i]] * size[i])
             if value < front[m, before[i], end[i]]:

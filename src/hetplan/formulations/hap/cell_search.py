@@ -246,7 +246,7 @@ class CellSearch:
         Where it does, the means are taken from it.
         """
         _, first_arc = shortest(graph, means.at_point(graph)[:, None])
-        if first_arc[graph.start, 0] < 0:
+        if first_arc[graph.start, 0] < 0:  # no path leads to the last node
             return False
         program = graph.program(path(graph, first_arc[:, 0]))
         is_better = self.incumbent.try_program(program)

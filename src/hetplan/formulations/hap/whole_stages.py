@@ -90,10 +90,12 @@ def _least_before(graph: Graph, cost: Floats, mu: Floats) -> Floats:
     """
     backward, arcs = graph.backward
     to_head = potentials(backward, cost[arcs], mu)[::-1]
+    # a node that no path reaches is infinite by every mean, whichever is taken
     level = np.where(np.isfinite(to_head), to_head, 0.0) @ mu
     closed = to_head[np.arange(len(to_head)), level.argmax(axis=1)]
     comm = np.flatnonzero(graph.work.comm)
     before = np.full(closed.shape, np.inf)
+    # a collective costs the same by all means, so that the first one stands for all
     np.minimum.at(before, graph.head[comm], closed[graph.tail[comm]] + cost[comm, 0])
     before[graph.start] = 0.0
     return before
