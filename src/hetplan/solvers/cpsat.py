@@ -89,7 +89,7 @@ class _Writer:
         totals = model.totals or Totals(least=1.0, largest=1.0)
         # the totals may state no lower bound, or one that is far too low
         least = min(totals.largest, max(totals.least, totals.largest * 1e-6))
-        self.per_second = 1.0
+        self.per_second = 1.0  # where all totals are 0, any scale will do
         if totals.largest > 0:
             self.per_second = integer_scale(
                 least, totals.largest, totals.roundings, error=totals.error

@@ -203,7 +203,7 @@ def divide(
     C, 4] the records.
     """
     for y in parts:
-        z = x - y
+        z = x - y  # numbers are linear in the devices, and subtract as the vectors do
         for stages in range(max(2, fewest[x]), min(most[x], seconds.shape[1] - 1) + 1):
             for s in range(max(fewest[y], stages - most[z]), min(most[y], stages - fewest[z]) + 1):
                 r = stages - s
@@ -212,7 +212,7 @@ def divide(
                     for cut in range(begin + s, end - r + 1):
                         a, b = interval[begin, cut], interval[cut, end]
                         left, right = seconds[y, s, a, SLOWEST], seconds[z, r, b, SLOWEST]
-                        if left >= right * (1 - TIE):
+                        if left >= right * (1 - TIE):  # of equally slow stages the first counts
                             place, slowest = left_part[y, s, a, PLACE], left
                             last = seconds[y, s, a, LAST] + seconds[z, r, b, FIRST]
                         else:
