@@ -192,6 +192,7 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     for an unknown solver name or a native option that repeats a common one.
     """
     arrays, scale = model.arrays(), model.milp_scale()
+    # `as_pyomo` leaves out rows without entries, whose sum is 0: they hold, or nothing does
     empty = np.diff(arrays.starts) == 0
     if ((arrays.row_lower > 0) & empty).any() or ((arrays.row_upper < 0) & empty).any():
         return ModelAnswer(stop=Stop.INFEASIBLE, solver=solver_label(run.options))

@@ -155,7 +155,7 @@ def search_steps(problem: PoplarProblem, splines: list[Floats]) -> PoplarDecisio
     times = np.unique(np.concatenate([curve[1:] for curve in splines]))
     counts = np.array([group.count for group in problem.groups])
     batches = np.array([largest_within(curve, times) for curve in splines])  # [groups, times]
-    size = counts @ batches  # [times] samples of a step
+    size = counts @ batches  # [times] samples of a step; some batch runs within each time
     steps = -(-problem.total // size)  # [times]
     best = int(np.argmin((times + problem.comm) * steps))
     full = int(steps[best]) - 1  # all steps but the last one
