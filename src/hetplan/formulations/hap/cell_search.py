@@ -76,7 +76,7 @@ def surely_ends(graph: Graph) -> bool:
 class Incumbent(branch_and_bound.Incumbent[list[int]]):
     """The best program so far under its best ratios; every program is tried once."""
 
-    theory: ReducedTheory | None = None
+    theory: ReducedTheory | None = None  # always given; a default is needed behind other defaults
     cost: CostOfRatios | None = None  # the cost of the best program as a function of the ratios
     tried: set[tuple[int, ...]] = field(default_factory=set)  # programs, as triple numbers
 
