@@ -297,7 +297,7 @@ def solve_reduced(
         if ratios.seconds <= seconds:
             program, seconds = candidate, ratios.seconds
         if answer.stop is not Stop.OPTIMAL or not ratios.proven_unfit:
-            break  # out of time, or the answer is a program that fits
+            break  # out of time, or the answer is no program to forbid
         forbid(model, s, candidate)
     stop, message = answer.stop, answer.message
     if stop is Stop.INFEASIBLE:
