@@ -175,10 +175,10 @@ def repriced(rows: Sequence[Row]) -> list[str]:
         instance = packaged.get(instance_of(row))
         if instance is not None and made_on(row, instance):
             checkable.append(row)
-    entries = entries_to_update(None)
+    library = entries_to_update(None)
     complaints: list[str] = []
     # `changes` prices the findings as if the records of the library were to be updated by them.
-    for change in changes(entries, findings_of_rows(checkable, "rows")):
+    for change in changes(library, findings_of_rows(checkable, "rows")):
         complaints += change.refused
     return complaints
 
