@@ -16,6 +16,8 @@ import numpy as np
 
 from hetplan.formulations.amp.problem import AmpProblem, Cells, Configuration, Floats, Ints
 
+# Both numbers keep the tables of rows.py small, which have an entry for every group that a cell of
+# a zone may still hold.
 # A cell with room for more groups than this counts as unlimited (a relaxation).
 MAX_ROOM = 16
 # With more classes of cells than this, the classes of one device type share a zone (a relaxation).
@@ -139,9 +141,8 @@ def _pure_zones(cells: Cells, config: Configuration, bandwidth: _CellBandwidth) 
     tp = config.tensor
     holds_group = cells.size >= tp
     classes = int(cells.cell_class[-1]) + 1
-    zone_key = (
-        cells.cell_class if classes <= MAX_ZONES else cells.type
-    )  # cells of one key share a zone
+    # cells of one key share a zone
+    zone_key = cells.cell_class if classes <= MAX_ZONES else cells.type
     zones = []
     for key in np.unique(zone_key[holds_group]):
         members = np.flatnonzero(holds_group & (zone_key == key))
@@ -167,6 +168,7 @@ def _straddling_zones(
     """Zones of groups that straddle cells: one for each device type."""
     if config.tensor == 1 or cells.count == 1:
         return []
+    # a data group has one device of each pipeline
     data_group_fits = cells.size.max() >= config.data
     return [
         Zone(
@@ -211,7 +213,9 @@ def find_burdens(seconds: Floats) -> Ints:
     total = seconds.sum(axis=1)
     fastest_first = np.argsort(total, kind="stable")
     sorted_total = total[fastest_first]
-    factors = sorted_total[1:] / np.maximum(sorted_total[:-1], 1e-300)
+    factors = sorted_total[1:] / np.maximum(
+        sorted_total[:-1], 1e-300
+    )  # 0 seconds: no division by 0
     steepest_first = sorted(range(len(factors)), key=lambda i: (factors[i], i), reverse=True)
     # a split is the number of types before it, the faster ones
     splits = sorted(i + 1 for i in steepest_first[:2] if factors[i] > 1)
