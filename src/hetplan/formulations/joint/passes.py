@@ -111,6 +111,7 @@ def longest(
     S, M = shape
     V = cuts.shape[1] - 1
     ends = np.zeros((len(cuts), S))
+    # not set back for the next cut: in a topological order every entry is written before it is read
     done = np.zeros((2, V, M))
     for n in range(len(cuts)):
         free = np.zeros(S)
@@ -119,7 +120,7 @@ def longest(
             v = c * S + s
             size = int(m == M - 1)
             sender = v + 1 if backward else v - 1
-            hop = min(v, sender)  # between virtual stages hop and hop + 1
+            hop = min(v, sender)  # between virtual stages hop and hop + 1, where there is a sender
             end = free[s]
             if sender >= 0 and sender < V:
                 end = max(end, done[backward, sender, m])
