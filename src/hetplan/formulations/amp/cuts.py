@@ -125,6 +125,7 @@ def cut_chain(
         f, slowest, synced = cheapest_cut(
             times, links, sync, params, first, theta_cap, sync_cap, ends, scratch
         )
+        # without a cut f is +inf, slowest and synced are 0: nothing is offered, and no box remains
         incumbent.offer((gas - 1) * slowest + synced + f, ends)
         # f is constant where θ and s are at least those of this cut, so the cut is optimal there.
         # Two boxes remain: a smaller θ; and an equal or larger θ with a smaller s.

@@ -119,6 +119,7 @@ def make_stages(model: RowModel, intervals: Sequence[tuple[int, int]], box: Sync
         tables.append(ahead_of_stages)
     stages = []
     for j in range(groups.config.pipeline):
+        # [Q, S, L + 1, H, A] of stages j + 1, j + 2, …
         ahead = np.stack([np.moveaxis(table[:, j + 1], 0, 2) for table in tables])
         none = np.full((1, *ahead.shape[1:]), np.inf)
         with_wait = (waits * low)[:, None, None, None, None] + ahead

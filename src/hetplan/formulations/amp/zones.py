@@ -117,7 +117,9 @@ class _CellBandwidth:
     between: Floats  # [K, K] between devices of two cells; 0 on the diagonal
     inside: Floats  # [K] between devices of one cell; 0 where it has one device
     best_between: float  # the largest of `between`
-    best_inside: float  # the largest of `inside`; that of `between` where no cell has two devices
+    # The largest of `inside`; that of `between` where no cell has two devices. It does not count
+    # there, since no data group of several devices lies inside a cell.
+    best_inside: float
 
     @classmethod
     def of(cls, cells: Cells) -> "_CellBandwidth":

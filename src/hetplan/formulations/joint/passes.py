@@ -26,6 +26,7 @@ def all_cuts(layers: int, virtual_stages: int) -> Ints:
     of the virtual stages, then the number of layers."""
     inner = list(itertools.combinations(range(1, layers), virtual_stages - 1))
     cuts = np.zeros((len(inner), virtual_stages + 1), np.int64)
+    # the shape is stated for V = 1, where the only choice is empty
     cuts[:, 1:-1] = np.array(inner, np.int64).reshape(len(inner), virtual_stages - 1)
     cuts[:, -1] = layers
     return cuts

@@ -368,6 +368,7 @@ class SegmentSearch:
         types = range(len(c))
         pairs = product(types, types) if P > 1 else ((i, -1) for i in types)
         kinds_by_ends = [StageKinds(figures, r, pair, N, K) for pair in pairs]
+        # at least: embedding and head each on its fastest type
         end_seconds = figures.ends[:, :, r].min(axis=1).sum()
         for m in stage_counts(P, figures.most[:, r]):
             self.run.check()
@@ -510,9 +511,11 @@ class StageKinds:
     def least_time(
         self, m: Ints, start: tuple[float, float, float], limit: float
     ) -> tuple[float, Ints]:
-        """(least T, [Q] layers of all stages of each kind together); T is +inf where none is below
-        `limit`. All pairs of a theta and a phi that can be below it are computed at once.
+        """(least T, [Q] layers of all stages of each kind together).
 
+        Where no T is below `limit`, the first is `limit` or more, and the layers mean nothing.
+
+        All pairs of a theta and a phi whose T can be below the limit are computed at once.
         m: [Q] stage counts. start: lower bounds on the work, theta and phi.
         """
         work, theta, phi = start

@@ -124,7 +124,7 @@ PARAMETERS = tuple(field.name for field in fields(Space))
 
 def measured_sizes(profile: Profile, types: Iterable[str]) -> dict[str, Any]:
     """The values of `Space.tensor` and `Space.micro_batch` for which the profile has a table of
-    every type."""
+    every type; both 1 where it has none. The seconds of pairs without tables are predicted."""
     sizes = [
         {(table.tensor, table.micro_batch) for table in profile.tables if table.device == name}
         for name in types
