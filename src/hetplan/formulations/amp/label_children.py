@@ -24,11 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.formulations.amp.problem import Floats, Ints
-from hetplan.formulations.amp.rows import RowModel, SyncBox
+from hetplan.formulations.amp.rows import SLACK, RowModel, SyncBox
 from hetplan.solvers.labels import Labels
-
-# Rounding must not exclude a synchronisation time that a box allows; as in rows.py.
-SLACK = 1 + 1e-12
 
 
 @dataclass(frozen=True)
@@ -202,6 +199,7 @@ class ChildRules:
         placed = self.priced_groups(j, i, labels)
         row = self.waits * placed.top + placed.total
         within_limit = self.floor(placed.synced) + row < limit
+        # rounding must not exclude a synchronisation time that the box allows
         placed = placed.only(within_limit & (placed.synced <= self.box.high * SLACK))
         x, shape = placed.parent, placed.shape
         # The state counts the devices in the cell of a pure group, which is that of its first rank.

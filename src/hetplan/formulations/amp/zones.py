@@ -215,9 +215,8 @@ def find_burdens(seconds: Floats) -> Ints:
     total = seconds.sum(axis=1)
     fastest_first = np.argsort(total, kind="stable")
     sorted_total = total[fastest_first]
-    factors = sorted_total[1:] / np.maximum(
-        sorted_total[:-1], 1e-300
-    )  # 0 seconds: no division by 0
+    divisors = np.maximum(sorted_total[:-1], 1e-300)  # layers may take 0 seconds
+    factors = sorted_total[1:] / divisors
     steepest_first = sorted(range(len(factors)), key=lambda i: (factors[i], i), reverse=True)
     # a split is the number of types before it, the faster ones
     splits = sorted(i + 1 for i in steepest_first[:2] if factors[i] > 1)

@@ -68,10 +68,9 @@ class Kinds:
         # [M, N + 1] a lower bound on every decision with a stage of this type and number of layers:
         # K micro-batches on this stage; or K - 1 micro-batches on it and one on all stages
         least = np.maximum(p.K * p.stage_seconds, (p.K - 1) * p.stage_seconds + least_work(p))
-        # more layers take no less time, so that the affordable numbers of a type are 1, 2, …
-        affordable = least[:, 1:] <= self.upper * (
-            1 + 1e-9
-        )  # rounding must not exclude the optimum
+        # More layers take no less time, so that the affordable numbers of a type are 1, 2, … The
+        # factor keeps rounding from excluding the optimum.
+        affordable = least[:, 1:] <= self.upper * (1 + 1e-9)
         most_layers = np.minimum(p.most_layers, affordable.sum(axis=1))  # [M]
         self.type = np.repeat(np.arange(p.M), most_layers)
         self.layers = np.concatenate([np.arange(1, most + 1) for most in most_layers])

@@ -221,7 +221,7 @@ def solve_by(
         if not master.ways:  # no plan fits in memory
             bound = math.inf
         while bound < master.limit * (1 - OPTIMAL_GAP):
-            # nothing is reported: the model's solutions are no seconds of plans
+            # nothing is reported: the model's objectives are no seconds of plans
             answer = minimise(method, master.model(), run, lambda incumbent, bound: None)
             bound = answer.bound or bound
             if answer.stop is Stop.INFEASIBLE:  # all plans of the model have been replayed
