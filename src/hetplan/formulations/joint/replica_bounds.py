@@ -143,6 +143,7 @@ class ReplicaBounds:
         for partners in itertools.product(*others):
             reducing = [row for stage in (row_groups, *partners) for row in stage]
             loads.append(self.port_loads(reducing))
+        # any other port is free in some choice, so that its least load is 0
         common_ports = set(loads[0]).intersection(*loads[1:])
         least_loads = (min(load[port] for load in loads) for port in common_ports)
         # `grown` turns bytes of weights into bytes of gradients, or into those that ZeRO sends if

@@ -74,8 +74,8 @@ def block_bytes(priced: Priced) -> tuple[Floats, Floats]:
             inputs = inputs_bytes(block, facts.precision)
         common = gathered_for_experts(block, facts.precision, priced.tp, priced.etp)
         gathered = gathered + share * np.maximum(inputs, common)
-    split = split + np.where(priced.exchanged, facts.tensor_bytes(ATTENTION_OUTPUT), 0.0)
-    entire = on_a_rank(split, whole, gathered, priced.tp, divided_tokens(priced))
+    exchanged_output = np.where(priced.exchanged, facts.tensor_bytes(ATTENTION_OUTPUT), 0.0)
+    entire = on_a_rank(split + exchanged_output, whole, gathered, priced.tp, divided_tokens(priced))
     return entire, core / priced.tp
 
 

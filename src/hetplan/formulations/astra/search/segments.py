@@ -500,6 +500,7 @@ class StageKinds:
         """
         c, h, g, N = self.c, self.h, self.g, self.N
         work, _ = self.least_work(m, np.ones_like(self.cap), self.cap)
+        # every stage has at least one layer
         theta = np.where(m > 0, c + h, 0.0).max(axis=1)
         theta = np.maximum(theta, (N + m @ (h / c)) / (m @ (1 / c)))
         phi = np.where(m > 0, g, 0.0).max(axis=1)
