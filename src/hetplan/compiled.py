@@ -21,9 +21,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kernel(function: F) -> F:
-    """`function` as a compiled kernel, in strict IEEE arithmetic: sums keep their order."""
+    """`function` as a compiled kernel, in strict IEEE arithmetic: sums keep their order, and a
+    division by 0 gives an infinity or nan instead of an exception."""
+    # nogil: the other threads of the process go on while a kernel runs
     compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
-    # numba raises RuntimeError where it finds no folder to write to
+    # `_cache` is what `njit(cache=True)` sets, with numba's own class. numba raises RuntimeError
+    # where it finds no folder to write to.
     with contextlib.suppress(RuntimeError):
         compiled._cache = Cache(function)
     compile_or_load = compiled.compile

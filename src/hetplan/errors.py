@@ -114,7 +114,7 @@ def shorten(value: object, limit: int = 80) -> str:
     """`repr(value)`, at most `limit` characters long. Of a list or an object only the number of
     entries is shown, so that no message prints a whole document."""
     if isinstance(value, str | bytes) and len(value) > limit:
-        value = value[:limit]
+        value = value[:limit]  # before `repr`, which would copy megabytes
     elif isinstance(value, dict):
         return f"an object of {len(value)}"
     elif isinstance(value, list | tuple):
@@ -144,7 +144,7 @@ def shortened(text: str, limit: int) -> str:
 # An error for an unknown name lists all known names where they are at most this many.
 LISTED_WHOLE = 12
 # Least `difflib` ratios at which two names are alike: of the whole names, and of a typed name with
-# the equally long beginning of a longer one.
+# the equally long beginning of a longer one. 0.6 is also what difflib itself takes as alike.
 WHOLE_RATIO, BEGINNING_RATIO = 0.6, 0.75
 
 
@@ -158,16 +158,18 @@ def nearest(name: str, known: Iterable[str], most: int = 4) -> list[str]:
     wanted = name.lower()
 
     def likeness(other: str) -> float:
-        """At least 1 where the names are alike; larger the more alike they are."""
+        """At least 1 where the names are alike; larger the more alike they are. No ratio gives more
+        than 1 / WHOLE_RATIO, so that 2 and 1.9 put the other two kinds of likeness first."""
         lower = other.lower()
         if wanted and wanted in lower:
             return 2.0
         letters = iter(lower)
-        # `in` consumes the iterator up to the letter, so that the letters must come in order
+        # `in` consumes the iterator up to the letter, so that the letters must come in order; fewer
+        # than four letters do so in too many names
         if len(wanted) >= 4 and all(letter in letters for letter in wanted):
             return 1.9
         whole = difflib.SequenceMatcher(None, lower, wanted).ratio() / WHOLE_RATIO
-        if len(wanted) < 3:
+        if len(wanted) < 3:  # beginnings that do not contain the name have one letter of it at most
             return whole
         beginning = difflib.SequenceMatcher(None, lower[: len(wanted)], wanted).ratio()
         return max(whole, beginning / BEGINNING_RATIO)

@@ -104,6 +104,7 @@ def parse_json(content: bytes | str, *, where: str) -> Any:
         place = f"{where}: line {error.lineno} column {error.colno}"
         raise InputError(f"not valid JSON: {error.msg}", where=place) from None
     if faults:
+        # One is left: an object that loses a value, and the faults in it, gets a fault itself.
         path, fault = next(faults_in(document))
         place = f"{where}: {json_path(path)}" if path else where
         raise InputError(fault.what, where=place, got=fault.got, expected=fault.expected)
@@ -172,10 +173,12 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
             seen: set[Any] = set()
             for key_node, _ in node.value:
                 key = self.construct_object(key_node, deep=True)
-                if not isinstance(key, str | int | float | bool) or key in seen:
+                usable = isinstance(key, str | int | float | bool)
+                stands_twice = usable and key in seen  # other keys may have no hash
+                if not usable or stands_twice:
                     problem = "unusable key"
-                    if isinstance(key, str):
-                        problem = f"key {key[:80]!r} stands twice"
+                    if stands_twice:
+                        problem = f"key {str(key)[:80]!r} stands twice"
                     raise yaml.MarkedYAMLError(None, None, problem, key_node.start_mark)
                 seen.add(key)
             return super().construct_mapping(node, deep)
@@ -252,7 +255,8 @@ STEERING = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 def to_json(value: Any) -> str:
     """JSON text that is easy to read and to diff, with a final newline.
 
-    A list of numbers, and everything else that fits into 120 characters, stands on one line.
+    A list of numbers stands on one line. So does everything else that fits into 120 characters,
+    unless it or a container in it has more than 20 items.
     Characters of STEERING are escaped. Raises ValueError for NaN and infinities.
     """
     text = "".join(_json_parts(value, 0)) + "\n"
@@ -278,8 +282,8 @@ def _json_parts(value: Any, depth: int) -> Iterator[str]:
 
 
 def _fits(value: Any) -> bool:
-    """Whether an object or a list belongs on one line. The lengths are checked first, because long
-    ones take long to write."""
+    """Whether an object or a list belongs on one line (see `to_json`). The items are counted before
+    the text is written, because the text of many items takes long to write."""
     items = list(value.values()) if isinstance(value, dict) else value
     if not isinstance(value, dict) and all(isinstance(item, int | float) for item in items):
         return True

@@ -48,7 +48,7 @@ def let_find(module: str, option: str) -> None:
     """Put the working folder last on the path, so that the module named by the user can be imported
     from there. Raises InputError where the folder has the module and another one of the same name,
     which Python finds first, hides it. option: the option that names it, for the message."""
-    if "" not in sys.path:
+    if "" not in sys.path:  # an empty entry stands for the working folder
         sys.path.append("")
     hiding = hidden_by(module)
     if hiding is not None:

@@ -80,7 +80,8 @@ def figure_text(text: str) -> str:
 # (Unit, its size), the largest unit first.
 BINARY = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 DECIMAL = ((" T", 10**12), (" B", 10**9), (" M", 10**6), (" k", 10**3), ("", 1))
-# (Unit, least time in seconds that is written in it, its length in seconds).
+# (Unit, least time in seconds that is written in it, its length in seconds). Times below 10 min are
+# in seconds, and times below 10 h in minutes.
 TIMES = (
     ("h", 36_000.0, 3600.0),
     ("min", 600.0, 60.0),
@@ -147,7 +148,8 @@ def signed_percent_text(value: float | None) -> str:
 
 
 def more_text(ratio: float) -> str:
-    """A relative change: `+65.2 %`, `-3 %`; from a ratio of 10 on as a factor, `13x`."""
+    """A relative change: `+65.2 %`, `-3 %`; from a ratio of 10 on as a factor, `13x`, and from a
+    million on to two digits, `1.3e+06x`."""
     if ratio >= 1e6:
         return f"{1 + ratio:.2g}x"
     if ratio >= 10:

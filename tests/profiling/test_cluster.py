@@ -249,6 +249,7 @@ devices:
     ("text", "message"),
     [
         ("nodes: []\n", r"c\.yaml: nodes: .*at least 1 item\)$"),
+        ("nodes: []\n3: 1\n3: 2\n", r"c\.yaml: line 6 column 1: .*key '3' stands twice$"),
         (f"nodes: [{NODE}]\nextra: 1\n", r"c\.yaml: extra: unknown key"),
         (
             f"nodes: [{NODE.replace('network_gbit_per_s', 'network_gbits')}]\n",

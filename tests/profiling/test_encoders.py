@@ -52,6 +52,10 @@ PUBLISHED = {
     "t5-base": (222_903_552, t5(768, 64, 3072, 12, 12)),
     "t5-large": (737_668_096, t5(1024, 64, 4096, 24, 16)),
     "t5-3b": (2_851_598_336, t5(1024, 128, 16384, 24, 32)),
+    "flan-t5-small": (  # heads do not divide the hidden size: d_kv gives their width
+        76_961_152,
+        t5(512, 64, 1024, 8, 6, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    ),
     "flan-t5-xl": (
         2_849_757_184,
         t5(2048, 64, 5120, 24, 32, feed_forward_proj="gated-gelu", tie_word_embeddings=False),

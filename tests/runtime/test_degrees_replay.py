@@ -30,6 +30,7 @@ from hetplan.profiling.rates.times import Rates, operator_time
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.assumptions import Assumptions
 from hetplan.replays.chains import Replay, Settings
+from hetplan.replays.degree_checks import unsupported
 from hetplan.replays.degrees import DegreeCosts, zero_costs
 from hetplan.replays.facts import expert_params_of, model_facts
 from hetplan.replays.offers import offers_of_cluster
@@ -440,6 +441,19 @@ def test_what_the_replay_does_not_have_is_named() -> None:
     replicas[0]["micro_batches"][0]["count"], replicas[1]["micro_batches"][0]["count"] = 4, 12
     with pytest.raises(UnsupportedError, match="unlike replicas"):
         replay(new_plan(on, replicas, degrees=Degrees(context=2)), on)
+
+
+@pytest.mark.parametrize(("share", "unequal"), [(1 / 6, False), (1.0, False), (0.5, True)])
+def test_equal_tensor_shares_are_equal_however_they_are_written(
+    share: float, unequal: bool
+) -> None:
+    on, degrees = workload(), Degrees(sequence_parallel=True)
+    made = plan(degrees, on=on, pp=1, dp=1, tp=6)
+    first = made.replicas[0].model_dump()
+    last_share = 1.0 if unequal else share
+    first["stages"][0]["tensor_shares"] = [share] * 5 + [last_share]
+    divided = new_plan(on, [first], degrees=degrees)
+    assert unsupported(divided, on, degrees)["unequal tensor ranks"] is unequal
 
 
 def test_the_strategys_search_has_every_degree() -> None:

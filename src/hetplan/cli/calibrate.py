@@ -51,6 +51,7 @@ def calibrate(
     measured = [load_measured_run(path) for path in runs]
     setting = Setting(cluster=cluster, model=model, profile=profile)
     workload = setting.workload(measured[0].plan, runs[0])
+    # The replay of each run's plan refuses a plan that was made for another workload.
     estimated = estimate(measured, [workload] * len(measured))
     constants = estimated.calibration
     if constants is not None and output is not None:
@@ -97,7 +98,7 @@ def calibration_table(runs: Sequence[MeasuredRun], estimated: Estimate) -> Table
             notes.append(
                 f"framework and driver hold {bytes_text(constants.framework_bytes)} of each device"
             )
-    left_out = estimated.left_out or (None,) * len(runs)
+    left_out = estimated.left_out or (None,) * len(runs)  # empty where nothing could be estimated
     return Table.of(
         "calibration",
         zip(runs, estimated.predictions, left_out, strict=True),

@@ -94,7 +94,7 @@ class Question:
             precision=self.precision or "fp16",
             profile=setting.profile,
         )
-        return workloads[0]
+        return workloads[0]  # one precision gives one workload
 
 
 @described(
@@ -208,7 +208,7 @@ def saved_text(changed: ChangeResult, precision: float) -> str:
     if changed.within_precision:
         return f"within {percent_text(precision)}"
     text = seconds_text(changed.gain)
-    if changed.relative_gain:
+    if changed.relative_gain:  # None without a plan; 0 needs no percentage
         text += f", {percent_text(changed.relative_gain)}"
     return text
 
@@ -258,6 +258,7 @@ def what_if_notes(answer: WhatIf, results: Sequence[ChangeResult]) -> Iterator[s
         for reason in changed.reasons:
             yield f"{changed.change.name}: {reason}"
     for changed in results:
+        # Another row's plan won here, since this row's own search found no better one.
         if changed.best is not None and asking.FOUND_FOR in changed.best.message:
             yield f"{changed.change.name}: {changed.best.message}"
 
@@ -322,7 +323,7 @@ def replan(
     run = Run(make_options(time_limit=time_limit, threads=threads))
     loaded = load_plan(plan)
     margin = memory_margin
-    if margin is None and loaded.inputs is None:
+    if margin is None and loaded.inputs is None:  # then the plan states no margin of its own
         margin = MEMORY_MARGIN
     workload = with_margin(setting.workload(loaded, plan), margin)
     nodes = again.parse_lost(split_list(lost), workload)

@@ -88,8 +88,8 @@ def detect(
         hosts = read_hostfile(str(hostfile))
     elif job is not None:
         hosts = slurm_hosts(job)
-    _, usual_intra, _, _, _ = links_of(local.device or "")  # bytes/s
-    usual = usual_intra / GBIT
+    _, usual_bytes_per_s, *_ = links_of(local.device or "")  # between devices of a node
+    usual = usual_bytes_per_s / GBIT
     document = cluster_document(hosts, name, replace(local, intra_gbit=local.intra_gbit or usual))
     # Raises InputError where the document is no cluster file that hetplan can read.
     build_cluster(parse(ClusterFile, document, where="the detected cluster"))
@@ -167,4 +167,4 @@ def slurm_devices() -> int | None:
     text = os.environ.get("SLURM_GPUS_ON_NODE", "")
     if not text.isdecimal():
         return None
-    return int(text[:6]) or None
+    return int(text[:6]) or None  # a machine has no million GPUs: a longer text is cut

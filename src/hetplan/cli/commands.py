@@ -88,6 +88,7 @@ def with_groups_as_options(function: Callable[..., int]) -> Callable[..., int]:
     def call(**values: Any) -> int:
         for name, kind in groups.items():
             fields = [field.name for field in dataclasses.fields(kind)]
+            # typer gives every field as an option of its own; the group takes them together.
             values[name] = kind(**{field: values.pop(field) for field in fields})
         try:
             return function(**values)

@@ -56,6 +56,7 @@ def examined(needed: Sequence[str] = PACKAGES) -> dict[str, Any]:
         }
         for name in needed
     ]
+    # -P: a file of the folder where the user is must not stand in for a module.
     _, trouble = run_program([sys.executable, "-P", "-c", TOGETHER])
     checks.append(
         {"check": "OR-Tools and HiGHS load in one process", "ok": not trouble, "detail": trouble}
@@ -100,7 +101,7 @@ def run_program(command: list[str], patience: float = 30.0) -> tuple[str, str]:
     if completed.returncode == 0:
         return completed.stdout, ""
     reason = f"failed with exit code {completed.returncode}"
-    printed = one_line(completed.stdout or completed.stderr)[-200:]
+    printed = one_line(completed.stdout or completed.stderr)[-200:]  # the error ends a traceback
     return "", f"{reason}: {printed}" if printed else reason
 
 
@@ -119,7 +120,7 @@ def local_gpus(patience: float = 30.0) -> tuple[list[dict[str, Any]] | None, str
     gpus = []
     for line in printed.splitlines():
         fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 3:
+        if len(fields) == 3:  # as GPU_QUERY asks; any other line is a message
             name, mebibytes, driver = fields
             memory_bytes = int(mebibytes) * 2**20 if mebibytes.isdecimal() else None
             gpus.append({"name": name, "memory_bytes": memory_bytes, "driver": driver})

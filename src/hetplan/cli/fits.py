@@ -133,11 +133,13 @@ def fit_tables(fit: memory.Fit, zero: int | None) -> Iterator[Table]:
         levels = " or ".join(map(str, levels_without_layout))
         notes.append(f"no layout fits with ZeRO {levels}")
     total = len(workload.cluster.devices)
-    unused = total - rows[0].shape.devices if rows else 0
+    unused = 0
+    if rows:
+        unused = total - rows[0].shape.devices
     if unused > 0:
         notes.append(f"unused: {unused} of {total} devices")
     if fit.fits:
-        title = f"fits: {job}: {rows[0].text}"
+        title = f"fits: {job}: {rows[0].text}"  # ORDER: the simplest comes first
         notes.append(ORDER)
     else:
         title = f"does not fit: {job}"

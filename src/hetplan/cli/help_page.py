@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 ATTRIBUTE = "help_description"  # the attribute of a command's function for its `Description`
-COMMAND_WIDTH = 72  # characters of an example's line
+COMMAND_WIDTH = 72  # characters of an example's line: of 80, those beside its indentation and `\`
 by_position = itemgetter(0)
 
 

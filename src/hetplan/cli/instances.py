@@ -90,7 +90,7 @@ def show_list(
 ) -> int:
     """List the packaged instances with the best objective and bound known of each."""
     if problem is not None:
-        family(problem, where="--problem")
+        family(problem, where="--problem")  # raises for an unknown problem
     chosen = {entry for word in sets or ["*"] for entry in entries_named(word)}
     rows = [summary(entry) for entry in library(problem, name) if entry in chosen]
     rows = [row for row in rows if not (unsolved and row["status"] == "optimal")]
@@ -122,7 +122,7 @@ def summary(entry: Entry) -> dict[str, Any]:
     best = entry.best_known()
     row: dict[str, Any] = {"problem": entry.problem, "name": entry.name}
     for key in ("objective", "bound", "gap", "status", "found_by", "proved_by"):
-        row[key] = getattr(best, key, None)
+        row[key] = None if best is None else getattr(best, key)
     return row
 
 
@@ -336,6 +336,7 @@ def export_model(
     notes = []
     if len(exported) > 1:
         notes.append(CONFIGURATIONS)
+    # Every family gives the models of its methods totals.
     error = max(model.totals.error for model in models if model.totals)
     if method == "cp-sat":
         notes.append(f"{ROUNDED} {error:.0e} of it")

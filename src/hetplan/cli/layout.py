@@ -70,7 +70,7 @@ def layout(
     slowest = max(best.seconds)
     # Virtual stage k is on pipeline rank k mod P.
     rank_seconds = [sum(best.seconds[rank::pipeline]) for rank in range(pipeline)]
-    mean_stage = sum(rank_seconds) / len(best.seconds)
+    mean_stage = sum(rank_seconds) / len(best.seconds)  # the ranks' sum is that of all stages
     mean_rank = sum(rank_seconds) / pipeline
     document = {
         "model": trained.name,

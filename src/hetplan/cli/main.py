@@ -84,17 +84,24 @@ def guarded(whole: Group, name: str, arguments: Sequence[str] | None) -> int:
     return returned if isinstance(returned, int) else 0
 
 
-# The first three letters of typer's word for a number -> the words of hetplan's messages.
-NUMBERS = {"int": "a whole number, all its digits written out", "num": "a number"}
+# pydantic's word for a number -> the words of hetplan's messages. As an integer 1e3 is refused.
+NUMBERS = {"integer": "a whole number, all its digits written out", "number": "a number"}
 
 
 def usage_text(error: Exception) -> str:
-    """typer's message about a wrong option or argument, as one sentence in hetplan's form."""
+    """typer's message about a wrong option or argument, as one sentence in hetplan's form.
+
+    typer checks values with pydantic and passes on pydantic's texts, such as `Input should be a
+    valid integer, unable to parse string as an integer`.
+    """
     format_message = getattr(error, "format_message", error.__str__)
     text = one_line(str(format_message())).replace(": Value error, ", ": ").removesuffix(".")
     begin, _, kind = text.partition(": Input should be a valid ")
     if kind:
-        expected = NUMBERS.get(kind[:3], f"a {kind}")
+        expected = f"a {kind}"
+        for word, words in NUMBERS.items():
+            if kind.startswith(word):
+                expected = words
         text = f"{begin}: expected {expected}"
     return f"{text[:1].lower()}{text[1:]}"
 

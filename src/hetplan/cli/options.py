@@ -35,6 +35,7 @@ from hetplan.solvers.registry import load
 from hetplan.solvers.run import NativeValue, Options
 from hetplan.studies.rows import digest, subjects
 
+LARGEST_MARGIN = 0.9  # share of a memory; more would leave hardly any memory to plan with
 LARGEST = 10_000  # most micro-batches or ranks that an option may name, beyond any machine
 
 
@@ -54,7 +55,11 @@ def target(*names: str, help: str, metavar: str = "FILE") -> Any:
 
 
 def number(*names: str, least: float, most: float, help: str, metavar: str = "N") -> Any:
-    """An option whose value is a number from `least` to `most`; NaN is refused as well."""
+    """An option whose value is a number from `least` to `most`; NaN is refused as well.
+
+    Many options have limits far beyond any real value: a `least` such as 1e-9 keeps out 0, and a
+    `most` such as 1e15 keeps out infinity.
+    """
 
     def check(value: float | None) -> float | None:
         in_range = value is None or least <= value <= most
@@ -246,12 +251,13 @@ StackOption = Annotated[
         help="The software that computes: eager-2021, eager, fused, compiled, graphs, fp8 or fp4.",
     ),
 ]
+# Commands give it the default 0.05, which is `planner.fits.MEMORY_MARGIN`: importing it is slow.
 MarginOption = Annotated[
     float,
     number(
         "--memory-margin",
         least=0,
-        most=0.9,
+        most=LARGEST_MARGIN,
         metavar="SHARE",
         help="Share of each device's memory that stays free for the allocator.",
     ),
@@ -261,7 +267,7 @@ OwnMarginOption = Annotated[
     number(
         "--memory-margin",
         least=0,
-        most=0.9,
+        most=LARGEST_MARGIN,
         metavar="SHARE",
         help="Share of each device's memory that stays free; default the plan's own, else 0.05.",
     ),
@@ -369,7 +375,7 @@ def native_value(text: str) -> NativeValue:
     for convert in (int, float):
         with contextlib.suppress(ValueError):
             value = convert(text)
-            if math.isfinite(value):
+            if math.isfinite(value):  # `float` reads `inf` and `nan`, which are words here
                 return value
     return text
 
@@ -387,8 +393,9 @@ def whole_numbers(
     numbers: set[int] = set()
     for text in split_list(texts):
         ends = text.split("-")
+        # No option takes a number of 9 digits, and `int` refuses one of some thousand.
         usable = len(ends) <= 2 and all(end.isdecimal() and len(end) < 9 for end in ends)
-        first, last = (int(ends[0]), int(ends[-1])) if usable else (0, -1)
+        first, last = (int(ends[0]), int(ends[-1])) if usable else (0, 0)
         require_option(
             usable and least <= first <= last <= most,
             option,
@@ -412,7 +419,7 @@ def read_document(argument: str) -> tuple[Any, str]:
     if argument != "-":
         return read_json(argument), argument
     try:
-        content = sys.stdin.buffer.read(MAX_BYTES + 1)
+        content = sys.stdin.buffer.read(MAX_BYTES + 1)  # one byte more tells that it is too large
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", where="stdin") from None
     require(
@@ -426,6 +433,7 @@ def read_document(argument: str) -> tuple[Any, str]:
 
 def open_instance(argument: str) -> Instance:
     """The instance in a file, on standard input or in the library; raises InputError."""
+    # An argument that ends like a file's name is one: its error is that there is no such file.
     named = argument != "-" and Path(argument).suffix not in (".json", ".gz")
     if named and not os.path.exists(argument):
         return load_from_library(argument, "neither a file nor an instance of the library:")

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH = 100  # characters of a line where stdout is no terminal
 GUTTER = 2  # characters between two columns
-PROSE = 32  # characters: a column of text that is wider may be folded
+# Characters: a column of text that is wider may be folded, so that three of them fit into a line.
+PROSE = 32
 
 
 class OutputError(HetplanError):
@@ -85,7 +86,7 @@ def open_streams() -> None:
     ):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, direction), mode, encoding="utf-8"))
-    if type(sys.stdout) is io.TextIOWrapper:
+    if type(sys.stdout) is io.TextIOWrapper:  # not a stream that a test or a notebook put there
         closed = sys.stdout
         sys.stdout = Output(
             closed.detach(),
@@ -166,7 +167,7 @@ def rich_table(table: Table, columns: Sequence[int]) -> RichTable:
     grid = RichTable(
         box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(table.header)
     )
-    grid.collapse_padding = True
+    grid.collapse_padding = True  # columns are GUTTER apart
     for i in columns:
         justify: Any = "right" if i in table.right else "left"
         grid.add_column(Text(visible(table.header[i])), justify=justify, overflow="fold")
@@ -192,6 +193,7 @@ def pieces(table: Table, width: int) -> list[list[int]]:
     for i in range(1, len(widths)):
         piece = columns_of_pieces[-1]
         taken = sum(widths[j] + GUTTER for j in piece)
+        # A piece needs a column beside the first one, even if that is too wide.
         if taken + widths[i] > width and len(piece) > 1:
             piece = [0]
             columns_of_pieces.append(piece)
@@ -256,7 +258,7 @@ class Display:
         """Add a replayed candidate to the display; one without a plan is ignored."""
         if candidate.plan is not None and candidate.predicted_seconds is not None:
             if not self.candidates:
-                self.due = FIRST
+                self.due = FIRST  # the time may have doubled beyond it: show the first one soon
             self.candidates = sorted(
                 [*self.candidates, candidate],
                 key=lambda c: (not c.fits_memory, c.predicted_seconds or 0.0),
@@ -304,6 +306,7 @@ def stopping(wish: threading.Event) -> Iterator[None]:
         yield  # only the main thread may set handlers
         return
 
+    # It writes with `os.write`: the signal may come while Python's own stream is being written.
     def handler(number: int, frame: FrameType | None) -> None:
         if wish.is_set():
             # The work may sit in native code for long: there is no gentle way to end its thread.

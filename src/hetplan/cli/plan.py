@@ -69,7 +69,10 @@ if TYPE_CHECKING:
 
 
 SCREEN_WIDTH = 100  # characters of a line
-VALUE_WIDTH = 84  # characters of a line beside its key in the table of the best plan
+# Characters of a line beside its key in the table of the best plan: what SCREEN_WIDTH leaves beside
+# the longest key, `hetplan run` in backquotes.
+VALUE_WIDTH = 84
+LARGEST_MEASURED = 256  # samples: as far as `hetplan profile batch-curve` tries by default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +201,8 @@ def plan(
         make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed), started=begun
     )
     if factory is not None:
-        trained: Any = traced_model(factory, model, only(precision), None, quiet=quiet)
+        # The traced operators have the sizes of one precision.
+        trained: Any = traced_model(factory, model, only(precision), output=None, quiet=quiet)
     else:
         trained = named(model)
     by_precision, notes = make_workloads(
@@ -213,7 +217,7 @@ def plan(
         memory_margin=costs.memory_margin,
     )
     workloads = [with_links(workload, costs.links) for workload in by_precision]
-    workload = workloads[0]
+    workload = workloads[0]  # curves are measured in the first precision alone
     curves = []
     if costs.measure is not None and output is not None:
         curves = measured_curves(workload, costs.measure, output, quiet=quiet)
@@ -249,7 +253,7 @@ def run_here(words: Sequence[str], *, json: bool) -> int:
     threads cannot fork ranks. json: whether this process prints a JSON document on standard output;
     the new process then prints on standard error.
     """
-    stdout = 2 if json else None
+    stdout = 2 if json else None  # 2: the descriptor of standard error
     return subprocess.run(own_command("run", *words), stdout=stdout, check=False).returncode
 
 
@@ -285,8 +289,8 @@ def measured_curves(workload: "Workload", device: str, plan: Path, *, quiet: boo
             device if on_cpu else f"cuda:{types.index(name)}",
             memory=usable_bytes if on_cpu else None,
             name=name,
-            devices=len(types),
-            largest=min(workload.global_batch, 256),
+            devices=len(types),  # that share ZeRO's shards
+            largest=min(workload.global_batch, LARGEST_MEASURED),
             tell=None if quiet else note,
         )
         name_in_path = name.replace("/", "-")
@@ -348,11 +352,12 @@ def verdict_table(planning: "Planning", best: "Candidate", explained: "Explanati
     from hetplan.plans.words import summary
 
     workload, plan = planning.workload, best.plan
-    seconds = best.predicted_seconds or 1.0
+    seconds = best.predicted_seconds or 1.0  # without any, there is no activity to divide by them
     longest = [
         f"{activity} {percent_text(spent / seconds)}"
         for activity, spent in islice(explained.critical.items(), 3)
     ]
+    refused = None if best.plan is None else best.plan.refused  # why `hetplan run` refuses it
     lines = {
         "best plan": f"{best.name}: {summary(plan)}" if plan else best.name,
         "iteration": iteration_text(best, workload),
@@ -362,7 +367,7 @@ def verdict_table(planning: "Planning", best: "Candidate", explained: "Explanati
         "free memory": free_text(best, workload),
         "time goes to": ", ".join(longest),
         "chosen": explained.why_chosen,
-        "`hetplan run`": (best.plan and best.plan.refused) or "",
+        "`hetplan run`": refused,
         "note": "; ".join(planning.notes),
     }
     rows = tuple((key, fill(text, VALUE_WIDTH)) for key, text in lines.items() if text)
@@ -394,10 +399,10 @@ def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
     # The best candidate comes first: in reversed order it replaces its strategy's other ones.
     for candidate in reversed(planning.candidates):
         name = candidate.strategy
-        if name in explained.prices:
+        if name in explained.prices:  # then the strategy has a plan that fits
             if candidate.fits_memory:
                 fastest[name] = candidate
-        elif not candidate.failed:
+        elif not candidate.failed:  # those are in `fault_lines`
             reasons[name] = candidate.message or candidate.status
     shown = sorted(fastest.values(), key=lambda candidate: candidate.predicted_seconds or 0.0)
     lines = [f"no plan of {name}: {reason}" for name, reason in reasons.items()]
@@ -422,6 +427,7 @@ def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
                 right=True,
             ),
             Column("objective", lambda c: c.closed_form_seconds, seconds_text, right=True),
+            # The status is of the objective, and says nothing without one.
             Column("solved", lambda c: c.status if c.closed_form_seconds is not None else ""),
         ],
         notes,
@@ -468,6 +474,7 @@ def ranking_table(planning: "Planning") -> Table:
 def no_winner(planning: "Planning") -> Table:
     """The table that says why no plan wins: the methods ended without an answer, nothing fits in
     memory, or every plan that fits costs too much."""
+    # A plan that fits wins unless it costs too much: where one fits, the limit of money is why.
     prices = []  # (dollars per million tokens, name) of each plan that fits
     for candidate in planning.candidates:
         if not candidate.fits_memory or candidate.plan is None:
@@ -524,7 +531,8 @@ def pareto_tables(planning: "Planning") -> Iterator[Table]:
 
 
 def devices_used(candidate: "Candidate") -> str:
-    """The devices that a candidate's plan uses, counted by type: `12 V100-SXM2-16GB + 4 T4`."""
+    """The devices that a candidate's plan uses, counted by type: `12 V100-SXM2-16GB + 4 T4`; an
+    empty text without a plan."""
     counts = Counter[str]()
     plan = candidate.plan
     if plan:
@@ -574,7 +582,7 @@ def relative_text(candidate: "Candidate", best: "Candidate | None") -> str:
 
 def memory_text(candidate: "Candidate", workload: "Workload") -> str:
     """The memory in use on the device with the largest share of its usable memory in use, as
-    `3.59 / 14.5 GiB`, with `!` where the plan does not fit."""
+    `3.59 / 14.5 GiB`, with `!` where the plan does not fit; `-` where it is unknown."""
     if candidate.peak_bytes is None:
         return "-"
     usable = workload.device_bytes()
@@ -583,7 +591,8 @@ def memory_text(candidate: "Candidate", workload: "Workload") -> str:
         for peak, device in zip(candidate.peak_bytes, workload.cluster.devices, strict=True)
     ]
     peak_of_fullest, usable_of_fullest = max(
-        shares, key=lambda share: share[0] / max(share[1], 1.0)
+        shares,
+        key=lambda share: share[0] / max(share[1], 1.0),  # a device may have no usable byte
     )
     text = share_text(peak_of_fullest, usable_of_fullest)
     return text if candidate.fits_memory else f"{text} !"
@@ -640,7 +649,7 @@ def idle_text(best: "Candidate", planning: "Planning") -> str:
     if idle == 0:
         return ""
     text = f"; {counted(idle, 'device')} idle"
-    fitting = [c for c in planning.candidates if c.fits_memory]
+    fitting = [c for c in planning.candidates if c.fits_memory]  # the best first
     for candidate in fitting:
         if candidate.plan is not None and len(candidate.plan.ranks) == devices:
             seconds = seconds_text(candidate.predicted_seconds)
@@ -650,7 +659,7 @@ def idle_text(best: "Candidate", planning: "Planning") -> str:
 
 def free_text(candidate: "Candidate", workload: "Workload") -> str:
     """For each device type in use, the memory that its fullest device leaves free, of the memory
-    that training can use."""
+    that training can use; an empty text where it is unknown."""
     if candidate.peak_bytes is None:
         return ""
     used = range(len(candidate.peak_bytes)) if candidate.plan is None else candidate.plan.ranks

@@ -71,7 +71,7 @@ from hetplan.text import (
     seconds_text,
 )
 
-# The largest number of tokens, samples or nodes of an imported measurement.
+# The largest number of tokens, samples or nodes of an imported measurement, beyond any that is run.
 LARGEST = 10**6
 DeviceOption = Annotated[
     str, typer.Option("--device", metavar="cpu|cuda[:N]", help="Measure there (needs torch).")
@@ -136,7 +136,7 @@ def predict(
     elif global_batch is not None:
         sizes = default_micro_batches(global_batch)
     else:
-        # the default sizes of this global batch are all powers of two up to it
+        # The default sizes of this global batch are all powers of two up to it.
         sizes = default_micro_batches(LARGEST_MICRO_BATCH)
     hardware = open_cluster(cluster)
     profile = predicted(
@@ -173,7 +173,7 @@ def traced_model(
     from hetplan.runtime.tracing.layers import trace
     from hetplan.runtime.tracing.program import plannable
 
-    module = from_factory(factory, None)  # there is no plan yet
+    module = from_factory(factory, None)  # None: there is no plan yet that the factory could read
     traced = trace(module, name=name or factory, precision=precision)
     if output is not None:
         traced.save(output)
@@ -328,6 +328,7 @@ def import_(
     What a file does not state has options; what is assumed instead is printed.
     """
     for option, text in (("--model", model), ("--device-type", device_type)):
+        # As long as a field of type `Name` may be.
         require_option(text is None or 1 <= len(text) <= 200, option, text, "1 to 200 characters")
     settings = Settings(
         model=model,
@@ -358,7 +359,7 @@ def summary(imported: Imported, path: Path | None) -> Table:
             ("key", "value"),
             tuple((key, str(value)) for key, value in document.items()),
         )
-    profile = Profile.model_validate(document, strict=False)
+    profile = Profile.model_validate(document, strict=False)  # JSON has lists for tuples
     params = bytes_text(sum(layer.param_bytes for layer in profile.layers))
     return passes_table(
         f"profile of {profile.model}, {len(profile.layers)} layers, {params} of parameters{where}",
@@ -458,7 +459,7 @@ def batch_curve(
             tell=note if first_rank and not quiet else None,
         )
     fits = curve.zero_stage is not None
-    if not first_rank:
+    if not first_rank:  # this process only returns the exit code
         return int(not fits)
     document = curve.model_dump(mode="json")
     return emit(document, [curve_table(curve)], json=json, output=output, ok=fits)
@@ -472,7 +473,7 @@ def curve_table(curve: BatchCurve) -> Table:
     if curve.zero_stage is not None:
         fits = f"a sample fits from ZeRO {curve.zero_stage} on"
     notes = [f"largest micro-batch: {largest}; {fits}"]
-    if curve.tried_up_to in curve.largest:
+    if curve.tried_up_to in curve.largest:  # some ZeRO stage was ended by the option, not by memory
         notes.append(f"stopped at --max-micro-batch {curve.tried_up_to}: more may fit")
     if curve.saved_bytes_per_sample is not None:
         activations = bytes_text(curve.saved_bytes_per_sample)

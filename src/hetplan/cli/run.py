@@ -135,10 +135,11 @@ def predicted(
     try:
         workload = setting.workload(plan, where, quiet=quiet)
         engine = engine_of(plan)
+        # A run on real devices is compared with the predicted seconds as they are.
         rehearsal_scale = scale if virtual else 1.0
         return Rehearsal.of(plan, workload, engine, rehearsal_scale, cores=free_cores())
     except InputError as error:
-        if required or setting != Setting():
+        if required or setting != Setting():  # the user gives options of the prediction
             raise
         # The user may run a model of their own under a built-in name: that run needs no prediction.
         if not quiet:
@@ -148,9 +149,14 @@ def predicted(
 
 def free_cores() -> float:
     """The number of cores that this process can expect to get, when it shares its cores with the
-    machine's present load."""
+    machine's present load.
+
+    As many threads as cores compete here with the load's threads, and each gets an equal share.
+    """
     cores = len(os.sched_getaffinity(0))
-    return cores * cores / (cores + os.getloadavg()[0])
+    load, _, _ = os.getloadavg()  # of the last minute
+    share = cores / (cores + load)
+    return cores * share
 
 
 def note_loss(loss: NodeLoss) -> None:
@@ -205,7 +211,7 @@ class Survival:
             "--elastic is for local ranks; torchrun has --max-restarts",
         )
         require(
-            not self.elastic or None not in (self.checkpoint, self.every),
+            not self.elastic or (self.checkpoint is not None and self.every is not None),
             "--elastic needs --checkpoint with a folder and --every with a number of steps",
         )
         require(
@@ -222,6 +228,7 @@ class Survival:
         with threads cannot fork ranks. plan: the file of the plan that runs now. predict: returns
         the new plan's predicted times. Raises InputError where the plan's cluster is unknown.
         """
+        # With --elastic the prediction is required: it lacks only where the cluster is unknown.
         require(
             job.rehearsal,
             "--elastic needs the plan's cluster",
@@ -241,7 +248,7 @@ class Survival:
             if value is not None:
                 options += [name, str(value)]
         plan_files = [plan]  # the last one is the file of the plan that runs
-        folder = Path(self.checkpoint or "")
+        folder = Path(self.checkpoint or "")  # `check` has seen that there is one
 
         def again(job: Job, lost: tuple[int, ...]) -> Job | None:
             nodes = [f"node{number}" for number in sorted(lost)]
@@ -341,9 +348,10 @@ def run(
         save=survival.save,
         model=setting.model,
         virtual=virtual,
-        **vars(training),
+        **vars(training),  # its fields have the names of the job's
     )
     job = requested if is_rank() else on_devices(requested)
+    # On GPUs, ranks do not compute on cores, so that no note is due.
     cores = len(os.sched_getaffinity(0)) if job.device == "cpu" else loaded.world_size
     if loaded.world_size > 2 * cores and not (quiet or virtual or is_rank()):
         note(f"{loaded.world_size} ranks share {counted(cores, 'core')} and take turns")
@@ -384,7 +392,7 @@ def keys(command: Callable[..., int]) -> dict[str, tuple[Any, Any]]:
         key = str(option.default).removeprefix("--").replace("-", "_")
         if key in LEFT_OUT:
             continue
-        if Path in get_args(kind):
+        if Path in get_args(kind):  # `Path | None`: a job file's paths are texts
             kind = str | None
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[key] = (kind, default)
@@ -398,11 +406,14 @@ FIELDS: dict[str, Any] = {
     "version": (Literal[1], 1),
     "launcher": (Annotated[LauncherSection, Field(discriminator="kind")], ...),
 }
+# Of a key that both commands have, the type of `hetplan plan` counts. Defaults do not matter, since
+# `launch` passes on only what the file sets.
 JobFile = create_model("JobFile", __base__=StrictModel, **{**RUN, **PLAN, **FIELDS})
 
 
 def options(given: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """The options of a command as words of its command line.
+    """The options of a command as words of its command line. A value True gives the option without
+    a value, False and None give no option, and a list gives the option once for each entry.
 
     given: key -> value of a job file. known: the keys that are options of the command.
     """
@@ -473,6 +484,7 @@ def launch(
             print(shlex.join(["hetplan", *planning]))
         print(shlex.join(starting))
         return 0
+    # Files can be written for a launcher that is on another machine.
     installed = local or not submit or shutil.which(launcher.program)
     require(installed, f"{launcher.program} is not installed here")
     os.makedirs(folder, exist_ok=True)
@@ -485,11 +497,13 @@ def launch(
         variables = os.environ | section.env
         return subprocess.run(own_command(*words), env=variables, check=False).returncode
     new_plan = load_plan(Path(folder, "plan.json"))
+    # A plan may be refused for its built-in model alone, which the user's own model replaces.
     can_run = new_plan.refused is None or job_file.factory is not None
     require(can_run, f"{new_plan.refused}", where=where)
     start = Start(
         plan=new_plan,
         launcher=section,
+        # Kubernetes allows 63 characters, of which JobSet takes some for the names of its pods.
         name=re.sub("[^a-z0-9]+", "-", f"hetplan-{job.stem}".lower())[:40].strip("-"),
         root=os.getcwd(),
         folder=folder,

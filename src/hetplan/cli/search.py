@@ -57,7 +57,9 @@ from hetplan.solvers.run import Run
 from hetplan.studies.page import as_picture, figure
 from hetplan.text import Table, count_text, figure_text, number_text, seconds_text
 
-DOTS = 3000  # a Pareto plot with more dots is thinned out to fewer than twice this number
+# A Pareto plot with more dots is thinned out to fewer than twice this number: more of them overlap,
+# and make an SVG file large.
+DOTS = 3000
 CEILING = 4.0  # a dot may cost this multiple of the Pareto set's dearest point
 
 
@@ -138,6 +140,7 @@ class GpuPool:
             got=self.total,
         )
         if mode == "cost":
+            # It takes one type at a time, and each up to the same number of GPUs (eq. 3).
             return pools.cost(offers, max(offer.most for offer in offers))
         if mode == "heterogeneous":
             most = sum(offer.most for offer in offers)
@@ -343,7 +346,7 @@ def search(
     """
     written.check(gpus.cluster)
     # Made before the search, so that a missing matplotlib is noticed at once.
-    empty_plot = None if written.plot is None else figure(4.8)
+    empty_plot = None if written.plot is None else figure(4.8)  # inches of its height
     run = Run(make_options(time_limit=time_limit))
     trained = load_model(
         model,
@@ -406,6 +409,7 @@ def pareto_picture(result: SearchResult, canvas: Any, axes: Any, path: Path, tit
     priced = [(speed, money) for speed, money in result.points if money is not None]
     near = sorted((speed, money) for speed, money in priced if money <= ceiling)
     step = max(1, len(near) // DOTS)
+    # Not empty: the points of the front are priced, and none is above the ceiling.
     speeds, dollars = zip(*near[::step], strict=True)
     axes.scatter(speeds, dollars, s=3, color="#9aa5b1")
     axes.plot(*zip(*front, strict=True), "o-", color="#c0392b", markersize=5)
@@ -454,6 +458,7 @@ def replays_of(
 def name_and_count(text: str) -> tuple[str, int]:
     """(GPU type, number of GPUs) of a text: `A800:2048` is ("A800", 2048). Raises InputError."""
     name, colon, count = text.rpartition(":")
+    # 10**6: the most that a `Pool` takes.
     usable = bool(colon and name and count.isdecimal() and 0 < int(count) <= 10**6)
     require_option(usable, "--gpus", text, "TYPE:COUNT, like A800:2048")
     return name, int(count)
@@ -462,7 +467,7 @@ def name_and_count(text: str) -> tuple[str, int]:
 def parameter_value(text: str, usual: object) -> Any:
     """The value of a parameter from its text. Its type is that of `usual`, the default value: a
     switch, or several switches, words or numbers. Raises InputError."""
-    parts = dict.fromkeys(split_list([text]))
+    parts = dict.fromkeys(split_list([text]))  # an ordered set
     match usual:
         case bool():
             return switch(text, "--param")
@@ -525,6 +530,7 @@ def tables(job: Job, pool: Pool, result: SearchResult, replays: Replays) -> Iter
     limit = "" if job.money_limit is None else f" within {number_text(job.money_limit)} dollars"
     yield Table(title, (), (), notes=tuple(notes))
     yield candidate_table(f"best{limit}", [result.best], job)
+    # Where the Pareto set begins with the best by throughput, its table shows them.
     if result.top != result.pareto[: len(result.top)]:
         yield candidate_table("by throughput", result.top, job)
     yield candidate_table("Pareto set of throughput and money", result.pareto, job)

@@ -61,7 +61,8 @@ class Setting:
         """Whether the plan's cluster can be loaded: an option gives it, the plan carries it, or the
         plan names an example."""
         is_example = plan.workload.cluster in example_clusters()
-        return self.cluster is not None or plan.inputs is not None or is_example
+        carried = plan.inputs is not None  # a plan carries all of its inputs or none
+        return self.cluster is not None or carried or is_example
 
     def workload(self, plan: Plan, where: str | Path, *, quiet: bool = False) -> Workload:
         """The workload that a plan was made for, with the options' inputs in place of its inputs.

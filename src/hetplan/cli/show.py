@@ -47,6 +47,7 @@ from hetplan.solvers.registry import evaluate, load
 from hetplan.text import Table, percent_text, seconds_text
 
 # The share of an iteration by which noise may change it before `simulate` prints the noisy seconds.
+# The planner compares plans by them from the same share on.
 ROBUST = 0.01
 
 
@@ -142,7 +143,7 @@ def show_plan(
     for kind, path in drawings.items():
         content = page(drawn).encode() if kind == "html" else figure(drawn, kind)
         write_bytes(path, content)
-    if json or not drawings:
+    if json or not drawings:  # who asked for drawings alone gets no tables
         emit(drawn.document(), tables(drawn), json=json)
     for path in drawings.values():
         note(f"written: {path}")
@@ -200,6 +201,7 @@ def claims_of(instance: Instance, argument: str, decision: str | None) -> list[C
     if decision is not None:
         value, where = read_document(decision)
         return read_claims(value, instance, where=where)
+    # A file of the user's may have the name of a packaged instance, and other content.
     entry = find(argument)
     best = entry.best_known() if entry is not None and entry.load() == instance else None
     if best is None:

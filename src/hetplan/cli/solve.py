@@ -121,7 +121,7 @@ def solve(
         results = run_methods(instance, methods[instance.problem], options, quiet=quiet)
         answers.append((instance, results))
         if results and results[-1].stop is Stop.INTERRUPTED:
-            break
+            break  # Ctrl-C ends the whole command, and the other instances have no answer
     documents = [
         answer_document(instance, results, options.as_dict()) for instance, results in answers
     ]
@@ -139,6 +139,7 @@ def solve(
     ]
     note(*(f"error: {line}" for line in contradictions))
     all_results = [result for _, results in answers for result in results]
+    # A method that broke is a bug of hetplan, as a contradiction is: `main` returns 3 for both.
     if contradictions or any(BUG in result.details for result in all_results):
         return 3
     complete = len(answers) == len(opened)
@@ -164,7 +165,7 @@ def chosen_methods(
     for name in names:
         if name != "all" and name not in every_method:
             any_family = next(iter(families.values()))
-            any_family.method(name)  # raises the InputError
+            any_family.method(name)  # raises the InputError, which lists the family's methods
     if "all" in names:
         return methods_of
     return {
@@ -285,7 +286,7 @@ def result_tables(
     best_bound = max(bounds, default=0.0)
 
     def above_best_bound(result: Result[Any]) -> float | None:
-        if result.objective is None or best_bound <= 0:
+        if result.objective is None or best_bound <= 0:  # there is no ratio to 0
             return None
         return max(0.0, result.objective / best_bound - 1.0)
 
@@ -307,7 +308,7 @@ def result_tables(
     )
     solved = [result for result in results if result.objective is not None]
     if solved and alone:
-        best = min(solved, key=lambda result: result.objective or 0.0)
+        best = min(solved, key=lambda result: result.objective or 0.0)  # none of them is None
         yield from describe(instance, best.decision, f"decision of {best.method}")
 
 

@@ -44,7 +44,7 @@ from hetplan.text import Table, counted
 SMOKE_SECONDS = 15.0  # the most seconds of a run under --smoke
 GIB = 2**30  # bytes
 LINE_EVERY = 20  # runs between two lines of progress where stderr is no terminal
-LARGEST_SEED = 10**6
+LARGEST_SEED = 10**6  # far beyond the runs of any study, and a seed for every solver
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class Workers:
         if self.jobs:
             jobs = self.jobs
         elif self.slurm:
-            jobs = 1
+            jobs = 1  # one Slurm job: the cores of this machine say nothing of the cluster's
         else:
             jobs = max(1, cores // (self.threads or 1))
         threads = self.threads if self.threads is not None else max(1, cores // jobs)
@@ -180,11 +180,11 @@ def run(
     )
     # The folder's name depends on the sets alone, so that a second call continues the study.
     names = "-".join(re.sub(r"[^\w.]+", "-", name).strip("-") for name in sets or ["smoke"])
-    folder = output or Path(f"study-{names}"[:86])
+    folder = output or Path(f"study-{names[:80]}")  # a file system takes 255 bytes
     require(
         folder.is_dir() or not folder.exists(), "is a file, expected a folder", where=str(folder)
     )
-    arrow()
+    arrow()  # raises where pyarrow is missing, before any run
     _, threads = workers.shares()
     options = make_options(
         time_limit=min(time_limit, SMOKE_SECONDS) if smoke else time_limit,
@@ -224,6 +224,7 @@ def show_progress(tally: Tally) -> None:
     in a new line every LINE_EVERY runs."""
     over = tally.done == tally.total
     if sys.stderr.isatty():
+        # "\r" goes back to the line's beginning, "\x1b[K" erases the line.
         print(f"\r\x1b[K{tally.text()}", end="\n" if over else "", file=sys.stderr, flush=True)
     elif over or tally.done % LINE_EVERY == 0:
         note(tally.text())
@@ -231,7 +232,7 @@ def show_progress(tally: Tally) -> None:
 
 def summary(folder: Path, work: Sequence[Task], tally: Tally) -> Iterator[Table]:
     """The table of a study's tasks: the number of rows of each problem and method by status."""
-    keys = {task.key for task in work}
+    keys = {task.key for task in work}  # the folder may have rows of other methods and options, too
     counts: Counter[tuple[str, str, str]] = Counter()
     if tally.done:
         for row in read_rows(folder):

@@ -18,8 +18,9 @@ agree:
 The findings of runs improve best-known records. A finding replaces a record's decision where the
 independent evaluator prices its decision below the record's objective. A bound cannot be priced
 again. It replaces a record's bound only under these conditions: an exact method proved it; it
-certainly belongs to this very instance (the finding's key says so, or the finding's own decision
-has its stated objective here); it lies above the record's bound; and no known decision refutes it.
+certainly belongs to this very instance (the key of a study's row says so, or the finding's own
+decision has its stated objective here); it lies above the record's bound; and no known decision
+refutes it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,7 +50,7 @@ from hetplan.text import grouped
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 Figure = Annotated[float, Field(allow_inf_nan=False)]
 # Stated and recomputed objectives are equal up to this relative difference, gaps up to it as a
-# difference.
+# difference. It is as large as OPTIMAL_GAP, since no proof tells closer objectives apart.
 TOLERANCE = 1e-6
 
 
@@ -252,9 +253,10 @@ def complaints(
 ) -> list[str]:
     """A line for each of the conditions (2) to (5) that a claim violates.
 
-    objective: the evaluator's objective of the claim's decision. best: the least objective of all
-    valid decisions, and its claim.
+    objective: the evaluator's objective of the claim's decision; None without a valid decision.
+    best: the least objective of all valid decisions, and its claim; None where there is none.
     """
+    # The gap stated is that of the objective stated, which `wrong_objective` compares.
     objective_of_gap = objective if claim.objective is None else claim.objective
     gap = relative_gap(objective_of_gap, claim.bound)
     return [
@@ -298,6 +300,7 @@ def wrong_status(claim: Claim, gap: float | None) -> Iterator[str]:  # (4)
         yield f"stated {status} with a decision"
     if status == "optimal" and claim.bound is None:
         yield "stated optimal without a bound that proves it"
+    # A solver that stops at a gap of just OPTIMAL_GAP may round it otherwise than `relative_gap`.
     if status == "optimal" and gap is not None and gap > OPTIMAL_GAP * (1 + TOLERANCE):
         yield f"stated optimal with a gap of {gap!r}, expected at most {OPTIMAL_GAP!r}"
 
@@ -313,13 +316,14 @@ def refuted_by_the_best(claim: Claim, best: tuple[float, Claim] | None) -> Itera
         whose = f"the objective of {holder.source}'s decision"
     if claim.bound is not None and claim.bound > least + slack(least):
         yield f"stated bound {claim.bound!r} exceeds {whose} ({least!r})"
+    # A claim that has a decision itself and says infeasible is `wrong_status`'s.
     if claim.status == "infeasible" and holder is not claim:
         yield f"stated infeasible, but {holder.source}'s decision holds"
 
 
 def slack(objective: float) -> float:
     """The largest difference from a recomputed objective that still counts as rounding."""
-    return TOLERANCE * max(abs(objective), 1e-300)
+    return TOLERANCE * abs(objective)
 
 
 # A relative improvement of a record up to this is rounding.
@@ -341,7 +345,7 @@ class Finding:
     def by(self) -> str:
         """The method and its solver, as a best-known record states them."""
         method, solver = self.answer.method, self.answer.solver
-        return f"{method} ({solver})"[:200] if solver else method
+        return f"{method} ({solver})"[:200] if solver else method  # 200: the most of a `Name`
 
 
 @dataclass(frozen=True)
@@ -372,7 +376,7 @@ class Change:
 def record_figures(record: BestKnown | None) -> dict[str, Any]:
     """The figures of a record and the methods behind them; each is None without a record."""
     keys = ("objective", "bound", "found_by", "proved_by")
-    return {key: getattr(record, key, None) for key in keys}
+    return {key: None if record is None else getattr(record, key) for key in keys}
 
 
 def findings_of_answers(value: Any, where: str) -> Iterator[Finding]:
@@ -438,7 +442,7 @@ def change(entry: Entry, findings: Sequence[Finding]) -> Change:
         record_claim = claim_of_record(before, instance, entry.name)
         to_judge.append(replace(record_claim, source="the record"))
     verdicts = judge(to_judge, instance)
-    record_verdict = verdicts.pop() if before is not None else None
+    record_verdict = verdicts.pop() if before is not None else None  # the record was added last
     judged = [(finding, verdict) for (finding, _), verdict in zip(claims, verdicts, strict=True)]
     for finding, verdict in judged:
         refused += [f"{finding.where}: {complaint}" for complaint in verdict.complaints]
@@ -464,10 +468,11 @@ def with_decision(
     priced = [
         (verdict.objective, finding) for finding, verdict in good if verdict.objective is not None
     ]
+    # Without a decision there is no finding, and the objective is not read.
     objective, finding = min(priced, key=lambda pair: pair[0], default=(0.0, None))
     if finding is None or (before is not None and objective >= before.objective * (1 - NEWS)):
         return before
-    old = {} if before is None else before.model_dump()
+    old = {} if before is None else before.model_dump()  # its bound and its note stay
     return BestKnown.model_validate(
         {
             "problem": finding.problem,
@@ -488,7 +493,8 @@ def with_bound(
     exact = {method.name for method in instance.family.methods if method.exact}
     proved = []  # (bound, method and solver)
     for finding, verdict in good:
-        # A valid decision with the stated objective shows that the run solved this instance.
+        # `change` has refused the findings whose `about` says another instance. Without `about`, a
+        # valid decision with the stated objective shows that the run solved this instance.
         about_this = finding.about is not None or verdict.objective is not None
         bound = finding.answer.bound
         if bound is not None and about_this and finding.answer.method in exact:
@@ -496,7 +502,7 @@ def with_bound(
     if record is None or not proved:
         return record
     highest, by = max(proved)
-    highest = min(highest, record.objective)
+    highest = min(highest, record.objective)  # `judge` lets it be higher by rounding
     if record.bound is None or highest > record.bound * (1 + NEWS):
         return record.model_copy(update={"bound": highest, "proved_by": by})
     # Rounding may leave the old bound slightly above a better decision.
@@ -505,11 +511,11 @@ def with_bound(
 
 def write(change: Change) -> None:
     """Write the new record's file, atomically. Raises InputError where the library is no folder but
-    a zip archive, for example."""
+    a zip archive, for example. change: one with `changed`."""
     file = change.entry.best_file
     if not isinstance(file, Path):
         raise InputError(
             "its library is not a folder that can be written to", where=change.entry.name
         )
-    assert change.after is not None
+    assert change.after is not None  # by `changed`
     write_text(file, to_json(change.after.model_dump(mode="json")))

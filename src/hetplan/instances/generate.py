@@ -33,8 +33,8 @@ MODELS = (
     "llama-0.5b",
     "llama-1.1b",
 )
-NETWORK_GBIT = (1, 10, 25, 100, 200, 400)
-LINK_GBIT = (64, 128, 256, 1200, 2400, 4800)
+NETWORK_GBIT = (1, 10, 25, 100, 200, 400)  # Ethernet and InfiniBand
+LINK_GBIT = (64, 128, 256, 1200, 2400, 4800)  # PCIe and NVLink
 # How many workloads are drawn until a family can make an instance of one: some models do not fit in
 # memory, and some clusters do not allow a family's degrees.
 TRIES = 50
@@ -50,6 +50,7 @@ class Draw:
     def cluster(self) -> Cluster:
         """A random cluster of catalogued device types."""
         rng = self.rng
+        # At most half of the devices are in one node, so that there can be two nodes.
         per_node = rng.choice([n for n in (1, 2, 4, 8) if n <= self.most // 2])
         nodes_left = self.most // per_node
         # The first 25 types of the catalogue: a seed's instance stays the same as the catalogue
@@ -60,7 +61,8 @@ class Draw:
         nodes = []
         for number, name in enumerate(types):
             types_after = len(types) - number - 1  # each needs a node
-            count = rng.randint(1, max(1, min(3, nodes_left - types_after)))
+            # There are at most as many types as nodes, so that a node is left for each type.
+            count = rng.randint(1, min(3, nodes_left - types_after))
             nodes_left -= count
             nodes.append(
                 {
@@ -186,7 +188,7 @@ def with_tiles(step_seconds: Sequence[float], tile: int, extra: float) -> list[f
     """
     seconds = []
     for samples, plain_seconds in enumerate(step_seconds, start=1):
-        missing = -samples % tile  # samples that the last tile lacks
+        missing = (-samples) % tile  # samples that the last tile lacks
         seconds.append(plain_seconds * (1 + extra * missing / tile))
     return seconds
 
@@ -203,6 +205,7 @@ def astra(source: Draw) -> Made | None:
     workload = source.workload()
     cluster, profile = workload.cluster, workload.profile
     blocks = len(profile.layers) - 2  # without embedding and head
+    # Where the profile has no micro-batch, it has no table for one of 1 sample either.
     micro_batch = rng.choice(profile.micro_batches(cluster.types[0], 1) or (1,))
     stages = rng.randint(2, min(24, blocks))
     data_parallel = rng.choice((1, 2, 4))
@@ -212,17 +215,20 @@ def astra(source: Draw) -> Made | None:
         table = profile.table(name, 1, micro_batch)
         if table is None:
             return None
+        # Layer 1 is the first block.
         message_seconds = profile.layers[1].activation_bytes * micro_batch / network
         max_devices = rng.randint(1, stages) * data_parallel
+        # The links of a type may be slower or faster than the network.
         link_factor = rng.choice((1.0, rng.uniform(0.5, 2.0)))
         kind = DeviceType(
             name=name,
             max_devices=max_devices,
             layer_seconds=table.layer_seconds()[1],
-            p2p_seconds=2 * message_seconds * link_factor,
+            p2p_seconds=2 * message_seconds * link_factor,  # activations there, gradients back
         )
         kinds.append(kind)
-    if sum(kind.max_devices // data_parallel for kind in kinds) < stages:
+    stages_of_types = [kind.max_devices // data_parallel for kind in kinds]  # at most
+    if sum(stages_of_types) < stages:
         return None
     data = AstraData(
         layers=blocks,

@@ -46,7 +46,7 @@ SETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "smoke": (
         "a tiny instance or two per problem: a study in a minute",
         (
-            "[!j]*/tiny-*",
+            "[!j]*/tiny-*",  # of all problems but joint, whose tiny ones are many
             "joint/tiny-joint-gpt2-1",
             "poplar/poplar-b-llama-0.5b-zero[03]",
             "hap/hap-chain-2x2",
@@ -123,7 +123,7 @@ def load_instance(path: str | os.PathLike[str]) -> Instance:
 
 def parse_instance(value: Any, *, where: str) -> Instance:
     """An instance from parsed JSON. where: the source's name in errors. Raises InputError."""
-    check_header(value, FORMAT, VERSION, where=where)
+    check_header(value, FORMAT, VERSION, where=where)  # raises for what is no dictionary
     if isinstance(value.get("problem"), str):
         family(value["problem"], where=f"{where}: problem")  # raises for an unknown problem
     envelope = parse(InstanceFile, value, where=where)
@@ -226,7 +226,8 @@ def library(problem: str | None = None, name: str | None = None) -> list[Entry]:
     return [
         entry
         for entry in _entries()
-        if problem in (None, entry.problem) and fnmatch.fnmatchcase(entry.name, name or "*")
+        if (problem is None or problem == entry.problem)
+        and fnmatch.fnmatchcase(entry.name, name or "*")
     ]
 
 
@@ -257,6 +258,7 @@ def entry_of(path: Path) -> Entry:
     """The entry of an instance file, with the record beside it. Raises InputError for a file that
     is no valid instance."""
     instance = load_instance(path)
+    # A user may name any file, even one whose name does not end as those of instance files do.
     record = path.with_name(record_name(path.name) or f"{path.name}{BEST}")
     return Entry(instance.problem, instance.name, path, record)
 

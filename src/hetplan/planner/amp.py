@@ -14,9 +14,9 @@ demands of every device
 
 An instance of AMP's problem can express this inequality if it has the tables of a single t, and of
 a single b where working(t) > 0: its layers keep split + t whole, and its devices have a capacity of
-capacity - b working(t). Every decision of the original instance is one of exactly one of these
-instances. The best of their optima is therefore the optimum, and the least of their bounds is a
-lower bound of the original instance with the replay's memory.
+capacity - b working(t). Every decision of the original instance has one t and one b, and so is one
+of exactly one of these instances. The best of their optima is therefore the optimum, and the least
+of their bounds is a lower bound of the original instance with the replay's memory.
 """
 
 import time
@@ -85,13 +85,16 @@ class Amp(Strategy):
                 break
         bounds = [c.bound or 0.0 for c in candidates if c.status != "infeasible"]
         if len(candidates) < len(problems):
-            bounds.append(0.0)  # of the problems that were not solved
+            # of the problems that were not solved; after an optimum that reaches the given bound,
+            # this bound counts instead
+            bounds.append(0.0)
         seconds = fsum(c.solve_seconds for c in candidates)
         with_plans = [c for c in candidates if c.objective is not None]
         best = min(with_plans, key=lambda c: c.objective or 0.0, default=None)
         if best is None or best.objective is None:
             status = "unknown" if bounds else "infeasible"
             return Candidate(strategy="amp", method=AUTO, status=status, solve_seconds=seconds)
+        # `min` with the objective: rounding may lift a bound above the optimum
         lower_bound = min(max(min(bounds), bound or 0.0), best.objective)
         reached = lower_bound >= best.objective * (1 - EQUAL_WITHIN)
         status = "optimal" if reached else "feasible"
@@ -116,7 +119,8 @@ class AmpProblem(Problem):
         that runs fastest. A replay takes the place of the run. A strategy that does not fit in the
         replay's memory fails, as those of the paper did."""
         begun, ranking = time.perf_counter(), ranked_candidates(self.data, run)
-        trials = []  # (replayed seconds, place in the ranking, estimated seconds, decision)
+        # (replayed seconds, place in the ranking, which settles ties, estimated seconds, decision)
+        trials = []
         for place, estimated in enumerate(ranking.candidates[:BUDGET], start=1):
             decision = estimated.strategy.decision()
             replayed = replay(self.to_plan(decision), self.workload)
@@ -196,7 +200,8 @@ class DataParallelProblem(AmpProblem):
         begun = time.perf_counter()
         # Seconds are computed without memory limits, so that decisions that do not fit have them.
         limited, unlimited = self.with_plain_memory(), self.data.model_copy(update={"memory": None})
-        priced = []  # (whether it exceeds the memory, seconds, number, decision)
+        # (whether it exceeds the memory, seconds, number, which settles ties, decision)
+        priced = []
         for number, decision in enumerate(self.decisions()):
             seconds = evaluate(family("amp"), unlimited, decision).objective
             if seconds is not None:
@@ -232,6 +237,7 @@ class DataParallelProblem(AmpProblem):
         working memory of recomputation counts beside the activations of a sample."""
         assert self.data.memory is not None
         kept = list(self.data.memory.layer_bytes_per_sample)
+        # at any layer: each device has all of them
         kept[0] += self.workload.working_bytes.get(1, 0.0)
         layers = [
             layer.model_copy(update={"param_bytes": profiled.param_bytes})
@@ -279,6 +285,7 @@ def problems_within_replay(workload: Workload) -> Iterator[AmpProblem]:
         ]
         if {entry.type for entry in tables} != {device.type for device in original.devices}:
             continue
+        # a size is None only where no degree has working memory
         working = (size or 0) * workload.working_bytes.get(tensor, 0.0)
         capacities = {
             name: room(capacity, working) for name, capacity in original.memory.device_bytes.items()
@@ -298,5 +305,6 @@ def problems_within_replay(workload: Workload) -> Iterator[AmpProblem]:
 
 
 def room(capacity: float, working: float) -> float:
-    """Bytes of a device's capacity beside the working memory of recomputation."""
+    """Bytes of a device's capacity beside the working memory of recomputation, a little fewer: a
+    plan that just fits here must also fit by the replay's sum, whose last digits differ."""
     return max(0.0, capacity * (1 - EQUAL_WITHIN) - working)

@@ -101,7 +101,9 @@ def winner_of(
     for i in pareto(allowed, workload):
         if (allowed[i].predicted_seconds or 0.0) <= most_seconds:
             near.append(i)
-    return near[-1] if near else 0  # the front is sorted by time, so that its last is cheapest
+    # The front is sorted by time, so that its last is cheapest. Without prices nothing is near, and
+    # the fastest wins.
+    return near[-1] if near else 0
 
 
 def rank(candidate: Candidate, workload: Workload) -> tuple[float, ...]:

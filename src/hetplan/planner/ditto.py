@@ -12,8 +12,9 @@ candidate are those of the instance with this template's micro-batch size.
 Plans within the memory that the replay counts: stages of one template differ in width, so that the
 problem cannot express what the replay counts (`split`, `whole` and `working` in `planner.amp`). If
 stages have at most M devices, layers that keep split + M whole and devices of capacity
-capacity - b working(1) are never looser than the replay, and exact for M = 1. The candidate is the
-best over M = 1, 2, 4, …; its bound is that of the problem as first posed, for the candidate's
+capacity - b working(1) are never looser than the replay, and exact for M = 1: on t <= M devices
+(split + M whole) / t >= split / t + whole, and no working(t) exceeds working(1). The candidate is
+the best over M = 1, 2, 4, …; its bound is that of the problem as first posed, for the candidate's
 micro-batch size.
 
 With `--set ditto.failures=F` the strategy proposes what Oobleck runs instead: F + 1 pipelines or
@@ -116,9 +117,11 @@ class Ditto(Strategy):
         the replay's memory from the start."""
         if self.settings.failures is not None:
             return None
+        # the powers of two up to the largest width, which is one itself
         widths = [1 << k for k in range(group_size(workload).bit_length())]
         sizes = micro_batch_sizes(workload)
         instances = [instance_within_replay(workload, b, width) for width in widths for b in sizes]
+        # not quiet: its incumbents and bounds are progress of this search
         half = run.part(time_limit=run.remaining / 2, quiet=False)
         try:
             best = DittoProblem(workload, instances).solve(AUTO, half)
@@ -147,6 +150,7 @@ class DittoProblem(Problem):
         """The candidate of the best template. The instances are solved one after the other, each in
         an equal share of the time that is left. Raises NoPlan where no instance has a template."""
         if not method.exact:
+            # a time limit of None: no limit
             limit = min(self.baseline_seconds, run.options.time_limit or self.baseline_seconds)
             run.options = replace(run.options, time_limit=limit)
         results: list[Result[Any]] = []
@@ -221,7 +225,7 @@ class TemplatesProblem(Problem):
                 run.part(),
                 failures=self.failures,
             )
-            reason = chosen.message or reason
+            reason = chosen.message or reason  # that of the last size is told
             if chosen.iteration_seconds is not None:
                 made.append((chosen.iteration_seconds, data, chosen.pipelines, templates))
         solving = time.perf_counter() - begun
@@ -319,6 +323,7 @@ class PlacedTemplate:
         layers, bandwidth = self.workload.profile.layers, self.workload.cluster.bandwidth()
         samples = self.workload.global_batch // self.data.micro_batches
         seconds = []
+        # not strict: the last stage sends nothing, so that there is one pair less than stages
         for stage, (here, after) in zip(self.stages, pairwise(self.groups), strict=False):
             size = layers[stage.last - 1].activation_bytes * samples
             seconds.append(size / bandwidth[np.ix_(here, after)].min())
@@ -382,6 +387,7 @@ def place(stages: Sequence[DittoStage], free: Rooms) -> Groups:
         stage = stages[k]
         free_of_type = free[stage.type]
         large_enough = [n for n, devices in free_of_type.items() if len(devices) >= stage.devices]
+        # no node has the number -1 of a neighbour that is not placed yet
         near = {node_of[j] for j in (k - 1, k + 1) if 0 <= j < len(node_of)}
         chosen = min(large_enough, key=lambda n: (n not in near, len(free_of_type[n]), n))
         node_of[k] = chosen

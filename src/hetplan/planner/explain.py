@@ -39,7 +39,8 @@ from hetplan.text import (
 
 PARTS_SHOWN = 5  # kinds of tasks of the critical path that are listed
 TIGHT = 0.9  # share of a device's memory in use from which on memory is said to bind
-# Relative difference of seconds from which on a plan was made with other costs than these.
+# Relative difference of seconds from which on a plan was made with other costs than these. With the
+# same costs a replay gives the same seconds but for rounding.
 SAME = 1e-6
 
 
@@ -235,6 +236,7 @@ def waits(timeline: Timeline, unit: int) -> tuple[float, float, float]:
     tasks = timeline.tasks
     passes = (tasks.unit == unit) & np.isin(tasks.kind, (Kind.FORWARD, Kind.BACKWARD))
     first, last = float(timeline.start[passes].min()), float(timeline.end[passes].max())
+    # rounding may make a wait of 0 seconds negative
     between = max(last - first - float(tasks.seconds[passes].sum()), 0.0)
     after_last = max(float(timeline.idle[unit]) - first - between, 0.0)
     return first, between, after_last
@@ -288,6 +290,7 @@ def folded(plan: Plan, run: Replay) -> list[list[int]]:
     if not run.by_device:
         return units_of_like_stages(plan, run)
     busy, types = run.timeline.busy, [device.type for device in plan.devices]
+    # exactly equal seconds: like devices add up the same numbers in the same order
     pairs = (
         ((types[devices[0]], float(busy[unit])), unit) for unit, devices in enumerate(run.devices)
     )
@@ -359,12 +362,14 @@ def end_of_link(end: int, workload: Workload) -> tuple[str, float]:
     if switch < len(uplinks):
         return f"switch {switch}", uplinks[switch]
     device = switch - len(uplinks)
-    return f"the card of device {device}", costs.card(device)[1]
+    _, bandwidth = costs.card(device)
+    return f"the card of device {device}", bandwidth
 
 
 def tightest(run: Replay, workload: Workload) -> Bottleneck:
     """The device with the largest share of its memory in use, with the components of its bytes."""
     sizes = list(zip(run.peak_bytes, run.limit_bytes, strict=True))
+    # a limit may be 0, where the margin and the reserved bytes leave nothing
     device = max(range(len(sizes)), key=lambda d: sizes[d][0] / max(sizes[d][1], 1.0))
     held, limit = sizes[device]
     verdict = "binds" if held > TIGHT * limit else f"{bytes_text(limit - held)} left"

@@ -45,8 +45,9 @@ from hetplan.text import bytes_text, counted
 # fits into. They are 15 % on average over eight language models on A100 (Guo et al. 2024, GMLake),
 # and a few percent with expandable segments.
 MEMORY_MARGIN = 0.05
-SHORTER = 3  # how often a sequence is halved in the search for one that fits
-FINE = 1000  # shares of the limits are multiples of 1 / FINE
+SHORTER = 3  # how often a sequence is halved in the search for one that fits: to an eighth of it
+# Shares of the limits are multiples of 1 / FINE, because `smallest` searches whole numbers.
+FINE = 1000
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,7 @@ def fits(
     def posed(margin: float = memory_margin, **changes: Any) -> Workload:
         """The workload, with another margin, sequence or precision."""
         choices = {"sequence": sequence, "precision": precision, **changes}
+        # bytes do not depend on this batch; `LayoutSearch` gets the real one
         bare = memory_workload(model, opened, global_batch or 1, framework, **choices)
         return replace(bare, memory_margin=margin)
 
@@ -228,8 +230,9 @@ def fits(
         change("without a memory margin", margin=0.0),
         change("with a larger global batch", batch=None),
     ]
-    if not isinstance(model, Model):
+    if not isinstance(model, Model):  # a Model has its own precision and sequence
         lines.append(change("in fp16", precision="fp16"))
+        # 0 for images, which have no sequence
         lengths = [(workload.sequence or 0) >> halvings for halvings in range(1, SHORTER + 1)]
         for tokens in filter(None, lengths):
             shorter = change(f"with {tokens} tokens per sample", sequence=tokens)
@@ -283,7 +286,8 @@ def memory_workload(
 
 def with_peaks(cluster: Cluster, precision: Precision) -> Cluster:
     """The cluster with a peak in the precision for every device type, without which no profile is
-    predicted. A type that has none gets the largest of its peaks in other precisions."""
+    predicted. A type that has none gets the largest of its peaks in other precisions; any would do,
+    since the predicted seconds are not used."""
     specs = {}
     for name, spec in cluster.specs.items():
         peaks = {precision: max(spec.peak_tflops.values()), **spec.peak_tflops}
@@ -354,7 +358,8 @@ class LayoutSearch:
 
     def devices(self, wanted: Wanted) -> Iterator[str]:
         """For each device type, the number of further devices with which some layout would fit, as
-        text. Types of which no number is enough are left out."""
+        text. Types of which no number is enough are left out. The devices come in nodes like the
+        largest one of the type."""
         for kind in self.limits:
             alike = [node for node in self.workload.cluster.nodes if node.device == kind]
             largest = max(alike, key=lambda node: node.devices)
@@ -389,7 +394,7 @@ class LayoutSearch:
             for shape in shapes:
                 levels = self.levels(shape, wanted)
                 if frugal:
-                    levels = levels[-1:]
+                    levels = levels[-1:]  # frameworks list levels from the lowest to the highest
                 for level in levels:
                     yield shape, level, mode
 
@@ -418,9 +423,11 @@ class LayoutSearch:
                 yield Shape(tensor, replicas, (kinds[:few],))
             longest = min(total, len(self.layers))
             powers = (2**i for i in range(1, longest.bit_length()))
+            # 1: replicas of one stage are above; 0: no node has a group
             for stages in sorted({*powers, longest} - {1, 0}):
                 replicas = total // stages
-                # every stage needs `replicas` groups of one type
+                # every stage needs `replicas` groups of one type; at 1 replica the sum is `total`,
+                # which is enough
                 while sum(count // replicas for count in groups.values()) < stages:
                     replicas -= 1
                 replicas = self.divided(replicas, wanted)
@@ -433,6 +440,7 @@ class LayoutSearch:
         if self.batch is None:
             return replicas
         most = min(replicas, self.batch // (wanted.micro_batch or 1))
+        # 1 is a divisor, and `most` is at least 1: no wanted micro-batch exceeds the batch
         return next(n for n in range(most, 0, -1) if self.batch % n == 0)
 
     def largest(self, shape: Shape, level: int, mode: Recomputation, wanted: Wanted) -> int | None:
@@ -444,7 +452,7 @@ class LayoutSearch:
         best = None
         for size in sizes:
             if self.cut(shape, level, mode, size) is None:
-                break
+                break  # the sizes ascend, and no larger one takes less memory
             best = size
         return best
 
@@ -458,7 +466,9 @@ class LayoutSearch:
     def alive(self, shape: Shape, stage: int, batch: int) -> float:
         """The number of micro-batches of `batch` samples whose activations a stage keeps at a
         time."""
-        steps = inf if self.batch is None else max(1, self.batch // shape.data // batch)
+        if self.batch is None:  # with enough micro-batches for every stage to be full
+            return shape.pipeline - stage
+        steps = max(1, self.batch // shape.data // batch)
         return min(shape.pipeline - stage, steps)
 
     def cut(
@@ -474,6 +484,7 @@ class LayoutSearch:
             # [L + 1] bytes of the first l layers on this stage
             bytes_to = per_byte * self.weights + batch * self.alive(shape, stage, batch) * kept
             limit = share * min(self.limits[kind] for kind in kinds)
+            # layers [first, end) fit if fixed + bytes_to[end] - bytes_to[first] <= limit
             room = limit - fixed + bytes_to[first]
             if stage < stages - 1:
                 fitting = int(np.searchsorted(bytes_to, room, side="right")) - 1
@@ -491,10 +502,16 @@ class LayoutSearch:
     ) -> tuple[float, float, float]:
         """The bytes on a device as a linear function of its layers: (bytes per byte of the layers'
         weights, bytes that do not depend on the layers, further bytes on the last stage). The bytes
-        of kept activations are not included."""
+        of kept activations are not included.
+
+        What is not linear (the largest layer, buckets, the layer that is computed again) is that of
+        the whole model, which no stage exceeds. So `cut` may refuse layers that fit by the exact
+        count of `layout`.
+        """
         framework, tensor = self.workload.framework, shape.tensor
         part, width = 1 / shape.data if level else 1.0, ELEMENT_BYTES[self.workload.precision]
         staged = shape.pipeline > 1
+        # weights, gradients and optimizer states; the buffers beside them are not linear
         each = sum(framework.held_bytes(1.0, 0.0, width, level, part)[:3])
         per_byte = (each + framework.whole_bytes(1.0, width, level, staged=staged)) / tensor
         sizes = [layer.param_bytes / tensor for layer in self.layers]
@@ -508,6 +525,8 @@ class LayoutSearch:
 
         def beside_layers(of_stage: Passes[float]) -> float:
             """Bytes on a device with these passes, without those of the layers' weights."""
+            # `held_on` takes the logits out of the kept activations, and counts them at the loss.
+            # So it gets them as kept, and they are subtracted again: `cut` counts all that is kept.
             held = held_on(framework, states, of_stage, logits, batch, reserved).allocated
             return held - logits - per_byte * tensor * sum(sizes)
 
@@ -535,7 +554,7 @@ class LayoutSearch:
         for stage, (first, end) in enumerate(pairwise((0, *ends))):
             here = self.layers[first:end]
             weights = [layer.param_bytes for layer in here]
-            if first and end == len(self.layers):
+            if first and end == len(self.layers):  # the first stage has the tied weights, too
                 weights[-1] += here[-1].tied_param_bytes
             passes = costs.passes_bytes([(first, end)], tensor)
             states = framework.held_bytes(
@@ -559,7 +578,7 @@ def smallest(enough: Callable[[int], bool], limit: int) -> int | None:
     """The smallest number from 1 to `limit` that is enough; None where none is. If a number is
     enough, every larger number must be enough, too."""
     low, high = 0, 1  # `low` is not enough
-    while high > limit or not enough(high):
+    while high > limit or not enough(high):  # `high` exceeds the limit only if this is 0
         if high >= limit:
             return None
         low, high = high, min(2 * high, limit)

@@ -84,7 +84,7 @@ class Hap(Strategy):
         begun = time.perf_counter()
         usable = workload.device_bytes()
         total_bytes = sum(usable[device.type] for device in workload.cluster.devices)
-        if workload.state_bytes > total_bytes:  # every slice of the parameters is on some device
+        if workload.state_bytes > total_bytes:  # each entry of a parameter is on some device
             raise NoPlan(
                 "infeasible",
                 f"one copy of the model states takes {bytes_text(workload.state_bytes)}, "

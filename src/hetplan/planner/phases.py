@@ -70,12 +70,14 @@ def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
 
 def share_before(joint: Sequence[StrategySearch], run: Run) -> float:
     """The share of the time for the searches before those of `joint`: three quarters, or more if
-    the time limits of `joint` are below a quarter. joint: its searches."""
+    the time limits of `joint` are below a quarter; all of it where the time has no limit, or
+    `joint` no searches. joint: its searches."""
     seconds = 0.0
     for search in joint:
         assert isinstance(search.strategy, Joint)
         seconds += search.strategy.settings.seconds
-    return max(0.75, 1 - seconds / max(run.remaining, 1e-3))
+    time_left = max(run.remaining, 1e-3)  # never 0, by which nothing can be divided
+    return max(0.75, 1 - seconds / time_left)
 
 
 def with_parts(
@@ -89,6 +91,7 @@ def with_parts(
     """
     on_parts, workload = search_all(searches, run.share(1)), searches[0].workload
     together = [*whole, *on_parts]
+    # `id`, because equal candidates of several searches are told apart
     front = {id(together[i]) for i in pareto(together, workload)}
     kept = [c for c in on_parts if id(c) in front]
     notes = []

@@ -55,8 +55,9 @@ class PoplarSettings(StrictModel):
         paths = [path.strip() for path in (self.curves or "").split(",")]
         for path in filter(None, paths):
             curve = BatchCurve.load(path)
+            first_of_device = curves.setdefault(curve.device, curve)
             require(
-                curves.setdefault(curve.device, curve) is curve,
+                first_of_device is curve,
                 "second batch curve of a device type",
                 where=path,
                 got=curve.device,
@@ -184,6 +185,7 @@ class ZeroStageProblem(Problem):
         if self.assumed.curves:
             origin = "; ".join(("", "priced with what a replay does not know of", *posed.notes))
         shares = posed.parts.tolist()
+        # equal shares are the same number, 1 / n, so that they can be compared exactly
         unequal = zero > 0 and len(set(shares)) > 1
         return new_plan(
             self.workload,

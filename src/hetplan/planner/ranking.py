@@ -56,6 +56,7 @@ def make_plans(
     cannot_win = math.inf if criteria.wants_parts else StrategySearch.cannot_win
     start = partial(StrategySearch, on_candidate=on_candidate, cannot_win=cannot_win)
     on_whole_cluster = [start(s, w, run, v) for s in picked for w, v in variants]
+    # if parts are searched, they get the second half of the time
     candidates = search_all(on_whole_cluster, run.share(2 if criteria.wants_parts else 1))
     all_notes = list(notes)
     if criteria.wants_parts:
@@ -75,6 +76,7 @@ def make_plans(
     winner = winner_of(allowed, first, criteria.cheapest_within)
     changes: tuple[str, ...] = ()
     if not any(candidate.fits_memory for candidate in ranked):
+        # what helps is said for the precision that keeps the fewest activations
         smallest = min(in_precisions, key=lambda w: sum(l.saved_bytes for l in w.profile.layers))
         changes = advice(smallest)
     precision = None if winner is None else ranked[winner].variant.precision

@@ -80,6 +80,7 @@ class Moves:
         for (sender, receiver), size in self.between_nodes(workload).items():
             if sender == receiver:
                 node = nodes[sender]
+                # at best all devices of the node send at the same time
                 loads["inside", sender] += size / (node.intra_bandwidth * node.devices)
                 continue
             loads["sends", sender] += size / nodes[sender].network_bandwidth
@@ -175,7 +176,7 @@ def replan(
     rest = replace(workload, cluster=cluster.part(left))
     attempts, ready = [strategies], plan.templates  # strategies that are asked one after the other
     if strategies is None and ready is not None:
-        still_lost = max(ready.failures - len(lost), 0)
+        still_lost = max(ready.failures - len(lost), 0)  # each lost node counts as one failure
         attempts = [[Ditto(DittoSettings(failures=still_lost), ready)], None]
     for picked in attempts:
         planning = make_plans(rest, picked, run, on_candidate=on_candidate)
@@ -264,7 +265,8 @@ def in_place(old: Plan, new: Plan, workload: Workload, lost: Collection[int]) ->
             of_nodes[devices[taker].node, devices[holder].node] += common
     places = list(range(len(devices)))
     left = [n for n in range(len(nodes)) if n not in lost]
-    for first_like_it in {nodes.index(nodes[n]): n for n in left}:
+    # each kind of node once, by the number of the first node that is equal
+    for first_like_it in dict.fromkeys(nodes.index(nodes[n]) for n in left):
         equal_nodes = [n for n in left if nodes[n] == nodes[first_like_it]]
         for node, new_node in matched(equal_nodes, equal_nodes, of_nodes).items():
             of_node = list(workload.cluster.devices_of([node]))
@@ -332,6 +334,7 @@ def sharded(plan: Plan, parts: DeviceIntervals, kind: str) -> Iterator[tuple[int
     if plan.zero < first_level:
         yield from parts
         return
+    # devices with the same tensor rank have the same two numbers, computed in the same way
     for (begin, end), devices in grouped((part, device) for device, part in parts).items():
         shares = {d: 1.0 if plan.zero_shares is None else plan.zero_shares[d] for d in devices}
         shard_begin = begin

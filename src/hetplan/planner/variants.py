@@ -20,7 +20,8 @@ from hetplan.replays.data import ReplayData, Table
 from hetplan.replays.pose import kept_of, pose
 
 MODES: tuple[Recomputation, ...] = ("selective", "full")  # of recomputation that are tried
-# Most device types of a cluster of which all combinations are parts to search.
+# Most device types of a cluster of which all combinations are parts to search. 6 types have 62 such
+# parts, each of which is searched by every strategy; the number doubles with every further type.
 MOST_TYPES = 6
 
 
@@ -89,7 +90,8 @@ def on_part(workload: Workload, part: Part | None) -> Workload:
     if part is None:
         return workload
     whole = workload.cluster
-    return replace(workload, cluster=whole.part(part.nodes, f"{whole.name}: {part.name}"[:200]))
+    name = f"{whole.name}: {part.name}"[:200]  # as long as a name in a file may be (`schema.Name`)
+    return replace(workload, cluster=whole.part(part.nodes, name))
 
 
 def places_of(numbers: Sequence[int], count: int) -> list[int]:
@@ -148,6 +150,7 @@ def with_recomputation(workload: Workload, mode: Recomputation) -> Workload:
         )
         for layer, of_layer in zip(workload.profile.layers, posed.layers, strict=True)
     ]
+    # the tables that `pose` takes over, in the same order
     measured = [table for table in workload.profile.tables if table.device in posed.types]
     tables = [
         with_repeated_passes(table, of_table, mode)
@@ -171,7 +174,7 @@ def working_bytes(
     posed: ReplayData, mode: Recomputation, tables: Sequence[ProfileTable]
 ) -> dict[int, float]:
     """Tensor degree -> bytes per sample that the recomputation of one layer takes. The degrees are
-    1 and those of the tables."""
+    1, which strategies always ask for, and those of the tables."""
     costs, all_layers = Costs(posed, mode), (0, len(posed.layers))
     degrees = {1, *(table.tensor for table in tables)}
     return {degree: costs.working_bytes(all_layers, degree) for degree in degrees}
@@ -185,7 +188,7 @@ def useful_modes(workload: Workload) -> tuple[Recomputation, ...]:
     useful: list[Recomputation] = []
     for mode in MODES:
         kept = sum(kept_of(workload, l, mode).saved_bytes for l in layers)
-        if kept < least * (1 - 1e-9):
+        if kept < least * (1 - 1e-9):  # by more than the rounding of sums
             useful.append(mode)
             least = kept
     return tuple(useful)

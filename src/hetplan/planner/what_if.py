@@ -111,6 +111,7 @@ def with_nodes(cluster: Cluster, name: str, nodes: Iterable[Node]) -> Cluster:
     nodes = tuple(nodes)
     types = dict.fromkeys(node.device for node in nodes)
     specs = {kind: cluster.specs.get(kind) or device(kind, where="--add") for kind in types}
+    # a plan file, which has the name, allows 200 characters (`schema.Name`)
     return Cluster(f"{cluster.name}, {name}"[:200], nodes, specs)
 
 
@@ -190,7 +191,7 @@ def node_number(text: str, cluster: Cluster, option: str) -> int:
     """The number in the name of a node: 1 of `node1`. Raises InputError for a name that no node of
     the cluster has. option: the option with the name, for the message."""
     names = [f"node{n}" for n in range(len(cluster.nodes))]
-    name = text.replace(" ", "")
+    name = text.replace(" ", "")  # people also write `node 1`
     require(
         name in names, "no such node", where=option, got=text, expected=f"{names[0]} to {names[-1]}"
     )
@@ -224,6 +225,7 @@ def relinked(
 def faster_network(gbit: float, cluster: Cluster) -> Change:
     """The change to a network of `gbit` Gbit/s for every node. Raises InputError for a number out
     of range. The change's name says which nodes are faster already."""
+    # the numbers that a cluster file may have (`schema.Rate`)
     require(
         1e-6 <= gbit <= 1e9,
         "not usable",
@@ -289,7 +291,11 @@ def what_if(
 
     def planned(changed: Workload, plans: Sequence[Plan], seed: int) -> Planning:
         """The planning of a workload, with `plans` to begin with, in one share of the time."""
-        share = run.share(max(run.remaining / seconds, 1.0) if seconds < math.inf else 1.0)
+        parts_left = 1.0  # without a time limit
+        if seconds < math.inf:
+            # a part then takes `seconds`, or what is left if that is less
+            parts_left = max(run.remaining / seconds, 1.0)
+        share = run.share(parts_left)
         share.options = replace(share.options, seed=seed)
         beginning = [strategy.beginning_with(plans) for strategy in strategies]
         return make_plans(changed, beginning, share, on_candidate=on_candidate)
@@ -302,7 +308,8 @@ def what_if(
         changed = changed_workload(workload, change.cluster)
         start = plan_as_it_is(first.best, workload, changed, change)
         starts = [start.plan] if start is not None and start.plan is not None else []
-        results.append((change, changed, planned(changed, starts, run.options.seed ^ 1)))
+        other_seed = run.options.seed ^ 1  # `^` keeps it at 0 or more
+        results.append((change, changed, planned(changed, starts, other_seed)))
     back = (on_cluster_as_it_is(planning.best, workload, change) for change, _, planning in results)
     best = shortest(filter(None, (first.best, *back)))
     if best is not None:
@@ -342,6 +349,7 @@ def compared(
     # if the unchanged plan is faster on the changed cluster, the search is not the reason
     sure = before is not None and (before.predicted_seconds or 0.0) < seconds
     small = abs(gain) <= precision * seconds
+    # a precision of 0 means that it is not known: without `joint`
     return replace(
         result,
         gain=gain,
@@ -400,10 +408,12 @@ def on_cluster_as_it_is(
     best: Candidate | None, workload: Workload, change: Change
 ) -> Candidate | None:
     """The best candidate for a changed cluster, replayed on the unchanged one; None where there is
-    no plan, where the plan uses added devices, and where it cannot be replayed."""
+    no plan, where the plan uses added devices, and where its seconds on other links are not known.
+    A plan that cannot be replayed keeps its seconds only after a removal, which changes no link.
+    """
     if best is None or best.plan is None or max(best.plan.ranks) >= len(change.numbers):
         return None
     if best.replay is None and change.added_devices >= 0:
         return None
-    numbers = [*change.numbers, *[-1] * change.added_devices]
+    numbers = [*change.numbers, *[-1] * change.added_devices]  # no -1 after a removal
     return replace(on_devices(best, workload, numbers), message=f"{FOUND_FOR}{change.name}")

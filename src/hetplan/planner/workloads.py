@@ -20,8 +20,8 @@ from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 
 AUTO = "auto"
-# The precisions that `auto` stands for, the preferred one first: of equally fast ones the first
-# wins, and bf16 needs no loss scaling.
+# The precisions that `auto` stands for. Of equally fast plans that of the earlier precision wins:
+# bf16 stands before fp16, because it needs no loss scaling.
 PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 
 
@@ -54,6 +54,7 @@ def precisions_of(names: str | Sequence[str]) -> tuple[Precision, ...]:
     if isinstance(names, str):
         names = names.split(",")
     texts = [text.strip() for text in names]
+    # text -> the same text as a Precision, which type checkers accept
     known: dict[str, Precision] = {name: name for name in PRECISIONS}
     for text in texts:
         if text not in known:

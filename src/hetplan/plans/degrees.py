@@ -32,16 +32,17 @@ class Degrees(StrictModel):
     )
     """Communication that runs beside computation."""
     recompute_method: Literal["uniform", "block"] | None = None
-    """Which layers of a virtual stage are recomputed, as Megatron-LM's options `recompute_method`
-    and `recompute_num_layers` say. None: all of them."""
+    """Which layers of a virtual stage (a chunk of a stage) are recomputed, as Megatron-LM's options
+    `recompute_method` and `recompute_num_layers` say. None: all of them."""
     recompute_layers: PositiveCount | None = None
+    """Number of layers that `block` recomputes, or that `uniform` recomputes together."""
     offloaded: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of optimizer states on the host."""
     shard_groups: PositiveCount = 1
     """Groups of ranks of which each holds all shards of ZeRO 3 (HSDP)."""
 
     def __hash__(self) -> int:
-        return hash(self.model_dump_json())
+        return hash(self.model_dump_json())  # lists have no hash
 
     @property
     def text(self) -> str:

@@ -27,7 +27,7 @@ Rules   (1) Every replica has every layer exactly once, in order.
             1 on, ZeRO shares are positive exactly for the devices in use.
         (7) A plan has a program exactly under the schedule `spmd`. It then has one replica of one
             stage on one row group, and the program's ratios, not the stage's shares, say how
-            tensors are divided.
+            tensors are divided. Its ZeRO level is 0, and it recomputes nothing.
         (8) In a plan with `degrees` every stage has one row group per context rank, with equal
             shares. Expert ranks divide the ranks of a stage over all replicas, and shard groups
             divide the context ranks of all replicas.
@@ -62,7 +62,7 @@ from hetplan.schema import (
 )
 from hetplan.text import grouped
 
-MAX_RANKS = 4096
+MAX_RANKS = 4096  # as many as a cluster may have devices (`cluster.MAX_DEVICES`)
 
 PassSchedule = Literal["gpipe", "1f1b", "interleaved-1f1b"]
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "spmd"]
@@ -236,7 +236,7 @@ class Plan(Document):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for violation in replica_violations(self):
-            raise ValueError(violation)
+            raise ValueError(violation)  # the first one
         check_zero_shares(self)
         check_program(self)
         check_degrees(self)
@@ -298,7 +298,8 @@ class Plan(Document):
 
     def order(self, seconds: float) -> tuple[float, int]:
         """The key by which plans are sorted: the given seconds of an iteration, to nine digits, and
-        of equally fast plans the number of nodes with devices both in use and idle."""
+        of equally fast plans the number of nodes with devices both in use and idle. Seconds that
+        differ only by rounding count as equal."""
         whole = Counter(device.node for device in self.devices)
         used = Counter(self.devices[device].node for device in self.ranks)
         partly_used = sum(used[node] < whole[node] for node in used)
@@ -472,8 +473,9 @@ def check_zero_shares(plan: Plan) -> None:
 
 
 def check_program(plan: Plan) -> None:
-    """Raise InputError unless a plan with a program is one replica of one stage under `spmd`, and
-    the ratios have an entry for each of its devices: rule (7)."""
+    """Raise InputError unless a plan has a program exactly under `spmd`, and is then one replica of
+    one stage on one row group, without ZeRO and recomputation, with a ratio for each of its
+    devices: rule (7)."""
     presence = "missing" if plan.program is None else "given"
     require(
         (plan.schedule == "spmd") == (plan.program is not None),
@@ -512,6 +514,7 @@ def check_degrees(plan: Plan) -> None:
     experts = plan.degrees.expert * plan.degrees.expert_tensor
     for i, replica in enumerate(plan.replicas):
         for j, stage in enumerate(replica.stages):
+            # exactly equal, as the file has them: shares of equal row groups are the same number
             require(
                 len(stage.devices) == context and len(set(stage.row_shares)) == 1,
                 f"replicas[{i}].stages[{j}].devices has {len(stage.devices)} row groups, "

@@ -66,7 +66,7 @@ class SpmdProgram(StrictModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for segment, row in enumerate(self.ratios):
-            total = math.fsum(row)
+            total = math.fsum(row)  # exact, so that 1e-9 allows only for the rounding of each ratio
             require(abs(total - 1) <= 1e-9, f"ratios[{segment}] sums to {total!r}, expected 1")
         for i, instruction in enumerate(self.instructions):
             require(

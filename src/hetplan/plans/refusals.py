@@ -37,6 +37,7 @@ def check_executed(plan: Plan) -> None:
     if degrees is None:
         return
     tensor_degrees = {len(stage.tensor_shares) for r in plan.replicas for stage in r.stages}
+    # without a number all layers are recomputed, one by one
     together = degrees.recompute_method == "uniform" and (degrees.recompute_layers or 1) > 1
     unequal_shards = degrees.shard_groups > 1 and plan.zero_shares is not None
     spread = degrees.expert > 1

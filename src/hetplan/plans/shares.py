@@ -17,7 +17,7 @@ def split(length: int, shares: Sequence[float]) -> list[tuple[int, int]]:
     total = sum(shares)
     exact = [length * share / total for share in shares]
     sizes = [round(size) for size in exact]
-    missing = length - sum(sizes)
+    missing = length - sum(sizes)  # fewer than there are shares: each is rounded by 0.5 at most
     sign = 1 if missing > 0 else -1
     most_wrong_first = sorted(range(len(shares)), key=lambda i: sign * (sizes[i] - exact[i]))
     for i in most_wrong_first[: abs(missing)]:

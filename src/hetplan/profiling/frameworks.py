@@ -139,8 +139,9 @@ class Framework(StrictModel):
             gradients = gradients * share
         if level == 3:
             held_weights = held_weights * share
-            if not fp32:
+            if not fp32:  # `held_weights` counts 2 bytes per parameter
                 held_weights = held_weights * (self.shard_bytes / 2)
+        # no bucket at other levels: at most 0
         buffers = at_most(weights, self.bucket_bytes if level in (1, 2) else 0.0)
         if level >= 2:
             whole = staged and self.whole_in_pipelines

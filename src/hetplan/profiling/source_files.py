@@ -76,7 +76,7 @@ def regular_content(path: str) -> bytes | None:
     if size is None or size > MAX_BYTES:
         return None
     with contextlib.suppress(OSError), open(path, "rb") as stream:
-        return stream.read(MAX_BYTES + 1)
+        return stream.read(MAX_BYTES + 1)  # bounded, because the file may have grown since
     return None
 
 

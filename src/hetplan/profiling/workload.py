@@ -145,6 +145,7 @@ def check_units(stack: Stack, model: Model, cluster: Cluster) -> None:
     or a device has no units for such products."""
     if not (stack.fp8 or stack.fp4):
         return
+    # the seconds of 4-bit products follow from those in 8 bits (`times.narrow_seconds`)
     units = {"fp8", "fp4"} if stack.fp4 else {"fp8"}
     all_have_units = all(units <= {*spec.peak_tflops} for spec in cluster.specs.values())
     require(
@@ -190,7 +191,7 @@ def make_workload(
         )
     elif not isinstance(profile, Profile):
         where = os.fspath(profile)
-        file = SourceFile.of(profile)
+        file = SourceFile.of(profile)  # None for a pipe, which no plan can name
         if file is not None:
             files["profile"] = file
         profile = load_profile(profile)
@@ -225,7 +226,8 @@ def check_profile(
     )
     names = [layer.name for layer in model.layers]
     in_profile = [layer.name for layer in profile.layers]
-    # A profile with other names than the model's corresponds by position, and has no wrong order.
+    # Sorted, because equal names in another order are an error. A profile with other names than the
+    # model's corresponds by position, and has no wrong order.
     if sorted(in_profile) == sorted(names):
         for i, (name, expected) in enumerate(zip(in_profile, names, strict=True)):
             require(

@@ -45,7 +45,7 @@ class Axes:
         for node in self.program.nodes:
             for d, length in enumerate(node.shape):
                 axis = self._axes[node.name, d]
-                units[axis] = math.gcd(units.get(axis, 0), length)
+                units[axis] = math.gcd(units.get(axis, 0), length)  # gcd(0, length) is length
         return units
 
     @cached_property
@@ -60,8 +60,8 @@ class Axes:
     def sliceable(
         self, node: Node, rule: ShardingRule, devices: int, *, all_dimensions: bool
     ) -> bool:
-        """Whether a sharding rule may be used: every axis that it slices has a unit for each
-        device, and none is marked `unsliced`. all_dimensions: ignore these marks."""
+        """Whether a sharding rule may be used: every axis that it slices has as many units as there
+        are devices, and none is marked `unsliced`. all_dimensions: ignore these marks."""
         axes = {self._axes[dimension] for dimension in sliced(node, rule)}
         if not all_dimensions and axes & self.unsliced:
             return False
@@ -71,6 +71,7 @@ class Axes:
         """[m] where each device's slice of dimension d begins and ends. Source of the rounding:
         HAP, Section 5.1."""
         units = self.units[self._axes[tensor, d]]
+        # without remainder: the units are a divisor of every length of the axis
         unit_length = self.program.node(tensor).shape[d] // units
         ends = accumulate(self._lengths(ratios, units), initial=0)
         return tuple((unit_length * first, unit_length * last) for first, last in pairwise(ends))

@@ -50,7 +50,7 @@ class Shard:
         if self.dimension is None:
             return np.full(m, float(all_entries))
         lengths = np.array([last - first for first, last in self.bounds], dtype=float)
-        entries_per_row = all_entries // self.shape[self.dimension]
+        entries_per_row = all_entries // self.shape[self.dimension]  # without remainder
         return entries_per_row * lengths
 
 
@@ -94,11 +94,14 @@ class Decided:
         """[m] each device's share of the work of an operator, or of the tensor that a collective
         moves.
 
-        An operator's share is that of its first sliced tensor, the output before the inputs. A
-        change from one sliced dimension to another has the larger of both shares.
+        An operator's share is that of its first sliced tensor, the output before the inputs; by the
+        sharding rules its other sliced tensors are of the same axis. A change from one sliced
+        dimension to another has the larger of both shares. Gathered factors are slices of the
+        batch: their share is the ratio itself, before rounding. A tensor in no slices has the
+        share 1.
         """
         instruction = step.instruction
-        if isinstance(instruction, Synchronise):  # gathered factors are slices of the batch
+        if isinstance(instruction, Synchronise):
             return np.array(self.ratios[step.segment])
         if isinstance(instruction, Run):
             node, rule = self.program.node(instruction.node), instruction.rule
@@ -139,13 +142,14 @@ class Decided:
 
     @cached_property
     def shards(self) -> dict[str, Shard]:
-        """Parameter -> its parts on the devices. Copies are left out."""
+        """Parameter -> its parts on the devices; whole on each if no operator reads it. Copies are
+        left out."""
         shards: dict[str, Shard] = {}
         for node in self.program.parameters:
             if node.name in self.program.copies:
                 continue
             readings = self.readings.get(node.name, {(WHOLE, ())})
-            form, bounds = min(readings)
+            form, bounds = min(readings)  # the only one, where it is used
             if len(readings) == 1 and form != WHOLE:
                 shards[node.name] = Shard(node.name, node.shape, form, bounds)
             else:

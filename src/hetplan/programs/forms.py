@@ -149,7 +149,8 @@ def reading_segment(change: Change) -> int:
 
 def is_free(change: Change) -> bool:
     """Whether a change of form takes no communication: each device keeps a part of its tensor, or
-    all of it. A repartition moves slices only."""
+    all of it. A repartition moves slices only: whole tensors and summands do not depend on the
+    ratios, by which segments differ."""
     if change.how == "Repartition":
         return change.source < 0
     return change.how in ("Slice", "Share")

@@ -2,10 +2,11 @@
 has used them.
 
 A parameter counts with its gradient and optimizer states: whole on every device, or a slice on
-each. A parameter that several operators read counts once, in the form in which the first of them
-reads it, or as whole. A tensor that an operator computes is kept for the backward pass in the form
-in which the operator gives it, and again in every form into which a collective changes it. Summands
-are not kept. Views (operators without work) take no bytes.
+each. A parameter that several operators read counts once: in the form in which the first of them
+reads it, or as whole where `Holding.tied_whole` says so. A tensor that an operator computes is kept
+for the backward pass in the form in which the operator gives it, and again in every form into which
+a collective changes it. Summands are not kept. The tensors of operators without work, such as
+reshapes, take no bytes.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from hetplan.programs.work import computing_operators
 # Bytes of a parameter's entry. In fp32 training: weight, gradient and Adam's two moments of 4 bytes
 # each. In 16 bits: weight and gradient of 2 bytes, and the weight and two moments in fp32.
 STATE_BYTES = 16.0
-# Changes of form that make no new tensor.
+# Changes of form that make no new tensor: a device goes on with all or a part of the one it has.
 VIEWS = ("Slice", "Share")
 
 
@@ -47,6 +48,7 @@ class Holding:
                 if source.kind == PARAMETER and source.name not in program.copies:
                     counted_form = WHOLE if self.tied_whole and source.name in tied else form
                     parts.append((counted_form, self.state_bytes * source.elements))
+        # A form of 0 or more is the dimension along which the ratios divide the tensor.
         on_every_device = sum(size for form, size in parts if form == WHOLE)
         divided = sum(size for form, size in parts if form >= 0)
         return on_every_device, divided
@@ -70,7 +72,8 @@ def form_kept(instruction: Instruction) -> tuple[str, Form] | None:
         tensor, form = instruction.node, instruction.rule.output
     elif isinstance(instruction, Change) and instruction.how not in VIEWS:
         tensor, form = instruction.tensor, instruction.target
-        if instruction.how == "Repartition" and form == WHOLE:  # nothing moves: no new tensor
+        # A repartition gives a sliced tensor other slices. A whole tensor stays as it is.
+        if instruction.how == "Repartition" and form == WHOLE:
             return None
     else:
         return None

@@ -77,6 +77,7 @@ def ring(devices: int, bytes_per_second: float, latency: float = 2e-5, sharing: 
     twice as much. In an all-to-all, `sharing` devices send (m - 1) / m of their slices over one
     link.
     """
+    # bandwidth for a whole tensor; `max`, because a single device passes nothing: a divisor of 0
     once = bytes_per_second / (max(devices - 1, 1) / devices)
     return Links(
         devices,
@@ -91,10 +92,11 @@ def ring(devices: int, bytes_per_second: float, latency: float = 2e-5, sharing: 
 
 def links_of(cluster: Cluster) -> Links:
     """Rings over the slowest link between any two devices of the cluster. The latency is that of
-    the m - 1 messages which follow each other in an all-gather."""
+    the m - 1 messages which follow each other in an all-gather, at least 1 us. Collectives of a
+    single device take next to no time."""
     m, nodes = len(cluster.devices), [device.node for device in cluster.devices]
     if m == 1:
-        return ring(1, 1e15, 0.0)
+        return ring(1, 1e15, 0.0)  # a bandwidth in place of an infinite one
     several_nodes = len(set(nodes)) > 1
     # in an all-to-all the devices of the fullest node share its network link
     sharing = max(map(nodes.count, nodes)) if several_nodes else 1

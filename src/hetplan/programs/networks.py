@@ -116,7 +116,8 @@ class Blocks:
         The tokens of one sample compete for places (GShard)."""
         w, t, e, tokens = self.w, self.t, mixture.count, self.w.shape(x)[1]
         wanted = self.places * mixture.active * tokens
-        places = min(-(-wanted // e), tokens)  # rounded up
+        places = -(-wanted // e)  # rounded up
+        places = min(places, tokens)  # a token visits an expert once at most
         gates = w.linear(f"{name}.router", x, "bsh,eh->bse", (e, t.hidden))
         gates = w.apply("softmax", f"{name}.gates", gates)
         weights = w.apply("route", f"{name}.route", gates, active=mixture.active, capacity=places)
@@ -221,9 +222,9 @@ def vgg19(batch: int, width: int, pooled: int, classes: int, dense: int) -> Sing
     for channels in VGG19:
         if channels:
             w.layer = f"conv{group}.{place}"
-            x = w.convolution(w.layer, x, channels // 64 * width)
+            x = w.convolution(w.layer, x, channels // 64 * width)  # 64: VGG19's first group
             place += 1
-        else:
+        else:  # 0 stands for pooling
             x = w.apply("max-pool", f"pool{group}", x, window=2)
             group, place = group + 1, 1
     w.layer = "head"
@@ -281,11 +282,13 @@ def program_of(model: Model, batch: int) -> SingleProgram:
     if spec.shape is not None and model.sequence is not None:
         t, tokens = spec.shape, model.sequence
     elif spec.encoder is not None:
+        # the first layer, the embedding, gives `hidden` entries for each token
         t, tokens = spec.encoder, model.layers[0].output // spec.encoder.hidden
     else:
         raise UnsupportedError(
             "no single-device program of this model", where="hap", got=model.name
         )
+    # a window of all tokens hides nothing
     require(
         t.window is None or t.window >= tokens,
         "no rule for attention in a window",
@@ -333,8 +336,9 @@ def imagenet_vgg19(model: Model, batch: int) -> SingleProgram:
         if width:
             w.layer = next(names)
             x = w.convolution(w.layer, x, width)
-        else:
+        else:  # 0 stands for pooling
             x = w.apply("max-pool", f"{w.layer}.pool", x, window=2)
     _, channels, height, columns = w.shape(x)
     x = w.apply("reshape", "features", x, shape=(batch, channels * height * columns))
-    return w.classifier(x, labels, dict(zip(names, (4096, 4096, CLASSES), strict=True)))
+    dense_names = list(names)  # those that the convolutions leave
+    return w.classifier(x, labels, dict(zip(dense_names, (4096, 4096, CLASSES), strict=True)))

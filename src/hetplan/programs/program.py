@@ -259,7 +259,8 @@ class Writer:
         shape: Shape,
         attributes: Mapping[str, Any],
     ) -> str:
-        """Add a node and return its name. Raises InputError for a name that is taken."""
+        """Add a node and return its name. Raises InputError for a name that is taken, and for one
+        with the character that ends names in properties (`forms.property_name`)."""
         require(
             name not in self._nodes and "|" not in name,
             "name of a tensor",

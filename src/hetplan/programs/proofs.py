@@ -40,7 +40,7 @@ def plan_instruction(step: Step) -> SpmdInstruction:
             before=[form_name(instruction.source)],
             after=form_name(instruction.target),
         )
-    _, _, form = instruction.after.rpartition("|")
+    _, _, form = instruction.after.rpartition("|")  # the output's, before and after
     reduces = instruction.how == "All-Reduce"
     return SpmdInstruction(
         do="All-Reduce gradient" if reduces else instruction.how,
@@ -65,6 +65,7 @@ def read_program(plan: Plan, program: SingleProgram) -> Decided:
     program `program`, or has another number of segments."""
     listed = plan.program
     assert listed is not None, "plans with the schedule spmd have a program"
+    # a program made from the model alone has one segment; the plan says those of its operators
     if program.segments == 1 and len(listed.ratios) > 1:
         segment_of = {step.tensor: step.segment for step in listed.instructions if step.do == "Run"}
         program = program.in_segments(segment_of)
@@ -75,6 +76,7 @@ def read_program(plan: Plan, program: SingleProgram) -> Decided:
         got=f"{len(listed.ratios)} segments",
         expected=f"{program.segments}",
     )
+    # all dimensions: a plan that slices what placeholders mark `unsliced` is valid, too
     rules = rules_of(program, len(listed.ratios[0]), all_dimensions=True)
     numbers = proof_of(listed, rules, plan.name)
     return Decided(rules, tuple(rules.steps[n] for n in numbers), listed.ratios)

@@ -139,6 +139,7 @@ class _Writer:
                 continue
             key = (rule.output, whole)
             if key not in waiting:
+                # the first name is `e~`, the others are `e~1`, `e~2`, …
                 waiting[key] = property_name(f"{node.name}~{len(waiting) or ''}", rule.output)
                 reduced = Synchronise(node.name, whole, "All-Reduce", waiting[key], done)
                 self.add(reduced, (waiting[key],), node.segment)
@@ -171,9 +172,11 @@ class _Writer:
         device can compute the weight's gradient from gathered factors."""
         if node.kind != "contract" or rule.output < 0:
             return False
-        left, right = self.program.inputs(node)[:2]
+        left, right = self.program.inputs(node)[:2]  # the factors; a third input is a bias
         if left.kind == PARAMETER or right.name not in whole or rule.inputs[0] < 0:
             return False
+        # the dimension that is sliced, of the output and of the left factor, must be the same
+        # letter, which the weight and the bias lack
         terms, output = parsed(node.attributes["equation"])
         batch_letter = output[rule.output]
         in_parameters = any(batch_letter in term for term in terms[1:])
@@ -191,10 +194,12 @@ class _Writer:
             self.add(gathered, (waits,), node.segment)
 
     def change(self, node: Node) -> None:
-        """Add every change of form of the operator's output."""
+        """Add every change of form of the operator's output. The loss has only `Share`: it is a
+        scalar, and the goal is the loss in summands."""
         if node is self.program.loss:
             self.add_change(node, "Share", WHOLE, PARTIAL)
             return
+        # a rule with whole inputs asks for the slices of the output alone
         whole = (WHOLE,) * len(node.inputs)
         dimensions = range(len(node.shape))
         cuts = [d for d in dimensions if self.allowed(node, ShardingRule(whole, d))]

@@ -57,7 +57,7 @@ def speeds_of(
     weights: dict[str, float] = {}
     for node in program.computations:
         flops = charged[node.name]
-        if flops > 0:
+        if flops > 0:  # views take no FLOP and need no weight
             moves_weight = scaled[node.name] / flops  # weighs moved elements against products
             weights[node.name] = moves_weight * target_flops[node.layer] / layer_flops[node.layer]
     return speeds, weights

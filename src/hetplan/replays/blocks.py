@@ -47,7 +47,7 @@ def block_times(
     block keep their shares of the block's seconds.
     """
     on_rank = facts.divided(rank_pass.cut)
-    parts = np.zeros(5)
+    parts = np.zeros(5)  # those of `layer_parts`
     for block, share in on_rank.different_blocks:
         parts += share * layer_parts(block, on_rank, offer, assumed, rank_pass)
     embedding = layer_parts(on_rank.embedding, on_rank, offer, assumed, rank_pass)
@@ -98,7 +98,8 @@ def measured(
 ) -> BlockSeconds:
     """The seconds of the profile's table, with a block's parts in proportion to the predicted ones.
 
-    Returns `predicted` where the profile has no table of the pass, and where the model is cut.
+    Returns `predicted` where the profile has no table of the pass, and where the model is cut,
+    because a profile's tables are of whole models.
     """
     table = profile.table(offer.name, rank_pass.tensor, rank_pass.micro_batch)
     if table is None or rank_pass.cut != Cut():

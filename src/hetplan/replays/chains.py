@@ -66,7 +66,7 @@ class Noise:
     """
 
     share: float = 0.02  # the largest relative change of a duration
-    draws: int = 9  # repetitions
+    draws: int = 9  # repetitions; odd, so that the median is one of them
     seed: int = 0  # of the random numbers
 
 
@@ -150,6 +150,7 @@ class ChainReplayer:
         kept = np.concatenate([pipeline.peak_bytes for pipeline in pipelines])
         excess = 0.0
         for held, limit in zip(memory(zero, kept), limits(plan, zero.costs), strict=True):
+            # a limit may be 0: then one byte, so that the quotient exists
             excess = max(excess, held.allocated / max(limit, 1.0) - 1)
         return excess
 
@@ -184,6 +185,7 @@ class ChainReplayer:
             kind=UnsupportedError,
         )
         settings, degrees = self.settings, plan.degrees
+        # Receives posted ahead replace the default of `sends` alone: any other value was chosen.
         if degrees and "messages" in degrees.overlap and settings.sends == "waiting":
             settings = replace(settings, sends="asynchronous")
         zero = self.zero(plan)
@@ -281,7 +283,7 @@ def gradient_collectives(zero: ZeroCosts, settings: Settings) -> list[Collective
     collectives = []
     for shared in zero.shared_collectives():
         gradients, weights = shared.gradients, shared.weights
-        if gradients.seconds == 0:
+        if gradients.seconds == 0:  # no bytes, whose weights take no time either
             continue
         reduction = Collective(
             members=shared.owners,

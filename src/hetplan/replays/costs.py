@@ -32,8 +32,9 @@ from hetplan.replays.updates import UPDATE_BYTES
 from hetplan.schema import Range
 
 # Seconds of the all-reduces in a backward pass over those in a forward pass, by the mode of
-# recomputation; 1 by all other modes. Recomputation by operator keeps the results of
-# reduce-scatters and repeats only the all-gathers.
+# recomputation; 1 by all other modes, which repeat no all-reduce. Full recomputation repeats all of
+# them. Recomputation by operator keeps the results of reduce-scatters and repeats only the
+# all-gathers, which are half of an all-reduce.
 REPEATED_REDUCES = {"full": 2.0, "operators": 1.5}
 
 Sizes = tuple[int, ...]
@@ -129,6 +130,7 @@ class Costs(Links):
             beyond = (rows - sizes[-1]) * slope(sizes, seconds[:, :2])
             host_beyond = np.zeros_like(beyond)  # launches do not depend on the number of samples
             return np.asarray(seconds[-1] + np.concatenate([beyond, host_beyond]))
+        # sizes are whole numbers as floats, so that the comparison is exact
         if sizes[after] == rows or after == 0:
             return np.asarray(seconds[after])
         share = (rows - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
@@ -193,7 +195,7 @@ class Costs(Links):
         shares: the share of the layers that each device computes. Equal shares take the profile's
         seconds of the tensor degree; other ones take their part of the seconds of one device.
         """
-        equal_shares = len(set(shares)) == 1
+        equal_shares = len(set(shares)) == 1  # a plan states equal shares as equal numbers
         tensor = len(group) if equal_shares else 1
         # (type, part of the seconds of the type); devices that agree in both take equally long
         distinct = {
@@ -215,14 +217,14 @@ class Costs(Links):
 
     def rows(self, stage: Stage, samples: int) -> list[int]:
         """Rows of a micro-batch on each row group of a stage."""
-        if len(stage.devices) == 1:
+        if len(stage.devices) == 1:  # so that the context degree is 1
             return [samples]
         return [end - begin for begin, end in split(samples * self.context, stage.row_shares)]
 
     def reduces(self, stage: Stage, layers: Range, samples: int) -> tuple[Traffic, Traffic]:
         """The all-reduces of the stage's tensor groups, with the seconds that they add to the
-        forward and to the backward pass of a micro-batch. They keep the device busy, not the
-        host."""
+        forward and to the backward pass of a micro-batch; none without tensor ranks. They keep the
+        device busy, not the host."""
         size = self._tensor_byte_sums[layers[1]] - self._tensor_byte_sums[layers[0]]
         if len(stage.tensor_shares) == 1 or size == 0:
             return Traffic(), Traffic()
@@ -238,16 +240,17 @@ class Costs(Links):
     def _added_seconds(self, seconds: float, host: float, reduces: float) -> float:
         """Seconds that all-reduces of `reduces` seconds add to a pass of `seconds`, in which the
         host is busy for `host` seconds."""
-        # the inverse of `together`, which gives a pass's seconds from the device's and the host's
+        # The inverse of `together`, which gives a pass's seconds from the device's and the host's.
+        # Rounding, or a profile's file, may give the host more seconds than the pass.
         device = math.sqrt(max(seconds * seconds - host * host, 0.0))
         window = device if self.data.hidden_reduces else 0.0
         device_with_reduces = device + float(uncovered(reduces, window))
         whole = float(together(np.array(device_with_reduces), np.array(host)))
-        return max(whole - seconds, 0.0)
+        return max(whole - seconds, 0.0)  # below 0 by rounding alone
 
     def transfer(self, sender: Stage, receiver: Stage, layer: int, samples: int) -> Traffic:
-        """The messages by which one micro-batch's activation after `layer`, or its gradient, goes
-        from one stage to another.
+        """The messages by which one micro-batch's activation after `layer`, or its gradient, which
+        is equally large, goes from one stage to another.
 
         Row groups take consecutive rows. Each pair of groups with rows in common exchanges these
         rows, in equal parts over the ranks of the larger tensor group.
@@ -309,7 +312,7 @@ class Costs(Links):
             boundary /= tensor
         logits = loss = 0.0
         if layers[-1][1] == len(data.layers):
-            logits = data.logit_bytes / tensor
+            logits = data.logit_bytes / tensor  # tensor ranks divide the vocabulary
             loss = framework.loss_bytes(data.logit_elements, data.logit_bytes, tensor)
         return Passes(
             saved=sum(self.saved_bytes(chunk, tensor) for chunk in layers),
@@ -359,6 +362,7 @@ class Costs(Links):
             backward_reduces.append([in_backward for _, in_backward in reduces])
             passes.append([self.passes(stage, chunk, n) for n in sizes])
             sample_bytes = self.saved_bytes(chunk, tensor)
+            # `split` rounds the rows of a row group up or down, hence at most to the next number
             saved.append([math.ceil(n * largest_share) * sample_bytes for n in sizes])
         return StageSeconds(passes, [forward_reduces, backward_reduces], saved)
 

@@ -199,6 +199,7 @@ class ReplayData(StrictModel):
         }
         for mode in self.modes:
             if mode != "none":
+                # a mode that the table lacks counts as a row of the wrong length
                 rows[f"repeated.{mode}"] = table.repeated.get(mode, [])
         for name, row in rows.items():
             check_length(row, len(self.layers), f"{where}.{name}", "layer")

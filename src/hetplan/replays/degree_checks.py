@@ -62,6 +62,9 @@ def unsupported(plan: Plan, workload: Workload, degrees: Degrees) -> dict[str, b
         layers = [stage.layers for stage in replica.stages]
         forms.add(str((layers, replica.micro_batches)))
     types = [{plan.devices[d].type for d in stage.all_devices} for stage in stages]
+    unequal_ranks = any(
+        len(stage.tensor_shares) != tensor or len(set(stage.tensor_shares)) > 1 for stage in stages
+    )
     return {
         "ZeRO 2": plan.zero == 2,
         "zero_shares": plan.zero_shares is not None,
@@ -69,7 +72,7 @@ def unsupported(plan: Plan, workload: Workload, degrees: Degrees) -> dict[str, b
         "recomputation of some layers": degrees.recompute_layers is not None,
         "unlike replicas": len(forms) > 1,
         "stages of several device types": max(map(len, types)) > 1,
-        "unequal tensor ranks": any({*stage.parts} != {1 / tensor} for stage in stages),
+        "unequal tensor ranks": unequal_ranks,
         "a model without a text decoder": workload.model.spec.shape is None,
     }
 
@@ -81,17 +84,20 @@ def divisions(
     shape, ranks = facts_of(workload).shape, ranks_of(plan, degrees)
     tokens = workload.model.tokens_per_sample
     heads = math.gcd(shape.heads, shape.kv_heads)
-    exchanging_ranks = 1  # ranks that each have some of the heads after the exchange
+    # An all-to-all exchange divides the heads evenly over context and tensor ranks. A ring
+    # exchanges no heads, and the tensor ranks may then have unequal numbers of them.
+    ranks_with_heads = 1
     if degrees.exchange == "all-to-all":
-        exchanging_ranks = degrees.context * ranks.tensor
+        ranks_with_heads = degrees.context * ranks.tensor
     experts, columns = 1, shape.feed_forward
     if shape.experts:
         experts, columns = shape.experts.count, shape.experts.width or shape.feed_forward
+    # without a remainder: rule (8) of plan files
     same_experts = ranks.tensor * ranks.context * ranks.data // ranks.expert_ranks
     groups = degrees.shard_groups
     return (
         ("degrees.context", degrees.context, "the tokens of a sample", tokens),
-        ("degrees.context x tensor ranks", exchanging_ranks, "the heads", heads),
+        ("degrees.context x tensor ranks", ranks_with_heads, "the heads", heads),
         ("degrees.expert", degrees.expert, "the experts", experts),
         ("degrees.expert_tensor", degrees.expert_tensor, "the tensor ranks", ranks.tensor),
         ("degrees.expert_tensor", degrees.expert_tensor, "an expert's columns", columns),
@@ -103,8 +109,8 @@ def scattered(plan: Plan, degrees: Degrees) -> bool:
     """Whether a group of ranks that exchange tokens is scattered (`is_scattered`).
 
     The groups are the tensor and context ranks of a sample, and the ranks that share a block's
-    experts. In the order of replicas, row groups and tensor ranks of a stage, the ranks of a group
-    are neighbours.
+    experts. The row groups of a stage are its context ranks (rule (8) of plan files). So in the
+    order of replicas, row groups and tensor ranks, the ranks of a group follow one another.
     """
     for stages in zip(*(replica.stages for replica in plan.replicas), strict=True):
         order = [device for stage in stages for device in stage.all_devices]

@@ -78,6 +78,8 @@ def one_rank(plan: Plan, workload: Workload, degrees: Degrees) -> Workload:
     cut = cut_of(plan, degrees)
     facts = facts_of(workload).divided(cut)
     sequence_parallel = degrees.sequence_parallel
+    # Transformer Engine overlaps tensor ranks' collectives through NVLink-mapped buffers, so that
+    # they hide only where every group lies within a node, also on the type with the smallest nodes.
     smallest_node = min(offer.node_devices for offer in offers_of_cluster(workload.cluster))
     hides_reduces = "tensor" in degrees.overlap and tensor <= smallest_node
     stack, framework, profile = workload.stack, workload.framework, workload.profile
@@ -93,6 +95,7 @@ def one_rank(plan: Plan, workload: Workload, degrees: Degrees) -> Workload:
     # Sequence parallelism changes predicted times; a measured profile stands as it is.
     predicted = profile.provenance.kind == "predicted"
     if cut != Cut() or (sequence_parallel and predicted):
+        # all replicas have equal micro-batches (`check_replayable`)
         sizes = sorted({batch.samples for batch in plan.replicas[0].micro_batches})
         profile = predict(
             model, workload.cluster, micro_batches=sizes, tensor_degrees=[tensor], stack=stack
@@ -177,7 +180,7 @@ class DegreeCosts(Costs):
         """
         forward, backward = super().passes(stage, layers, samples)
         blocks = self.blocks_among(layers)
-        first_device = stage.devices[0][0]
+        first_device = stage.devices[0][0]  # a stage has devices of one type (`check_replayable`)
         forward_wait, backward_wait = self.waits(self.device_types[first_device], samples)
         if self.recomputation == "full":
             backward_wait += forward_wait
@@ -264,7 +267,8 @@ class DegreeZero(ZeroCosts):
         first_device = stage.devices[0][0]
         offer = costs.offers[costs.device_types[first_device]]
         weight_bytes, gradient_bytes = EXCHANGED_BYTES[costs.facts.precision]
-        # bytes of the weights that one device updates; all devices have equally many
+        # Bytes of the weights that one device updates. All devices have equally many, because they
+        # have equal parts of the weights and equal shares of the states.
         updated_bytes = sum(self.weight_bytes(stage)) * stage.parts[0] * self.shares(stage)[0]
         window = 0.0
         if "offload" in costs.degrees.overlap:
@@ -294,6 +298,7 @@ class DegreeZero(ZeroCosts):
         part: the part of a rank's bytes that a ring reduces: all of them, or the rank's shard where
         stages are fully sharded.
         """
+        # Megatron's order of the ranks of a stage: one replica after the other
         by_stage = sorted(owners, key=lambda owner: owner[1])
         holders = [self.plan.replicas[i].stages[j] for i, j in by_stage]
         order = [device for stage in holders for device in stage.all_devices]
@@ -303,6 +308,8 @@ class DegreeZero(ZeroCosts):
         experts = (ranks.expert_ranks, ranks.expert_sharing)
         for stride, sharing in (dense, experts):
             if self.plan.zero < 3:
+                # The whole gradients of all owners are summed. Below ZeRO 3 there is one group of
+                # shards, so that `sharing` is the number of a stage's ranks with these weights.
                 yield spaced(order, stride, stages * sharing), 1.0
                 continue
             shard = 1 / sharing
@@ -319,6 +326,7 @@ class DegreeZero(ZeroCosts):
                 ranks = len(rings[0])
                 if size and ranks > 1:
                     rank_bytes = size * part / self.costs.tensor
+                    # Under ZeRO 3 a rank keeps its shard; weights are gathered in the passes.
                     joined = self.join(owners, rings, rank_bytes, divided=0 < self.plan.zero < 3)
                     yield self.exposed(joined, rank_bytes, ranks, size / sum(sizes))
 
@@ -340,7 +348,7 @@ class DegreeZero(ZeroCosts):
             joined = joined._replace(buckets=math.ceil(buckets))
         if joined.weights is None or "weights" not in overlap:
             return joined
-        i, j = joined.owners[0]
+        i, j = joined.owners[0]  # replicas are alike; tied weights are needed first in stage 0
         replica = self.plan.replicas[i]
         forward, _ = self.stage_passes(replica.stages[j], replica.micro_batches[0].samples)
         bucket_seconds = joined.weights.seconds / buckets
@@ -369,6 +377,7 @@ def zero_costs(plan: Plan, workload: Workload) -> ZeroCosts | None:
         return None
     stages = plan.replicas[0].stages
     tensor = len(stages[0].tensor_shares)
+    # Without experts their tensor degree changes nothing, and is set to the one that stands for it.
     if not facts_of(workload).expert_params:
         degrees = degrees.model_copy(update={"expert_tensor": tensor})
     # On pipelines, `degrees` turn ZeRO 3 into FSDP even where each degree has its default. Without
@@ -382,4 +391,5 @@ def zero_costs(plan: Plan, workload: Workload) -> ZeroCosts | None:
     ranks = ranks_of(plan, degrees)
     key = (DegreeCosts, degrees, ranks, plan.recomputation, sizes, fully_sharded)
     costs = workload.answers.once(key, partial(DegreeCosts, plan, workload, degrees))
+    # No rings of steps: `DegreeCosts` counts gathers and scatters as waits of the passes.
     return DegreeZero(plan, costs, prefetch=0, rings=(), divided=None)

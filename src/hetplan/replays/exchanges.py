@@ -66,6 +66,7 @@ def heads_seconds(
     size: bytes of a rank's queries, keys, values and outputs together. context: ranks that
     exchange; they are `tensor` apart. Source: Jacobs et al. 2023 (DeepSpeed Ulysses), Section 3.1.
     """
+    # With fewer key heads than query heads the four differ; each is taken to have their mean size.
     return np.asarray(4 * group_seconds("all-to-all", size / 4, tensor, context))
 
 
@@ -87,6 +88,7 @@ def tensor_seconds(
     """
     reduced = all_reduces * group_seconds("all-reduce", size, 1, tensor)
     gathered = 2 * all_reduces * group_seconds("all-gather", size, 1, tensor)
+    # the flag may be a column of numbers, 1 or 0
     return np.where(np.equal(sequence_parallel, 1), gathered, reduced)
 
 
@@ -187,7 +189,9 @@ class BlockExchanges(Generic[Degree]):
         shared = self.shared(self.dense_params, self.expert_params)
         gather = shard_seconds(self.group_seconds, shared, weight)
         scatter = shard_seconds(self.group_seconds, shared, gradient)
-        return np.asarray(self.fully_sharded * gather), np.asarray(self.fully_sharded * scatter)
+        gather = np.where(self.fully_sharded, gather, 0.0)
+        scatter = np.where(self.fully_sharded, scatter, 0.0)
+        return gather, scatter
 
     def waits(
         self, forward: Numbers, backward: Numbers, core_forward: Numbers

@@ -92,7 +92,8 @@ class ModelFacts:
 
     @cached_property
     def tensor_collectives(self) -> float:
-        """Number of collectives of tensor ranks in one pass of an average block."""
+        """Number of collectives of tensor ranks in one pass of an average block; both passes have
+        equally many."""
         return sum(len(block.reduces) for block in self.blocks) / (2 * self.layers)
 
     @cached_property
@@ -138,8 +139,8 @@ class ModelFacts:
 
     @property
     def boundary_bytes(self) -> float:
-        """Bytes per sample of a block's output. A stage sends them to the next one, and full
-        recomputation keeps them."""
+        """Bytes per sample of a block's output, which is equally large in all blocks. A stage sends
+        them to the next one, and full recomputation keeps them."""
         return float(self.blocks[0].output * ELEMENT_BYTES[self.precision])
 
 

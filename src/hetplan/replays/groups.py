@@ -30,7 +30,8 @@ from hetplan.replays.arrays import Floats, Numbers
 from hetplan.replays.assumptions import Assumptions
 from hetplan.replays.offers import Offer
 
-MAX_RANKS = 2**21  # above every number of ranks, so that (stride, ranks) fits into one number
+# Above every number of ranks, so that (stride, ranks) fits into one 64-bit number.
+MAX_RANKS = 2**21
 MESSAGES = ("send", "all-to-all")  # point-to-point operations; all others are rings
 
 
@@ -131,7 +132,7 @@ def between_nodes_seconds(
         moved = (ranks - ranks_per_node) / ranks * sizes
     network = network_bandwidth(offer, operation, stride, ranks)
     seconds = moved / min(offer.intra, assumed.network_share * network)
-    if operation in MESSAGES:
+    if operation in MESSAGES:  # the messages of an all-to-all leave at the same time
         return np.asarray(seconds + offer.network_latency)
     nodes = math.ceil(ranks / ranks_per_node)
     hops = (nodes - 1) * offer.network_latency + (ranks - nodes) * offer.intra_latency
@@ -148,6 +149,8 @@ def slowest_link_bytes(operation: str, sizes: Floats, ranks: int) -> Floats:
 def network_bandwidth(offer: Offer, operation: str, stride: int, ranks: int) -> float:
     """Bytes/s that one group has in and out of a node, for groups that span several nodes."""
     devices = offer.node_devices
+    # Every device of a node sends messages of its own. A ring passes all its ranks of the node and
+    # leaves the node once, and only rings of different groups share the network.
     groups_per_node = devices if operation in MESSAGES else min(stride, devices)
     bandwidth = offer.network / groups_per_node
     switch_devices = devices * offer.switch_nodes
@@ -155,5 +158,7 @@ def network_bandwidth(offer: Offer, operation: str, stride: int, ranks: int) -> 
         return bandwidth
     uplinks = 1
     if operation not in MESSAGES:
+        # the ring's nodes under a switch, of which one alone sends to other switches: a member in
+        # every node, or in every (stride / devices)-th
         uplinks = max(1, switch_devices // max(stride, devices))
     return min(bandwidth, uplinks * offer.uplink / groups_per_node)

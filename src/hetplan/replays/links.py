@@ -134,6 +134,7 @@ class Links:
         seconds = max([seconds, *loads.values()])
         if seconds == 0:
             return Traffic(0.0, latency)
+        # no load exceeds `seconds`; rounding may
         ports = tuple((port, min(load / seconds, 1.0)) for port, load in sorted(loads.items()))
         return Traffic(seconds, latency, ports)
 
@@ -146,13 +147,15 @@ class Links:
         over all cards of the node, both send a node's bytes through its cards once. Within a node
         whose fabric was measured, the measured curve gives the seconds.
 
-        sizes: bytes on each rank, of all groups or group by group.
+        Groups of one device take no time. sizes: bytes on each rank, of all groups or group by
+        group.
         """
         rounds = 2 * (max(len(group) for group in groups) - 1)
         if rounds == 0:
             return Traffic()
         group_sizes = sizes if isinstance(sizes, Sequence) else [sizes] * len(groups)
         largest = max(group_sizes)
+        # Without bytes the parts have no effect, since the seconds are multiplied by `largest`.
         parts = [size / largest if largest else 1.0 for size in group_sizes]
         one_round, curve = self._ring(tuple(map(tuple, groups)), tuple(parts))
         reached = min(
@@ -164,6 +167,8 @@ class Links:
         seconds = moving + one_round.latency
         if curve is not None and largest > 0:
             seconds = curve.at(largest)
+        # A measured collective may take fewer seconds than the links' bandwidths say. It then holds
+        # its ports for all of them.
         busy = min(moving / seconds, 1.0) if seconds > 0 else 0.0
         ports = tuple((port, busy * share) for port, share in one_round.ports)
         return Traffic(seconds, 0.0, ports)
@@ -185,6 +190,8 @@ class Links:
                 size = part / len(group) / len(senders)
                 pairs += [(source, target, size) for source, target in senders]
             if len(group) > 1 and self.links is None:
+                # A part of the tensor goes along all hops but one, once to be summed and once as a
+                # sum. The hop left out is taken to be the longest.
                 delays = [self.link(a, b)[1] for a, b in hops]
                 latency = max(latency, 2 * (sum(delays) - max(delays)))
         return self.messages(pairs, ring=True)._replace(latency=latency), self._measured(groups)
@@ -198,11 +205,12 @@ class Links:
         ends = [[d for d in ring if self.node[d] == self.node[end]] for end in (a, b)]
         railed = any(self.data.nodes[self.node[end]].rails for end in (a, b))
         across = railed and self.node[a] != self.node[b]
+        # as many messages as the node with fewer devices in the ring has devices
         return list(zip(*ends, strict=False)) if across else [(a, b)]
 
     def _measured(self, groups: Sequence[Sequence[int]]) -> CollectiveCurve | None:
         """The measured curve of all-reduces of the largest group; None unless every group is within
-        one node and all these nodes are alike."""
+        one node and all these nodes are alike. Learned links leave it out, too."""
         nodes = self.data.nodes
         nodes_of_groups = [{self.node[device] for device in group} for group in groups]
         first = nodes[min(nodes_of_groups[0])]
@@ -211,5 +219,5 @@ class Links:
             for of_group in nodes_of_groups
             for n in of_group
         )
-        inside = alike and max(map(len, nodes_of_groups)) == 1 and not self.links
+        inside = alike and max(map(len, nodes_of_groups)) == 1 and self.links is None
         return first.all_reduce.get(max(map(len, groups))) if inside else None

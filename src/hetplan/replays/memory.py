@@ -77,6 +77,7 @@ def gathered_for_experts(
     expert_input = 0.0
     if layer.kind == "moe-block":
         expert_input = saved_bytes_of(layer, EXPERT_INPUT, precision)
+    # One tensor rank gathers nothing: expert_tensor is 1 then, and 0 / 1 is 0.
     return np.asarray((expert_tensor - 1) / np.maximum(tensor - 1, 1) * expert_input)
 
 
@@ -154,7 +155,7 @@ def held_on(
     bytes of all micro-batches that the stage keeps at the same time, logits among them. rows: the
     device's samples of the largest micro-batch. reserved: bytes that the allocator does not count.
     """
-    logits = rows * passes.logits
+    logits = rows * passes.logits  # counted as `loss` below, and not twice
     loss = rows * passes.loss
     working = rows * passes.working
     # Multiplying by a comparison, which counts as 1 or 0, selects for numbers and for arrays.
@@ -166,6 +167,7 @@ def held_on(
         weights=states.weights,
         gradients=states.gradients,
         optimizer=states.optimizer,
+        # A measured profile may keep fewer bytes than the logits that the model's layers have.
         activations=(kept - logits) * (kept > logits),
         working=working,
         logits=loss,

@@ -47,7 +47,8 @@ class States:
         """The states of a workload's model. Tied parameters count once, because one device holds
         the whole model."""
         layers = workload.profile.layers
-        saved = sum(layer.saved_bytes for layer in layers) + workload.working_bytes.get(1, 0.0)
+        working = workload.working_bytes.get(1, 0.0)  # of a tensor group of one device
+        saved = sum(layer.saved_bytes for layer in layers) + working
         return cls.of_weights(
             [layer.param_bytes for layer in layers], workload.precision, saved, workload.framework
         )
@@ -84,7 +85,7 @@ class States:
         """The largest micro-batch that fits beside the states in `memory` bytes; 0 where not even
         one sample fits, `UNLIMITED` where samples need no memory."""
         free = memory - self.resident(stage, part)
-        if free < self.per_sample or free < 0:
+        if free < self.per_sample or free < 0:  # `per_sample` may be 0
             return 0
         if self.per_sample <= 0:
             return UNLIMITED

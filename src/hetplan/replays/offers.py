@@ -53,7 +53,7 @@ _MACHINES: Mapping[str, tuple[int, float, float, float, float]] = {
     "Gaudi2": (8, 2100, 2400, 25, 51),
     "Gaudi3": (8, 4200, 4800, 50, 77),
 }
-# All other devices: PCIe 4.0 x16 and one adapter of 100 Gbit/s.
+# All other devices: eight on PCIe 4.0 x16, one adapter of 100 Gbit/s, and the host of an A100.
 _PLAIN = (8, 200.0, 100.0, 25.0, 51.0)
 
 
@@ -132,22 +132,26 @@ def offer_of(name: str, most: int) -> Offer:
 
 
 def offers_of_cluster(cluster: Cluster) -> tuple[Offer, ...]:
-    """The offer of each device type of a cluster. Where nodes of one type differ, the smallest
-    bandwidths and the largest latencies count."""
-    return tuple(
-        Offer(
+    """The offer of each device type of a cluster. Where nodes of one type differ, the fewest
+    devices, the smallest bandwidths and the largest latencies count, so that every node does at
+    least as well. A cluster does not state the links of its hosts; they are those of the usual
+    machine."""
+    offers = []
+    for name, nodes in grouped((node.device, node) for node in cluster.nodes).items():
+        *_, host_link, host_memory = links_of(name)
+        offer = Offer(
             name=name,
             spec=cluster.specs[name],
             most=sum(node.devices for node in nodes),
             node_devices=min(node.devices for node in nodes),
             intra=min(node.intra_bandwidth for node in nodes),
             network=min(node.network_bandwidth for node in nodes),
-            host_link=links_of(name)[-2],
-            host_memory=links_of(name)[-1],
+            host_link=host_link,
+            host_memory=host_memory,
             intra_latency=max(node.intra_latency for node in nodes),
             network_latency=max(node.network_latency for node in nodes),
             switch_nodes=min(node.switch_nodes for node in nodes),
             uplink=min(node.uplink for node in nodes),
         )
-        for name, nodes in grouped((node.device, node) for node in cluster.nodes).items()
-    )
+        offers.append(offer)
+    return tuple(offers)

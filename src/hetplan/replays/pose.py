@@ -36,7 +36,7 @@ def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> ReplayDa
     if gradient_bytes is None:
         gradient_bytes = element_bytes
     logits, logit_bytes = logits_of(model.layers[-1], workload.precision)
-    largest_node = max(node.devices for node in cluster.nodes)
+    largest_node = max(node.devices for node in cluster.nodes)  # tensor groups lie within a node
     usable_bytes = workload.device_bytes()
     switches = dict.fromkeys(node.switch for node in cluster.nodes)
     repeating_modes = [mode for mode in modes if mode != "none"]
@@ -146,12 +146,14 @@ def kept_of(workload: Workload, l: int, mode: Recomputation) -> Kept:
     saved = kept_bytes(layer, mode, precision, 1, input_bytes)
     # Each of two tensor ranks keeps replicated + (saved - replicated) / 2 bytes.
     on_each_of_two = kept_bytes(layer, mode, precision, 2, input_bytes)
+    # The limits hold but for rounding.
     replicated = min(max(2 * on_each_of_two - saved, 0.0), saved)
     working = replicated_working = 0.0
     gathers_again = False
     if layer.kind in REPEATED:
         all_bytes = sum(t.size(precision) for t in layer.saved)
         all_replicated = sum(t.size(precision) for t in layer.saved if not t.split)
+        # What is kept already is not held again. A kept input may exceed all tensors of a layer.
         working = max(all_bytes - saved, 0.0)
         replicated_working = max(all_replicated - replicated, 0.0)
         gathers_again = mode in GATHERED_AGAIN
@@ -168,7 +170,9 @@ def kept_of(workload: Workload, l: int, mode: Recomputation) -> Kept:
 def gathered_bytes(workload: Workload, layer: operators.Layer) -> float:
     """Bytes per sample of the inputs of products that sequence-parallel ranks gather and keep; 0
     where the framework does not keep them."""
-    return workload.framework.whole_inputs * inputs_bytes(layer, workload.precision)
+    if not workload.framework.whole_inputs:
+        return 0.0
+    return inputs_bytes(layer, workload.precision)
 
 
 def costs_of(workload: Workload, mode: Recomputation = "none") -> Costs:

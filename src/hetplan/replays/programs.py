@@ -55,6 +55,7 @@ class SpmdCosts:
         prices = Prices(
             np.array([speeds[workload.cluster.devices[d].type] for d in devices]),
             weights,
+            # the plan may leave devices of these nodes idle
             replace(links or links_of(used_part.cluster), devices=len(devices)),
             ELEMENT_BYTES[workload.precision],
         )
@@ -101,7 +102,7 @@ def on_nodes_of(workload: Workload, devices: Sequence[int]) -> Workload:
     """The workload on the part of its cluster with the nodes of the given devices."""
     nodes = sorted({workload.cluster.devices[d].node for d in devices})
     if len(nodes) == len(workload.cluster.nodes):
-        return workload
+        return workload  # with the answers that it keeps
     return replace(workload, cluster=workload.cluster.part(nodes))
 
 

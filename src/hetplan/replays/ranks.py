@@ -17,7 +17,8 @@ class Ranks(Generic[Degree]):
 
     Ranks are numbered tensor first, then context and data, as Megatron-LM does (Narayanan et al.
     2021 (SC), Section 3). So ranks that hold the same dense weights are `tensor` apart, and ranks
-    that hold the same experts are `expert_ranks` apart.
+    that hold the same experts are `expert_ranks` apart. Plans and strategies have only degrees that
+    divide each other where a property divides them.
     """
 
     tensor: Degree  # ranks that divide each product of a block

@@ -55,7 +55,7 @@ class StageRow:
         return list(chain.from_iterable(self.run.devices[unit] for unit in self.units))
 
     def share(self) -> float:
-        """A device's share of the samples or columns that a program divides."""
+        """A device's share of the samples or columns that a program's first segment divides."""
         assert self.plan.program is not None
         return self.plan.program.ratios[0][self.units[0]]
 
@@ -71,6 +71,7 @@ class StageRow:
     def memory_text(self) -> str:
         """Bytes of the device nearest to its limit, and the limit."""
         peak, limit = self.run.peak_bytes, self.run.limit_bytes
+        # a limit may be 0: then one byte, so that the quotient exists
         fullest = max(self.devices, key=lambda device: peak[device] / max(limit[device], 1.0))
         return share_text(peak[fullest], limit[fullest])
 

@@ -65,6 +65,8 @@ class ZeroCosts:
 
         prefetch: layers whose weights are gathered ahead; 0: nothing overlaps.
         """
+        # ZeRO 1 has collectives once per iteration only. For replicas of one device it is counted
+        # here too, because Poplar's formula needs the shares.
         sharded_in_steps = plan.zero > 1 or (plan.zero == 1 and single_stage(plan))
         if not (plan.in_step and sharded_in_steps):
             return cls(plan, costs, prefetch, (), None)
@@ -132,7 +134,8 @@ class ZeroCosts:
         return row_groups
 
     def shares(self, stage: Stage) -> tuple[float, ...]:
-        """For each device of the stage, the share of its weights' model states that it holds."""
+        """For each device of the stage, the share of its weights' model states that it holds. Where
+        replicas are cut differently, the ranks of the stage's first layer stand for all layers."""
         if self.divided is not None:
             return tuple(self.divided[stage.all_devices].tolist())
         ranks = self._data_ranks[stage.layers[0][0]] if self.plan.zero else 1
@@ -176,6 +179,7 @@ class ZeroCosts:
         after the update.
         """
         replicas = self.plan.replicas
+        # Without further degrees no bytes count as experts' (`Costs.expert_sums` are 0).
         for owners, (size, _) in self.shared_parts().items():
             groups = [group for i, j in owners for group in replicas[i].stages[j].devices]
             rings = tensor_rings(groups)
@@ -227,6 +231,7 @@ class ZeroCosts:
         sizes = [layer.param_bytes for layer in self.costs.data.layers]
         if not weights:
             sizes = [self.costs.gradient_bytes(size) for size in sizes]
+        # a layer without weights has no collective, and so not its latency
         return [self.half_ring(size)[0] if size else 0.0 for size in sizes]
 
     def step(self, stage: Stage, samples: int) -> tuple[float, float, float]:
@@ -243,7 +248,9 @@ class ZeroCosts:
         gather = self.layers(weights=True) if self.plan.zero == 3 else nothing
         scatter = self.layers(weights=False)
 
+        # nothing is left when the forward pass is computed: it scatters no gradients
         computed, _ = prefetched_pass(forwards, gather, nothing, self.prefetch)
+        # hidden: the seconds one after the other, less those that they take beside each other
         hidden = sum(forwards) + sum(gather) - computed
         forward = sum(forwards) + float(uncovered(sum(gather), hidden))
 
@@ -265,7 +272,7 @@ class ZeroCosts:
 
     def seconds(self) -> tuple[float, float]:
         """(seconds of the collectives after a step's passes, seconds of the collectives once per
-        iteration)."""
+        iteration) of a plan with rings."""
         plan = self.plan
         if self.divided is not None and single_stage(plan) and not self.overlaps:
             return self._seconds_by_poplar(self.divided)
@@ -282,7 +289,8 @@ class ZeroCosts:
             step = scatter
         iteration = 0.0
         if plan.zero == 2:
-            iteration, _ = self.half_ring(self.costs.param_sums[-1])
+            # updated weights are gathered once, because passes find them whole
+            iteration = self.half_ring(self.costs.param_sums[-1])[0]
         return step, iteration
 
     def _seconds_by_poplar(self, divided: Floats) -> tuple[float, float]:
@@ -292,6 +300,7 @@ class ZeroCosts:
         links = [costs.link(a, b) for a, b in pairwise([*used, used[0]])]
         bandwidth = min(rate for rate, _ in links)
         latency = max(delay for _, delay in links)
+        # level 3 gathers and scatters layer by layer, each with its own latencies
         calls = len(costs.data.layers) if level == 3 else 1
         reduce_scatter, all_gather = (
             collective_seconds(size, divided[used], bandwidth, latency, messages=calls)
@@ -304,13 +313,16 @@ class ZeroCosts:
         return 2 * all_gather + reduce_scatter, 0.0
 
     def collectives(self) -> list[Collective]:
-        """The collectives of every step, and the collectives before and after the update."""
+        """The collectives of every step, and the collectives before and after the update; none
+        without rings, and on one device."""
         if not self.rings or self.plan.world_size == 1:
             return []
         members = [(i, 0) for i in range(len(self.plan.replicas))]
         per_step, per_iteration = self.seconds()
         ports = self.half_ring(self.costs.param_sums[-1])[1]
         if self.plan.zero == 1:
+            # Reduce-scatter before and all-gather after the update. All devices take part in both,
+            # so that only their sum counts and each may stand for half of it.
             half = Collective(members=members, seconds=per_iteration / 2, ports=ports)
             return [half, replace(half, when="parameters")]
         joined = [Collective(members=members, seconds=per_step, when="step", ports=ports)]

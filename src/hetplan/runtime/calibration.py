@@ -309,10 +309,10 @@ class Fit:
             before, self.x = self.x, self.x + step
             if SLOT in self.names:
                 slot_index = self.names.index(SLOT)
-                self.x[slot_index] = max(self.x[slot_index], 0.0)
+                self.x[slot_index] = max(self.x[slot_index], 0.0)  # a pass adds no negative seconds
             moved = np.abs(self.x - before).max(initial=0.0)
             self.linearise(slopes=moved > self.rules.difference)
-            if moved < self.rules.difference / 10:
+            if moved < self.rules.difference / 10:  # small beside the errors of the slopes
                 break
 
     def left_out(self) -> Floats:
@@ -360,6 +360,7 @@ def selected(fit: Fit, free: Sequence[str]) -> Fit:
     """The fit of some of the constants `free`, chosen greedily: each turn adds the constant with
     which runs left out are predicted best, while it improves the prediction enough."""
     best = fit.only([])
+    # with one more constant than `best` has, K + 1 constants need 2 (K + 1) + 1 runs
     while 2 * len(best.names) + 3 <= len(fit.runs):
         tried = [fit.only([*best.names, name]) for name in free if name not in best.names]
         if not tried:

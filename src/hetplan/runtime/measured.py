@@ -188,6 +188,7 @@ class Measured:
         ratio = self.seconds / self.job.rehearsal.seconds
         if ratio < LATE:
             return None
+        # a fifth more than this run needed: with less to spare the next one may be late, too
         scale = number_text(1.2 * ratio * self.job.rehearsal.scale)
         return (
             "late: this machine did not keep up with the ranks' work and messages; "

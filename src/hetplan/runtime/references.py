@@ -126,7 +126,8 @@ class Attention(nn.Module):
         self.qkv_bias = nn.Parameter(torch.empty(width)) if t.attention_bias else None
         self.out = nn.Parameter(torch.empty(t.hidden, t.query_width))
         self.out_bias = nn.Parameter(torch.empty(t.hidden)) if t.output_bias else None
-        self.drop = Dropout(probability if t.dropout and t.attention == "standard" else 0.0, site)
+        drops = t.dropout and t.attention == "standard"  # fused attention has no scores to drop
+        self.drop = Dropout(probability if drops else 0.0, site)
 
     def cuts(self, part: Part) -> dict[str, Cut]:
         """A rank's heads [a, b) are rows of `qkv` and columns of `out`."""
@@ -288,7 +289,7 @@ class Head(nn.Module):
         targets = targets.flatten()
         if last > first:
             largest = logits.detach().amax(-1)
-        else:
+        else:  # `amax` refuses an empty dimension; -inf is the largest of no logits
             largest = torch.full_like(logits.sum(-1), -torch.inf)
         largest = self.tensor.largest(largest)
         total = self.tensor.leave((logits - largest.unsqueeze(-1)).exp().sum(-1))
@@ -355,6 +356,8 @@ class Reference(nn.Module):
         # [row] a random number in [0, 2^62)
         drawn = (splitmix64(rows * 2 + key) >> 1) & ((1 << 62) - 1)
         positions = torch.arange(self.sequence + 1)
+        # one number gives the first token, the increment and the length; its quotients by 7 and 11
+        # have remainders of their own
         increments = 1 + drawn // 7 % 3
         texts = (drawn[:, None] + positions * increments[:, None]) % self.vocabulary
         targets = texts[:, 1:].clone()
@@ -391,6 +394,7 @@ def stand_in(names: Sequence[str], *, tensor: int = 1, seed: int = 0) -> Referen
     """
     require(len(set(names)) == len(names), "layer names stand twice", expected="different names")
     single, sequence = len(names) == 1, 8
+    # at least one head, and below one entry of the vocabulary, for each tensor rank
     heads = max(2, tensor)
     blocks = 1 if single else len(names) - 2
     shape = replace(

@@ -48,8 +48,8 @@ def check_stock(plan: Plan, chain: Chain) -> None:
 def lacking(plan: Plan, chain: Chain) -> Iterator[str]:
     """Yield every feature of a plan and its model that torch's engines lack."""
     first = plan.replicas[0]
-    for difference, _ in unequal(plan):
-        yield difference
+    for lacks, _lost_in_files in unequal(plan):
+        yield lacks
     if any(len(stage.all_devices) > 1 for stage in first.stages):
         yield "tensor groups"
     if plan.zero == 1:
@@ -73,7 +73,8 @@ def lacking_for_model(plan: Plan, chain: Chain) -> Iterator[str]:
     if any(len({chunk_of[layer] for layer in p.layers}) > 1 for p in parameters):
         yield "parameters of several stages"
     shards = max(1, len(plan.replicas) // plan.further.shard_groups)  # shards of a group (HSDP)
-    if plan.zero > 0 and any(p.dim and p.shape[p.dim] % shards for p in parameters):
+    # FSDP2 pads uneven shards along dimension 0 alone
+    if plan.zero > 0 and any(p.dim > 0 and p.shape[p.dim] % shards for p in parameters):
         yield "uneven shards of parameters along another dimension than the first"
     if chain.compute is torch.float16:
         yield "fp16's loss scale"
@@ -142,6 +143,7 @@ class Stock(Placed):
         schedule_class = schedules.get_schedule_class(SCHEDULES[plan.pass_schedule])
         self.schedule: Any = schedule_class(
             pipeline_stages if interleaved else pipeline_stages[0], plan.replicas[0].steps,
+            # the factor averages over the batch, so that the engine does not divide once more
             loss_fn=lambda out, _: self.factor * out.sum(), scale_grads=False,
         )  # fmt: skip
 
@@ -209,6 +211,7 @@ class Stock(Placed):
         averaged = len(self.plan.replicas)  # torch's engines divide gradients by this number
         self.factor, losses = averaged / weight, list[Tensor]()
         with self.watch.during("backward", 0, step), self.watch.meets():
+            # chunks find their data by these numbers; the loss function ignores its target
             row_numbers = torch.arange(batches[0][0], batches[-1][1])
             self.schedule.step(
                 rows=row_numbers, target=row_numbers, losses=losses, return_outputs=False
@@ -237,6 +240,7 @@ class Stock(Placed):
         number of rows, rounded up; the last shards may have fewer rows or none."""
         shards = len(self.plan.replicas) // self.groups
         shard_group, index = divmod(self.place.replica, shards)
+        # all shard groups have the same shards; without ZeRO every rank has all elements
         saves = shard_group == 0 and (index == 0 or self.plan.zero > 0)
         for name, parameter in self.updated():
             tensor = parameter.data if values is None else values.get(id(parameter))

@@ -79,8 +79,8 @@ class SearchLimits:
     # The search gives up after more than this number of idle nodes since the proven bound last rose
     # by `rise`. None: it never gives up.
     patience: int | None = None
-    # The least rise that counts, as a share of the distance from bound to incumbent. None counts
-    # while there is no incumbent: idle nodes are then counted from the first one on.
+    # The least rise that counts, as a share of the distance from bound to incumbent. While there is
+    # no incumbent, no rise counts, and idle nodes are counted from the first one on.
     rise: float = 0.01
     most_nodes: int | None = None  # nodes expanded at most; None: no limit
     # The relative rounding in the family's bounds. Reported and returned bounds are lowered by it.
@@ -131,7 +131,7 @@ def search(
     number = itertools.count()
     heap = [(bound, next(number), node) for bound, node in roots]
     heapq.heapify(heap)
-    dropped_bound, bound_at_rise = math.inf, 0.0
+    dropped_bound, bound_at_rise = math.inf, 0.0  # costs are not negative
     expanded = idle_nodes = 0
 
     def proven_bound() -> float:
@@ -154,7 +154,8 @@ def search(
             heapq.heappush(heap, entry)
             break
         expanded += 1
-        idle_nodes += not expansion.progress
+        if not expansion.progress:
+            idle_nodes += 1
         dropped_bound = min(dropped_bound, max(bound, expansion.dropped_bound))
         for child_bound, child in children:
             child_bound = max(bound, child_bound)

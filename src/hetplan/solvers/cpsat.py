@@ -32,7 +32,8 @@ UNSOUND = version("ortools").startswith("9.15.")
 # The largest total of a model, in integers. Below it, products with small counts remain far from
 # the limits of int64, and sums of floats are exact.
 LARGEST_TOTAL = 2.0**31 if UNSOUND else 2.0**40
-# A row with fractions is multiplied by a power of two that brings its largest value to about this.
+# A row with fractions is multiplied by a power of two that brings its largest value to about this,
+# so that nine digits of it are left.
 LARGEST_ROW = 2.0**30
 
 
@@ -86,8 +87,9 @@ class _Writer:
     def __init__(self, model: Model) -> None:
         self.model, self.cp = model, cp_model.CpModel()
         totals = model.totals or Totals(least=1.0, largest=1.0)
+        # the totals may state no lower bound, or one that is far too low
         least = min(totals.largest, max(totals.least, totals.largest * 1e-6))
-        self.per_second = 1.0
+        self.per_second = 1.0  # where all totals are 0, any scale will do
         if totals.largest > 0:
             self.per_second = integer_scale(
                 least, totals.largest, totals.roundings, error=totals.error
@@ -135,7 +137,7 @@ class _Writer:
         low, high = self._relaxed_bounds(row, unit, values)
         if row.lower == row.upper or (values == np.trunc(values)).all():
             self._add_constraint(row, np.trunc(values), low, high)
-        else:
+        else:  # a larger sum for the lower bound, a smaller one for the upper bound
             self._add_constraint(row, np.ceil(values), low, np.inf)
             self._add_constraint(row, np.floor(values), -np.inf, high)
 

@@ -132,7 +132,7 @@ class Expression(Linear):
         """The sum with another operand. Terms are joined, and repeated columns stay apart."""
         if not isinstance(other, Linear):
             constant = self.constant + _numbers(other)
-            if isinstance(constant, float):
+            if isinstance(constant, float):  # both are numbers: no shape changes
                 return Expression(self.columns, self.values, constant)
             here = self.broadcast_to(np.broadcast_shapes(self.shape, np.shape(constant)))
             return Expression(here.columns, here.values, constant)

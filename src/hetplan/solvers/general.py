@@ -90,6 +90,7 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
         answer = solve(model, run, report)
         if answer.message != UNCLEAR:
             return answer
+        # without costs, objectives and bounds say nothing of the instance: none is reported
         feasibility = solve(model.without_costs(), run, lambda incumbent, bound: None)
     except Stopped:
         return ModelAnswer(stop=stop_reason(run), solver=label(method, run.options))

@@ -29,7 +29,7 @@ from hetplan.solvers.run import NativeValue, Options, Run, Stop, stop_reason
 BACKEND = "highs"
 SOLVER = f"HiGHS {version('highspy')}"
 TOLERANCE = 1e-9
-BOUND_ALLOWANCE = 1e-7  # relative
+BOUND_ALLOWANCE = 1e-7  # relative; far above TOLERANCE, and a tenth of the gap of optimal plans
 # Options of every run of HiGHS, also through Pyomo. The user's own options are set after them.
 SETTINGS: Mapping[str, NativeValue] = {"output_flag": False, "presolve": "off"}
 # Further options with which models of problems, and of parts of them, are solved.
@@ -208,6 +208,7 @@ def _keep_last_word(highs: Any, latest: Latest, is_mip: bool) -> None:
         values = np.array(highs.getSolution().col_value, dtype=float)
         latest.incumbent = (values, float(info.objective_function_value))
     optimal = highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
+    # the count is -1 where the branch and bound did not begin
     if is_mip and (optimal or info.mip_node_count >= 0):
         latest.on_bound(float(info.mip_dual_bound))
     elif optimal:  # of a linear programme the objective is the bound, by strong duality

@@ -125,6 +125,7 @@ def set_labels(
     def cut(bucket: int) -> Labels:
         """The labels that a bucket keeps."""
         nonlocal cut_bound
+        # `roots[:0]`, since nothing at all cannot be concatenated
         labels = np.concatenate([*pending[bucket], roots[:0]], dtype=roots.dtype)
         labels = labels[labels["bound"] < threshold()]
         labels = labels[rules.undominated(bucket, labels)]

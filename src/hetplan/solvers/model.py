@@ -66,7 +66,8 @@ class Totals:
     least: float  # seconds, a lower bound on the objective without offset; 0 where none is known
     largest: float  # seconds, an upper bound on every total of the model that matters
     roundings: float = 1.0  # number of values, each rounded down, in one objective value
-    error: float = 5e-8  # their rounding error at most, relative to the objective
+    # their rounding error at most, relative to the objective: small beside a gap of 1e-6
+    error: float = 5e-8
     offset: float = 0.0  # seconds that every decision costs beside the model's objective
 
 
@@ -309,6 +310,7 @@ class Model:
         about 1e3; 1 without `totals`."""
         if self.totals is None:
             return Scale()
+        # the totals may state no lower bound, or one that is far too low
         estimate = max(self.totals.least, self.totals.largest * 1e-3)
         unit = 2.0 ** (10 - math.ceil(math.log2(estimate))) if estimate > 0 else 1.0
         return Scale(per_unit=unit, offset=self.totals.offset)
@@ -344,7 +346,7 @@ class Model:
         starts = np.zeros(len(written) + 1, dtype=np.int64)
         np.cumsum([len(row.columns) for row in written], out=starts[1:])
         cost = self.costs()
-        if self.totals is not None:
+        if self.totals is not None:  # else nothing is scaled
             cost = np.where(seconds, cost, _dropped(cost * unit))
         result = LinearArrays(
             cost=cost,
@@ -390,6 +392,7 @@ class Model:
         # bounds of the row's sum, by the bounds of its columns
         least = float(np.where(values > 0, values * lower, values * upper).sum())
         most = float(np.where(values > 0, values * upper, values * lower).sum())
+        # by how much the sum may miss the one bound of the row
         big_m = min(0.0, least - low) if high == np.inf else max(0.0, most - high)
         if not math.isfinite(big_m):
             raise ValueError(
@@ -439,8 +442,8 @@ class ModelAnswer:
         return self.objective is not None
 
     def values(self, columns: Columns | str) -> Any:
-        """The incumbent's values of these columns, or of the block of that name, in their shape: an
-        array, or a float for a single column."""
+        """The incumbent's values of these columns, or of the first block of that name, in their
+        shape: an array, or a float for a single column."""
         assert self.x is not None, "no incumbent to read"
         if isinstance(columns, str):
             assert self.model is not None, "only a stated model has names"

@@ -77,6 +77,7 @@ class Latest:
         """A function that passes changes since its last call on to `report`, in the instance's
         unit. Without `report` it passes them on to `run`."""
         tell = report or (lambda incumbent, bound: run.report(incumbent=incumbent, bound=bound))
+        # what the last call passed on: (objective of the incumbent, bound)
         last: tuple[float | None, float | None] = (None, None)
 
         def poll() -> None:
@@ -97,8 +98,8 @@ def begin(function: Callable[[], T], start_seconds: float = 10.0) -> Future[T]:
 
     `threading.Thread.start` waits until the new thread signals that it runs. Where memory is
     limited, the thread may die before it can, and its starter would wait for ever. Here MemoryError
-    is raised when the thread does not begin within `start_seconds`, RuntimeError when no thread can
-    be started.
+    is raised when the thread does not begin within `start_seconds`, long after any live thread
+    would have begun, RuntimeError when no thread can be started.
     """
     future: Future[T] = Future()
     begun = _thread.allocate_lock()  # made here: a thread without memory can still release it
@@ -172,7 +173,7 @@ def drive(
         while not over(answer, POLL_SECONDS):
             poll()
             if run.should_stop:
-                now = time.perf_counter()
+                now = time.perf_counter()  # not CLOCK, which stands still while kernels compile
                 asked_at = now if asked_at is None else asked_at
                 interrupt()
                 if now - asked_at > (GRACE_SECONDS if run.cancelled else overtime):

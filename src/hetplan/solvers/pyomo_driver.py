@@ -161,7 +161,9 @@ def as_pyomo(
             linear_coefs=arrays.values[entries].tolist(),
             linear_vars=[x[c] for c in arrays.columns[entries]],
         )
-        return (lower, terms, upper) if lower != upper else terms == lower
+        if lower == upper:
+            return terms == lower
+        return (lower, terms, upper)
 
     domains = {i: pyo.Integers if whole else pyo.Reals for i, whole in enumerate(arrays.integer)}
     model.x = pyo.Var(range(columns), domain=domains, bounds=bounds)
@@ -190,6 +192,7 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     for an unknown solver name or a native option that repeats a common one.
     """
     arrays, scale = model.arrays(), model.milp_scale()
+    # `as_pyomo` leaves out rows without entries, whose sum is 0: they hold, or nothing does
     empty = np.diff(arrays.starts) == 0
     if ((arrays.row_lower > 0) & empty).any() or ((arrays.row_upper < 0) & empty).any():
         return ModelAnswer(stop=Stop.INFEASIBLE, solver=solver_label(run.options))
@@ -223,6 +226,7 @@ def _minimised(
         _silence_highs(solver)
 
     def interrupt() -> None:  # other solvers cannot be interrupted from here
+        # the interface has no HiGHS until it begins to solve
         if is_highs and solver._solver_model is not None:
             solver._solver_model.cancelSolve()
 
@@ -254,7 +258,9 @@ def _minimised(
 
 def _limit(run: Run) -> float | None:
     """The seconds left of the time limit as Pyomo's interfaces take them; None for no limit."""
-    return None if math.isinf(run.remaining) else max(run.remaining, 1e-3)
+    if math.isinf(run.remaining):
+        return None
+    return max(run.remaining, 1e-3)  # several interfaces take 0 for no limit
 
 
 def solver_label(options: Options) -> str:
@@ -369,7 +375,9 @@ def _bound(results: Any, stop: Stop, objective: float | None, options: Options) 
     """
     stated = results.problem.lower_bound
     if isinstance(stated, int | float) and math.isfinite(stated) and stop is not Stop.ERROR:
+        # rounding may put a bound above the objective
         return float(stated) if objective is None else min(float(stated), objective)
+    # only the solvers of `_NAMES` were told the gap
     if stop is Stop.OPTIMAL and objective is not None and engine(options.pyomo_solver) in _NAMES:
         return objective - options.gap * GAP_SHARE * abs(objective)
     return None

@@ -61,7 +61,7 @@ class Options:
     gap: float = 1e-6  # relative gap at which a proof may stop; 1e-6 counts as optimal
     # worker threads of general solvers, 1 to MOST_THREADS
     threads: int = field(default_factory=lambda: min(os.cpu_count() or 1, MOST_THREADS))
-    seed: int = 0  # of everything random
+    seed: int = 0  # of everything random; CP-SAT and HiGHS take 31 bits
     pyomo_solver: str = "highs"  # Pyomo's name of the solver behind the method `pyomo`
     # back end ("cp-sat", "highs", "pyomo") -> names and values of its own options
     native: Mapping[str, Mapping[str, NativeValue]] = field(default_factory=dict)
@@ -204,6 +204,7 @@ class Run:
         limit = self.remaining
         if time_limit is not None:
             limit = min(limit, time_limit)
+        # `Options` takes no limit of 0 seconds
         finite_limit = None if limit == float("inf") else max(limit, 1e-3)
         options = replace(self.options, time_limit=finite_limit)
         return Run(options, None if quiet else self.watch, self.cancel, tap=self.tap)

@@ -3,9 +3,10 @@ how often its runs end with a proof, and how fast.
 
 The reference of an instance is the best objective known, from the rows and from the library. It is
 proven where the best known bound meets it. The excess of a row is (objective - reference) /
-reference. The optimum is at least so far below the objective, and exactly so far where the
-reference is proven. A row misses the optimum where its excess is more than `SAME`. Means of
-excesses are those of `shifted_mean`. All objectives are predicted iteration times in seconds.
+reference. As the optimum is at most the reference, the excess over the optimum is no less; where
+the reference is proven, it is the same. A row misses the optimum where its excess is more than
+`SAME`. Means of excesses are those of `shifted_mean`. All objectives are predicted iteration times
+in seconds.
 """
 
 import json
@@ -52,7 +53,7 @@ class Summary:
     method: str
     exact: bool  # whether the method proves optima
     runs: int
-    solved: int  # runs with an excess over their reference
+    solved: int  # runs whose excess is known, be it 0
     proven: int  # runs that ended with a proof (optimal or infeasible)
     missed: float | None  # share of the solved runs that miss the optimum, from 0 to 1
     median_excess: float | None
@@ -86,7 +87,8 @@ class Study:
         return self.references[instance_of(row)]
 
     def excess(self, row: Row) -> float | None:
-        """The row's excess over the reference; None without an objective."""
+        """The row's excess over the reference; None without an objective, and for more than 0
+        seconds over a reference of 0 seconds."""
         best = self.reference(row).objective
         if row["objective"] is None or best is None:
             return None
@@ -164,8 +166,8 @@ def instance_of(row: Row) -> tuple[str, str]:
 
 
 def repriced(rows: Sequence[Row]) -> list[str]:
-    """Price the decisions of packaged instances again, and check the bounds against them. Returns a
-    line for each complaint about a row."""
+    """Price the decisions of packaged instances again, and check the bounds against their
+    objectives. Returns a line for each complaint about a row or a best-known record."""
     entries = {key: find("/".join(key)) for key in map(instance_of, rows)}
     packaged = {key: entry.load() for key, entry in entries.items() if entry is not None}
     checkable = []
@@ -173,8 +175,12 @@ def repriced(rows: Sequence[Row]) -> list[str]:
         instance = packaged.get(instance_of(row))
         if instance is not None and made_on(row, instance):
             checkable.append(row)
-    priced = changes(entries_to_update(None), findings_of_rows(checkable, "rows"))
-    return [line for change in priced for line in change.refused]
+    entries = entries_to_update(None)
+    complaints: list[str] = []
+    # `changes` prices the findings as if the records of the library were to be updated by them.
+    for change in changes(entries, findings_of_rows(checkable, "rows")):
+        complaints += change.refused
+    return complaints
 
 
 def references(rows: Iterable[Row]) -> dict[tuple[str, str], Reference]:

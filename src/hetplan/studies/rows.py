@@ -130,11 +130,12 @@ def tasks(
     """
     groups = {ALL, HEURISTICS, EXACT}
     wanted = list(dict.fromkeys(methods))
-    used: set[str] = set()
-    known = set(groups)
+    used: set[str] = set()  # the wanted words that an instance of the study has
+    known = set(groups)  # what the error for an unknown word offers
     for source_name, instance, record in subjects(names):
         instance_hash = digest(instance)
         chosen = chosen_methods(instance, wanted)
+        # `heuristics` is right for a problem without any, and then stands for no method.
         used.update(chosen, groups.intersection(wanted))
         known.update(method.name for method in instance.family.methods)
         for method, seed in itertools.product(chosen, seeds):
@@ -172,9 +173,10 @@ def chosen_methods(instance: Instance, wanted: Sequence[str]) -> list[str]:
 def task_key(instance_hash: str, method: str, options: dict[str, Any]) -> str:
     """The key of a task and of its row. Equal runs have equal keys in all studies.
 
-    digest: the instance's hash.
+    instance_hash: as `digest` returns it.
     """
     text = json.dumps([instance_hash, method, options], sort_keys=True)
+    # The key is a file's name, too; 96 bits are enough that no two runs share one by chance.
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
@@ -185,7 +187,7 @@ VERSION = "1"  # of the rows' format
 # and bytes; unknown ones are null.
 COLUMNS: Mapping[str, str] = {
     "key": "string",
-    "set": "string",
+    "set": "string",  # `Task.source_name`
     "instance": "string",
     "problem": "string",
     "method": "string",
@@ -244,8 +246,8 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         pa.Table.from_pylist(cells, schema=schema()),
         buffer,
         compression="zstd",
-        compression_level=19,
-        write_page_checksum=True,
+        compression_level=19,  # slow, but a row is small
+        write_page_checksum=True,  # `read_rows` notices a damaged file by it
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, buffer.getvalue())
@@ -253,6 +255,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 def keys(folder: Path) -> set[str]:
     """The keys of a study's rows."""
+    # `write_row` names a file by its row's key: only the packed file has to be read.
     found = {path.stem for path in (folder / FOLDER).glob("*.parquet")}
     packed = Path(PACKED).stem
     if packed in found:
@@ -287,6 +290,7 @@ def read_rows(folder: Path) -> list[Row]:
             "holds other columns than a study's",
             where=str(path),
         )
+        # Rows of one key are of equal runs: the one that is read last stays.
         rows |= {row["key"]: row for row in table.to_pylist()}
     return sorted(rows.values(), key=itemgetter("problem", "instance", "method", "seed"))
 

@@ -46,7 +46,8 @@ from hetplan.studies.findings import SIZE_KEY, size_of
 from hetplan.studies.rows import Row, Task, compact_json
 
 Tell = Callable[[Progress], None]
-# The packages whose versions a row states.
+LONGEST_REASON = 500  # characters of another program's message that a row or an error repeats
+# The packages whose versions a row states. Each has the name of its module.
 PACKAGES = ("ortools", "highspy", "pyomo", "numpy", "numba", "networkx")
 
 
@@ -99,7 +100,7 @@ def failed(
         "bound": bound,
         "gap": None,
         "seconds": seconds,
-        "message": one_line(reason)[:500],
+        "message": one_line(reason)[:LONGEST_REASON],
         "peak_bytes": peak,
         "details_json": "{}",
     }
@@ -165,6 +166,7 @@ def peak_bytes() -> int | None:
 
 
 TELL_SECONDS = 0.5  # the least time between two bounds that a task's process sends
+LOOK_SECONDS = 0.2  # the longest time until a study notices that it should stop
 # The modules that the server process imports once for all tasks. None of them starts threads, so
 # that forking is safe.
 PRELOAD = (
@@ -214,7 +216,7 @@ def run_tasks(
     context = multiprocessing.get_context("forkserver")
     over = threading.Event()
     context.set_forkserver_preload(list(preload))
-    with safe_path():
+    with safe_path():  # a file of the folder where the user is must not stand in for a module
         forkserver.ensure_running()
     work = partial(perform_apart, memory_bytes=memory_bytes, patience=patience, stop=over.is_set)
     with ThreadPoolExecutor(jobs) as pool:
@@ -242,7 +244,7 @@ def rows_of(
             pending[pool.submit(work, task)] = task
         if not pending:
             return
-        for future in wait(pending, timeout=0.2, return_when=FIRST_COMPLETED).done:
+        for future in wait(pending, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED).done:
             task = pending.pop(future)
             error = future.exception()
             yield future.result() if error is None else failed(task, kind_and_text(error))
@@ -264,16 +266,16 @@ def perform_apart(
     with CHILDREN:
         process.start()
     child_end.close()
-    message, stop_reason = "stopped from the keyboard", "interrupted"
+    message, stop_reason = "stopped from the keyboard", "interrupted"  # where `stop` ends the loop
     try:
         while not stop():
             seconds = time.monotonic() - started
-            if our_end.poll(0.2):
+            if our_end.poll(LOOK_SECONDS):
                 kind, value = our_end.recv()
                 if kind == "row":
                     return dict(value)
                 bound = value
-            elif seconds > patience.limit(limit):
+            elif seconds > patience.limit(limit):  # never without a limit
                 late = f"{seconds - limit:.0f} s after its time limit"
                 message, stop_reason = f"killed: still running {late}", "limit"
                 break
@@ -283,7 +285,7 @@ def perform_apart(
         message, stop_reason = death(process.exitcode), "error"
     finally:
         our_end.close()
-        process.kill()
+        process.kill()  # also after its row: nothing else of it is needed
         with CHILDREN:
             process.join()
     seconds = time.monotonic() - started
@@ -332,7 +334,7 @@ def follow(pipe: Connection) -> None:
     pipe, so that reading from it only ends when that process closes it."""
     with contextlib.suppress(OSError, EOFError):
         pipe.recv()
-    os._exit(1)
+    os._exit(1)  # `sys.exit` would end this thread alone
 
 
 def perform_there(task: Task, memory_bytes: int | None) -> Row:
@@ -418,7 +420,7 @@ def submit(cluster: Any, jobs: int) -> None:
     except (OSError, RuntimeError) as error:
         with contextlib.suppress(AssertionError):  # closing expects every job to have begun
             cluster.close()
-        refusal = one_line(str(error))[:500]
+        refusal = one_line(str(error))[:LONGEST_REASON]
         raise InputError(f"cannot be submitted: {refusal}", where="--slurm") from None
 
 
@@ -430,9 +432,9 @@ def run_on(
     memory_bytes, stop: as in `run_tasks`.
     """
     pool = client.get_executor(pure=False)
-    threads = sum(client.nthreads().values())
+    threads = sum(client.nthreads().values())  # 0 as long as no worker has begun
     work = partial(perform_there, memory_bytes=memory_bytes)
     try:
         yield from rows_of(pool, work, tasks, AHEAD * max(1, threads), stop)
     finally:
-        pool.shutdown(wait=False)
+        pool.shutdown(wait=False)  # a study that stops early drops the tasks that run

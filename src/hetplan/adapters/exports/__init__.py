@@ -14,6 +14,8 @@ from hetplan.profiling.models.model import find_model
 from hetplan.profiling.models.transformer import Transformer
 from hetplan.profiling.models.zoo import BUILT_IN
 
+# Framework -> the function of a plan and the model's shape (None: unknown) that writes its text.
+# Functions that write no figures of the model ignore the shape.
 EXPORTERS: dict[str, Callable[[Plan, Transformer | None], str]] = {
     "megatron": scripts.megatron,
     "bridge": documents.bridge,

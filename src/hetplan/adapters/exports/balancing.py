@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-# The whole chain's seconds as a number of integer parts: squares of it are exact in 64-bit floats.
+# The whole chain's seconds as a number of integer parts. No sum of squares of stage times exceeds
+# its square, 1.6e15, and integers are exact in 64-bit floats up to 2 ** 53, which is 9e15.
 PARTS = 4e7
 
 
@@ -112,7 +113,7 @@ def balanced(
     stages = pipeline * virtual
     # The MTP layers belong to the last virtual stage of a rank: no earlier one reaches them.
     without_mtp = pipeline * (virtual - 1) if mtp else 0
-    last_block_end = 1 + len(blocks)
+    last_block_end = 1 + len(blocks)  # the embedding is one unit
     slowest, _ = least_cut(stage_parts, stages, np.maximum, without_mtp, last_block_end)
     squares = np.where(stage_parts <= slowest, stage_parts**2, np.inf)
     _, ends = least_cut(squares, stages, np.add, without_mtp, last_block_end)
@@ -142,7 +143,7 @@ def least_cut(
     units = len(costs) - 1
     best = costs[0].copy()  # [N + 1] least cost of the stages so far, by the last one's end
     begins_by_end = []  # for each later stage: [N + 1] its best first unit, by its end
-    for stage in range(1, stages):
+    for stage in range(1, stages):  # `best` is that of the first `stage` stages
         if stage <= early_stages:
             best[early_end + 1 :] = np.inf
         joined = join(best[:, None], costs)

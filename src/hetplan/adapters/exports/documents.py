@@ -40,9 +40,10 @@ def deepspeed(plan: Plan, shape: Transformer | None = None) -> str:
     processes. It therefore refuses to run on another number of devices than the plan's.
     """
     grid = Grid(plan, "DeepSpeed's JSON")
+    degrees, narrow = plan.degrees or Degrees(), plan.workload.narrow
     grid.refuse(
-        plan.degrees is not None or plan.workload.narrow,
-        plan.workload.narrow or (plan.degrees or Degrees()).text,
+        plan.degrees is not None or narrow,
+        narrow or degrees.text,
         "what the model's code and DeepSpeed's would have to do",
     )
     for i, replica in enumerate(plan.replicas):
@@ -53,7 +54,7 @@ def deepspeed(plan: Plan, shape: Transformer | None = None) -> str:
         )
     grid.check()
     grid.refuse(
-        grid.widths[0] > 1,
+        grid.widths[0] > 1,  # the only stage's
         f"tensor parallelism of degree {grid.widths[0]}",
         "the tensor groups; every device would hold the whole model",
     )
@@ -104,7 +105,8 @@ def torchtitan(plan: Plan, shape: Transformer | None = None) -> str:
         plan.workload.narrow or degrees.text,
         "which activations are kept, which states are on the host, or how context ranks meet",
     )
-    if grid.pipeline * tensor * degrees.context > 1:
+    devices_of_replica = grid.pipeline * tensor * degrees.context
+    if devices_of_replica > 1:
         check_divided(grid, degrees.context)
     node_options = [
         f"--node-rank {node_rank}: node {node} of the plan, --nproc-per-node {ranks}"
@@ -129,7 +131,9 @@ def check_divided(grid: Grid, context: int) -> None:
     context: the context-parallel degree.
     """
     plan = grid.plan
+    # FSDP divides the weights over data and context ranks; over one rank there is none.
     sharded = plan.zero == 3 and grid.data * context > 1
+    # Several replicas that are not sharded have ZeRO 0: `torchtitan` lets 0 and 3 pass.
     grid.refuse(
         grid.data > 1 and not sharded,
         f"ZeRO 0 on {grid.data} replicas beside a pipeline or tensor groups "
@@ -235,7 +239,7 @@ def plain_document(grid: Grid) -> dict[str, Any]:
     """
     model_arguments = {"num_layers", "seq_length", "micro_batch_size", "global_batch_size"}
     if grid.shape:
-        model_arguments |= set(model_settings(grid.shape, 0))
+        model_arguments |= set(model_settings(grid.shape, 0))  # names alone: any sequence will do
     document: dict[str, Any] = {"system": {}, "model": {}}
     for name, value in settings(grid).items():
         section = "model" if name in model_arguments else "system"
@@ -252,7 +256,7 @@ def bridge(plan: Plan, shape: Transformer | None = None) -> str:
     grid.only("schedule", ("1f1b", "interleaved-1f1b"), "the order of passes")
     grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
     grid.check()
-    grid.nodes()
+    grid.nodes()  # refuses ranks of a node that are not consecutive
     document = bridge_sections(grid)
     if plan.workload.precision != "fp32":
         # The recipe `mixed_precision` replaces the model's fields of FP8 and FP4, so that its name
@@ -275,7 +279,7 @@ def stage_types(grid: Grid) -> list[str]:
             f"a stage over several device types (stage {j}: {', '.join(types)})",
             "which replica runs on which type",
         )
-        type_by_stage += types
+        type_by_stage += types  # a single one
     return type_by_stage
 
 
@@ -290,7 +294,7 @@ def flagscale_document(grid: Grid, types: list[str]) -> dict[str, Any]:
     plan, blocks = grid.plan, grid.blocks_by_stage()
     grid.refuse(
         not all(blocks),
-        f"a stage without blocks (stage {blocks.index(min(blocks))})",
+        f"a stage without blocks (stage {blocks.index(min(blocks))})",  # the first with 0
         "a stage of embedding or head alone",
     )
     mesh_types = []  # the device type of each mesh

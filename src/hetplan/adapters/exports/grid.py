@@ -85,6 +85,7 @@ class Grid:
 
     def check(self) -> None:
         """Refuse a plan whose replicas differ, or whose samples or weights divide unequally."""
+        # Of one stage with one chunk, every schedule is the same.
         one_chunk, one_stage = self.chunks == 1, self.pipeline == 1
         self.refuse(
             self.plan.schedule == "interleaved-1f1b" and one_chunk != one_stage,
@@ -144,7 +145,7 @@ class Grid:
         last_block = self.blocks()  # layer 0 is the embedding
         counts = []
         for first, last in self.virtual_stages:
-            blocks = range(max(first, 1), min(last, last_block + 1))
+            blocks = range(max(first, 1), min(last, last_block + 1))  # empty: `len` gives 0
             counts.append(len(blocks))
         return counts
 
@@ -156,7 +157,7 @@ class Grid:
             (devices[device].node, rank) for rank, device in enumerate(self.devices_by_rank)
         )
         for node, ranks in ranks_of_node.items():
-            consecutive = ranks[-1] - ranks[0] < len(ranks)
+            consecutive = ranks[-1] - ranks[0] < len(ranks)  # `grouped` keeps ranks ascending
             self.refuse(
                 not consecutive,
                 "ranks of one node that are not consecutive "

@@ -63,6 +63,7 @@ def settings(grid: Grid) -> Settings:
     arguments |= recomputation_settings(plan.recomputation, degrees)
     arguments |= degree_settings(grid, degrees)
     if grid.shape is not None:
+        # `grid.blocks` has refused a plan without a sequence.
         arguments |= model_settings(grid.shape, plan.workload.sequence or 0)
     return arguments
 
@@ -114,7 +115,7 @@ def optimizer_rows(plan: Plan, degrees: Degrees) -> list[Row]:
     """The rows of sharded and offloaded optimizer states, and of fully sharded weights."""
     fsdp = plan.zero in FSDP_STRATEGIES
     hybrid = degrees.shard_groups > 1
-    offload_fraction = round(degrees.offloaded, 4)
+    offload_fraction = round(degrees.offloaded, 4)  # a share for people to read
     return [
         ("use_distributed_optimizer", True, plan.zero > 0),
         ("use_megatron_fsdp", True, fsdp),
@@ -141,6 +142,7 @@ def stage_settings(grid: Grid) -> Settings:
     if blocks_everywhere and len(set(counts)) == 1:
         return written([("num_layers_per_virtual_pipeline_stage", counts[0], grid.chunks > 1)])
     first, *middle, last = counts
+    # Two stages of different numbers have no `middle`, and get a layout.
     if blocks_everywhere and grid.chunks == 1 and len(set(middle)) == 1:
         return written([
             ("decoder_first_pipeline_num_layers", first, first != middle[0]),
@@ -195,9 +197,11 @@ def block_rows(shape: Transformer) -> list[Row]:
         ("normalization", "RMSNorm", shape.norm == "rms"),
         ("swiglu", True, shape.gated),
         ("disable_bias_linear", True, not shape.feed_forward_bias),
+        # Without `disable_bias_linear`, the products of attention have biases already.
         ("add_qkv_bias", True, shape.attention_bias and not shape.feed_forward_bias),
         ("qk_layernorm", True, shape.qk_norm != "none"),
         ("untie_embeddings_and_output_weights", True, not shape.tied),
+        # Megatron counts the tokens before and after a token, hetplan the token itself as well.
         ("window_size", f"({(shape.window or 0) - 1},0)", shape.window),
         ("window_attn_skip_freq", shape.full_every, shape.full_every),
         ("attention_dropout", 0.0, not shape.dropout),
@@ -229,6 +233,7 @@ def expert_rows(experts: Experts, layers: int) -> list[Row]:
         ("moe_token_dispatcher_type", "alltoall", True),
         ("moe_router_topk", experts.active, True),
         ("moe_ffn_hidden_size", experts.width, experts.width is not None),
+        # 0: there is no shared expert.
         ("moe_shared_expert_intermediate_size", experts.shared, experts.shared),
         ("moe_expert_capacity_factor", experts.capacity, limited),
         ("moe_pad_expert_input_to_capacity", True, limited),
@@ -237,8 +242,8 @@ def expert_rows(experts: Experts, layers: int) -> list[Row]:
 
 
 # Megatron's argument -> the fields of Megatron Bridge's ConfigContainer that it sets. An argument
-# that is not listed here sets the field of the same name in the section `model`. A field that
-# begins with ! takes the opposite truth value.
+# that is not listed here sets the field of the same name in the section `model`; one with no fields
+# here is left out. A field that begins with ! takes the opposite truth value.
 BRIDGE: dict[str, tuple[str, ...]] = {
     "num_experts": ("model.num_moe_experts",),
     "fp8_format": ("model.fp8",),
@@ -275,6 +280,7 @@ def bridge_sections(grid: Grid) -> dict[str, Any]:
     """Sections of Megatron Bridge's configuration: section -> field -> value."""
     arguments = settings(grid)
     arguments.pop(grid.plan.workload.precision, None)  # the exporter sets `mixed_precision` instead
+    # Megatron Bridge takes the number of model chunks, Megatron-LM the layers of each.
     if arguments.pop("num_layers_per_virtual_pipeline_stage", None) is not None:
         arguments["virtual_pipeline_model_parallel_size"] = grid.chunks
     sections: dict[str, Any] = {}

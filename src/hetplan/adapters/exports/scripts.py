@@ -30,6 +30,8 @@ MEGATRON = (
     "Megatron-LM core 0.13 and later: megatron/training/arguments.py at 000c4ac, parallel_state.py"
 )
 
+# torchrun's own default port; MASTER_PORT gives another one.
+PORT = 29500
 # Starts a process for each `rank:device` in $PLACES. Ends with the exit code of a process that
 # failed, else with 0.
 START_PROCESSES = """\
@@ -65,7 +67,7 @@ def megatron(plan: Plan, shape: Transformer | None = None) -> str:
         *megatron_usage(grid),
         "set -euo pipefail",
         f"export WORLD_SIZE={len(grid.devices_by_rank)} MASTER_ADDR "
-        'MASTER_PORT="${MASTER_PORT:-29500}"',
+        f'MASTER_PORT="${{MASTER_PORT:-{PORT}}}"',
         ': "${MASTER_ADDR:?address of the node of rank 0}"',
         "FLAGS=(",
         *(f"  {shlex.join(words)}" for words in flags(grid)),
@@ -158,7 +160,7 @@ def torchrun(
         'export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-$DEVICES}"',
         f'exec torchrun --nnodes {len(order)} --node-rank "$NODE_RANK" \\',
         '  --nproc-per-node "$PROCESSES" \\',
-        '  --master-addr "$MASTER_ADDR" --master-port "${MASTER_PORT:-29500}" \\',
+        f'  --master-addr "$MASTER_ADDR" --master-port "${{MASTER_PORT:-{PORT}}}" \\',
         '  -m hetplan run "$@"',
         "",
     ])  # fmt: skip

@@ -53,6 +53,7 @@ from hetplan.schema import (
 )
 
 MILLI = 1e-3
+# Up to 8 digits, beyond the nodes of any graph: Python refuses to read thousands of them.
 EDGE = re.compile(r"\s*node(\d{1,8}) -- node(\d{1,8})\s*$")
 NODE = re.compile(r"\s*node(\d{1,8}) -- (?:(.*) -- )?(\w+=.*)$")  # number, description, figures
 FIGURE = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\s]+)")
@@ -68,13 +69,14 @@ def ordered(
     Raises InputError for a circle.
     """
     graph: nx.DiGraph[int] = nx.DiGraph(edges)
-    graph.add_nodes_from(names)
+    graph.add_nodes_from(names)  # those without edges, too
     try:
         order = list(nx.lexicographical_topological_sort(graph))
     except nx.NetworkXUnfeasible:
         raise InputError(
             "operators wait for each other in a circle",
             where=where,
+            # Any node of the circle would do; the lowest makes the message the same in every run.
             got=names[min(source for source, _ in nx.find_cycle(graph))],
         ) from None
     in_execution_order: nx.DiGraph[int] = nx.DiGraph()
@@ -86,7 +88,8 @@ def ordered(
 def bytes_behind(
     operators: dict[int, Operator], edges: list[tuple[int, int]], where: str
 ) -> dict[int, float]:
-    """Number of each operator -> bytes that cross the cut behind it, in an order of execution.
+    """Number of each operator -> bytes that cross the cut behind it. The operators are in an order
+    of execution.
 
     edges: (source, target). where: the file, for errors. Raises InputError for a circle.
     """
@@ -234,7 +237,8 @@ def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int
 
 
 def summed(text: str) -> float:
-    """The sum of a list of numbers in brackets, or the number that the text is.
+    """The sum of a list of numbers in brackets, with commas or semicolons between them, or the
+    number that the text is.
 
     A validator of pydantic: it raises ValueError for any other text.
     """
@@ -300,7 +304,8 @@ def read_piper(path: str, settings: Settings) -> Imported:
     graph = read_foreign(PiperGraph, path)
     nodes = {node.number: node for node in graph.nodes}
     check_ends(graph.edges, nodes, path)
-    degrees = sorted(set.intersection(*(set(node.variants) for node in graph.nodes)))
+    degrees_of_nodes = [set(node.variants) for node in graph.nodes]
+    degrees = sorted(set.intersection(*degrees_of_nodes))
     require(degrees, "no tensor degree that all nodes have", where=f"{path}: nodes")
     output = output_bytes(nodes, ((edge.source, edge.size) for edge in graph.edges))
     # A profile has the sizes of whole layers; at the least degree a device has 1 / least of them.
@@ -308,7 +313,7 @@ def read_piper(path: str, settings: Settings) -> Imported:
     operators = {
         number: Operator(
             name=node.name,
-            forward=0.0,
+            forward=0.0,  # the tables have the seconds, for each degree
             backward=0.0,
             params=node.variants[least].params * least,
             output=output[number],
@@ -364,7 +369,8 @@ class PlacedGraph(Foreign):
     edges: list[PlacedEdge]
 
 
-# The rate of transfers, 100 Gbit/s in bytes per ms, where no edge has both a size and a cost.
+# The rate of transfers, 100 Gbit/s in bytes per ms, where no edge has both a size and a cost. Any
+# rate would do: it turns costs into bytes, and a note names it as the bandwidth of the links.
 PLAIN_RATE = 12.5e6
 
 
@@ -385,7 +391,7 @@ def transfers(nodes: Collection[int], edges: Sequence[PlacedEdge]) -> Transfers:
     nodes: the numbers of the nodes that the result covers.
     """
     rates = sorted(edge.size / edge.cost for edge in edges if edge.cost and edge.size)
-    rate = rates[len(rates) // 2] if rates else PLAIN_RATE
+    rate = rates[len(rates) // 2] if rates else PLAIN_RATE  # the upper median of an even number
     sizes = output_bytes(nodes, ((edge.source, edge.size) for edge in edges))
     sent = output_bytes(nodes, ((edge.source, edge.cost * rate) for edge in edges))
     if not any(sizes.values()):
@@ -429,6 +435,7 @@ def forward_node_of(
         else:
             before = list(graph.predecessors(number))
             forward_before = [n for n in before if not nodes[n].backward]
+            # In the order of execution, the nodes before it have their forward node already.
             through_backward = [forward_node[n] for n in before]
             candidates = forward_before or through_backward or forward
             forward_node[number] = max(candidates, key=position.__getitem__)
@@ -441,7 +448,7 @@ def read_dnn_partitioning(path: str, settings: Settings) -> Imported:
     graph = read_foreign(PlacedGraph, path)
     nodes = {node.number: node for node in graph.nodes}
     for node in graph.nodes:
-        only_one = nodes[node.number] is node
+        only_one = nodes[node.number] is node  # else a later node has replaced it
         require(only_one, "node stands twice", where=f"{path}: nodes", got=node.number)
     check_ends(graph.edges, nodes, path)
     forward = {number: node for number, node in nodes.items() if not node.backward}
@@ -459,7 +466,7 @@ def read_dnn_partitioning(path: str, settings: Settings) -> Imported:
             name=node.name,
             forward=node.milliseconds * MILLI,
             backward=backward[number],
-            params=max(node.size - sizes[number], 0.0),
+            params=max(node.size - sizes[number], 0.0),  # `size` counts the output as well
             output=sent[number],
             kept=sizes[number],
         )

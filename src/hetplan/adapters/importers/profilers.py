@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 from pydantic import AliasChoices, AliasPath, Field
 
 from hetplan.adapters.importers.common import (
@@ -94,7 +95,7 @@ def read_sailor(path: str, settings: Settings) -> Imported:
     tables = []
     for kind in kinds:
         for tensor, batch in sorted(data.tables[kind]):
-            forward, backward, _ = data.tables[kind][tensor, batch]
+            forward, backward, _update = data.tables[kind][tensor, batch]
             table = ProfileTable(
                 device=settings.device or kind,
                 tensor=tensor,
@@ -110,7 +111,7 @@ def read_sailor(path: str, settings: Settings) -> Imported:
         where=path,
         layers=whole_layers(data),
         tables=tables,
-        sequence=data.sequence or None,
+        sequence=data.sequence or None,  # 0: unknown
         notes=["update times are left out: a profile has none"],
     )
 
@@ -124,10 +125,11 @@ def whole_layers(data: ModelData) -> list[ProfileLayer]:
     """
     least, *more = sorted(data.sizes)
     low = data.sizes[least]
-    replicated = 0.0 * low.kept
+    replicated = np.zeros_like(low.kept)
     if more:
         second = more[0]
         divided = (low.kept - data.sizes[second].kept) / (1 / least - 1 / second)
+        # Measured sizes may lie beside the formula: neither part is below 0.
         replicated = (low.kept - divided / least).clip(0.0, low.kept)
     whole = replicated + (low.kept - replicated) * least
     result = []
@@ -135,7 +137,7 @@ def whole_layers(data: ModelData) -> list[ProfileLayer]:
         is_last = i == data.layers - 1
         entry = layer(
             f"layer-{i}",
-            params=float(low.params[i] * least),
+            params=float(low.params[i] * least),  # as if wholly divided
             activation=0.0 if is_last else float(low.output[i]),
             saved=float(whole[i]),
             replicated=float(replicated[i]),
@@ -146,7 +148,7 @@ def whole_layers(data: ModelData) -> list[ProfileLayer]:
 
 NAME = re.compile(r"DeviceType\.(?P<device>.+)_tp(?P<tensor>\d{1,4})_bs(?P<batch>\d{1,6})\.json$")
 MILLI, MB = 1e-3, 1e6
-# Bytes per parameter in Metis' files, which are of mixed precision.
+# Bytes per parameter of the weights in Metis' files, which are of mixed precision.
 PARAM_BYTES = 2
 # The keys that lead to the sizes of layers in Metis' files.
 SIZES = ("model", "parameters")
@@ -229,7 +231,7 @@ def read_metis(path: str, settings: Settings) -> Imported:
 def check_lengths(content: MetisFile, where: str) -> None:
     """Raise InputError where a list of a Metis file has not one entry per layer."""
     for key in ("sent", "milliseconds"):
-        count = len(getattr(content, key) or content.params)
+        count = len(getattr(content, key) or content.params)  # no list: nothing to check
         require(
             count == len(content.params),
             f"{key} has {count} entries",
@@ -259,6 +261,7 @@ def metis_layers(file: MetisFile, tensor: int, batch: int) -> tuple[list[Profile
             f"layer_memory_total_mb has {len(memory)} entries for {len(params)} layers: "
             "saved_bytes are 0"
         )
+    # A device has 1 / tensor of the parameters and of the kept bytes, but all of what is sent.
     layers = [
         layer(f"layer-{i}", params[i] * tensor, sent[i] / batch, kept[i] * tensor / batch)
         for i in range(len(params))
@@ -345,10 +348,10 @@ def cluster_of_system(described: CalculonSystem, path: str, settings: Settings) 
         where=f"{path}: matrix",
         expected="float16, bfloat16, float32",
     )
-    if "fp16" in peaks:
+    if "fp16" in peaks:  # devices compute products as fast in either format of two bytes
         peaks.setdefault("bf16", peaks["fp16"])
     inside, *others = described.networks
-    outside = others[0] if others else inside
+    outside = others[0] if others else inside  # a single network joins the nodes, too
     name = as_name(settings.device or Path(path).stem)
     cluster = {
         "format": "hetplan-cluster",
@@ -367,6 +370,7 @@ def cluster_of_system(described: CalculonSystem, path: str, settings: Settings) 
         ],
         "devices": {
             name: {
+                # 80e9 stands for a memory without limit, and a cluster file takes less.
                 "memory_gib": min(described.memory_gib, MOST_RATE),
                 "memory_gb_per_s": described.memory_gb_per_s,
                 "peak_tflops": peaks,
@@ -385,12 +389,14 @@ def cluster_of_system(described: CalculonSystem, path: str, settings: Settings) 
 SCALES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "sec": 1.0}
 BLOCKS = ("ModuleList", "Sequential")
+# `(name): Class(` or, of the root, `Class(`.
 MODULE = re.compile(r"^\s*(?:\((?P<name>[^)]*)\):\s*)?(?P<kind>[A-Za-z_]\w*)\((?P<rest>.*)$")
-NUMBER = r"(?<![\d.])(?P<n>\d+(?:\.\d*)?)"
+NUMBER = r"(?<![\d.])(?P<n>\d+(?:\.\d*)?)"  # it does not begin within another number
 PARAMS = re.compile(NUMBER + r"\s*(?P<scale>[kKMGBT]?)\s*[,=]\s*[\d.]+% Params")
 TIME = NUMBER + r"\s*(?P<unit>s|sec|ms|us|ns)"
 LATENCY = re.compile(TIME + r"\s*[,=]\s*[\d.]+% latency")
 SUMMARY = re.compile(rf"^(?P<key>fwd|bwd) latency:\s*{TIME}$")
+# 1 to 9 digits behind leading zeros; a batch size of 0 says nothing.
 BATCH = re.compile(r"^batch size per GPU:\s*(?P<n>0*[1-9]\d{0,8})$")
 
 
@@ -420,9 +426,9 @@ def read_deepspeed(path: str, settings: Settings) -> Imported:
         if summary := SUMMARY.match(line.strip()):
             latency[summary["key"]] = _seconds(summary)
         elif batch := BATCH.match(line.strip()):
-            micro_batch = micro_batch or int(batch["n"])
+            micro_batch = micro_batch or int(batch["n"])  # the user's, else the file's first
     tree = parse_tree(lines, path)
-    ratio = 2.0
+    ratio = 2.0  # the backward pass of a matrix product computes two products
     notes = []
     if latency.get("fwd") and latency.get("bwd"):
         ratio = latency["bwd"] / latency["fwd"]
@@ -448,7 +454,7 @@ def read_deepspeed(path: str, settings: Settings) -> Imported:
             output=0.0,
             kept=0.0,
         )
-        bytes_behind = 0.0
+        bytes_behind = 0.0  # the profiler does not tell, see the note
         chain.append((operator, bytes_behind))
     return chain_profile(
         chain,
@@ -462,7 +468,8 @@ def read_deepspeed(path: str, settings: Settings) -> Imported:
 
 
 def parse_tree(lines: list[tuple[int, str]], path: str) -> Module:
-    """The root of the first tree of modules behind the last heading of a detailed profile.
+    """The root of the first tree of modules behind the last heading of a detailed profile. A log
+    may hold several profiles.
 
     lines: (number, text) of each line. Raises InputError where there is no such heading or tree.
     """
@@ -489,7 +496,7 @@ def parse_tree(lines: list[tuple[int, str]], path: str) -> Module:
             if parent is not None:
                 parent.inner.append(module)
             modules.append(module)
-        if modules:
+        if modules:  # figures follow on the module's own line or on the next ones
             _figures(modules[-1], line)
     raise InputError("the tree of modules does not end", where=path, expected="closing parentheses")
 
@@ -523,7 +530,7 @@ def layers_of(tree: Module) -> Iterator[Module]:
 
 def _is_list_of_blocks(module: Module) -> bool:
     """Whether the module is a list of several modules."""
-    return module.kind in BLOCKS and len(module.inner) > 1
+    return module.kind in BLOCKS and len(module.inner) > 1  # one module does not repeat
 
 
 def _has_blocks(module: Module) -> bool:

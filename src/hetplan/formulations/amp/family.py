@@ -45,14 +45,14 @@ FAMILY = Family(
             "paper",
             f"{_HERE}.paper:solve_by",
             False,
-            "enumeration with the O(k L^4) programme",
+            "enumeration; cuts by an O(k L^4) dynamic programme, k stages and L layers",
             "AMP, Algorithm 1",
         ),
         Method(
             "paper-released",
             f"{_HERE}.paper:solve_by",
             False,
-            "the same as the published code has it: stored costs without links, closing edges",
+            "the same as in the published code: costs without links, rings by their closing edge",
             "AMP, published code",
         ),
         Method(

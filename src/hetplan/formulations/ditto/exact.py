@@ -83,7 +83,9 @@ class Labelled(NamedTuple):
 
     least_cost: float  # seconds, as charged in the interval; infinite where no template was built
     cut_bound: float  # seconds, the least bound of a label that was cut; infinite where none was
-    longest: float  # seconds of the longest stage of the template of least cost
+    # seconds of the longest stage of the template of least cost; the interval's greatest θ where no
+    # template was built
+    longest: float
 
 
 @dataclass
@@ -118,7 +120,7 @@ class TemplateSearch:
         Neither the time limit nor the user stops this. least: the number of the least candidate.
         """
         unstopped = replace(self, run=Run(replace(self.run.options, time_limit=None)))
-        unstopped.incumbent = self.incumbent
+        unstopped.incumbent = self.incumbent  # `replace` has made another one
         for node in unstopped.first_nodes(least):
             priced = unstopped.price(node, math.inf)
             if math.isfinite(priced.bound):
@@ -148,12 +150,14 @@ class TemplateSearch:
         that does not close it."""
         low, high = self.ends(node)
         priced = self.price(node, threshold)
+        # the incumbent's own threshold from here on: it falls when `label` offers a template
         if priced.bound >= self.incumbent.threshold:
             return Expansion(dropped_bound=priced.bound)
         single = node.first == node.last
         if not single and high > low * self.parameters.narrow:
             return Expansion([(priced.bound, part) for part in self.parts(node, high)])
         least_cost, cut_bound, longest = self.label(node, priced)
+        # templates that were neither built nor cut are dominated, or reach the threshold
         bound = max(priced.bound, min(least_cost, cut_bound))
         if bound >= self.incumbent.threshold:
             return Expansion(dropped_bound=bound)
@@ -219,10 +223,11 @@ class TemplateSearch:
         longest: seconds of the template's longest stage.
         """
         low, high = self.ends(node)
+        # the geometric mean, because the ratio of its ends tells whether an interval is narrow
         middle = math.sqrt(low * high) if low > 0 else high / 2
         cut = min(longest, middle) if longest > low else middle
         number = int(np.searchsorted(self.space.candidates, cut))
-        number = min(max(number, node.first + 1), node.last)
+        number = min(max(number, node.first + 1), node.last)  # neither part is empty
         return replace(node, last=number - 1), replace(node, first=number)
 
     def ends(self, node: ThetaInterval) -> tuple[float, float]:
@@ -316,6 +321,7 @@ class Parts:
         if space.limited:
             stages_left = space.problem.micro_batches - 1 - labels["stages"]
             front_bound = front[stages_left, after[:, None], first[:, None]]
+            # a negative number counted rows from the end: no stage may follow such a label
             front_bound = np.where(stages_left >= 0, front_bound, np.inf)  # [arcs, labels]
         else:
             front_bound = front[0, after, first][:, None]  # [arcs, 1]

@@ -79,7 +79,8 @@ class Arcs:
 class Space:
     """Tables and candidates that all intervals of one problem share."""
 
-    # Tables over vectors of devices are only made up to this size.
+    # Tables over vectors of devices are only made up to this size. Without
+    # them the search only takes longer.
     MOST_VECTORS = 200_000
 
     def __init__(self, problem: DittoProblem) -> None:
@@ -98,7 +99,7 @@ class Space:
 
     @cached_property
     def most_seconds(self) -> float:
-        """More than T of any template."""
+        """More than T of any template: no stage is slower than all layers on the slowest option."""
         p = self.problem
         return (p.micro_batches + 2 * p.layers) * float(p.time[:, 0, -1].max())
 
@@ -166,7 +167,8 @@ class Space:
         allowed = (self.most_behind >= 0) & (p.time <= high * (1 + TIE))
         begins = np.arange(p.layers + 1)
         # [R + 1, L + 1] the furthest end of a stage by option and first layer; in the last row
-        # there is no stage
+        # there is no stage. Time and memory grow with the end, so that the allowed ends follow
+        # each other and their number is that of the layers.
         furthest = np.concatenate([begins + allowed.sum(axis=2), begins[None]])
         reach = np.zeros(int(shape.prod()), dtype=np.int64)
         for vectors, fewer, option in self._levels:
@@ -194,6 +196,7 @@ class Space:
         level = coords.sum(axis=0)[vectors]
         order = np.argsort(level, kind="stable")
         begins = np.searchsorted(level[order], np.arange(1, level.max(initial=0) + 2))
+        # the first part, of no devices, and the last one, beyond all levels, are empty
         return [
             (vectors[entries], fewer[entries], options[choice[entries]])
             for entries in np.split(order, begins)[1:-1]
@@ -239,8 +242,10 @@ def cheapest_fronts(
                 front[m, phase, b] = np.inf if m == 0 else front[fewer, phase, b]
                 arc[m, phase, b] = -1 if m == 0 else arc[fewer, phase, b]
         front[m, 1, 0] = 0.0
-        if m == 0 and rows > 1:
+        if m == 0 and rows > 1:  # the fronts of no stages
             continue
+        # With M = 1 the fronts are those of this row itself: they end earlier, and arcs are sorted
+        # by their ends, so that these fronts are final.
         for i in range(len(cost)):
             value = front[fewer, after[i], first[i]] + (cost[i] + prices[kind[i]] * size[i])
             if value < front[m, before[i], end[i]]:
@@ -296,7 +301,7 @@ def best_prices(
         cheapest_fronts(*network, *options, costs, prices, front, arc, used)
         return float(front[-1, 0, -1] - prices @ space.devices)
 
-    unit = min(threshold, space.most_seconds) or 1.0
+    unit = min(threshold, space.most_seconds) or 1.0  # any unit where layers take no time
     lines = _Lines(len(used), run.options)
     best, chosen, current = -np.inf, np.zeros(len(used)), np.zeros(len(used))
     for _ in range(planes.most):
@@ -320,7 +325,11 @@ def best_prices(
 
 
 class _Lines:
-    """The highest point below all lines over prices from 0 to 1, as a linear programme."""
+    """The highest point below all lines over prices from 0 to 1, as a linear programme.
+
+    Any prices prove a bound, so that they may have a limit. Heights are limited to 2: a bound above
+    1 unit reaches the threshold, or is above T of any template.
+    """
 
     def __init__(self, prices: int, options: Options) -> None:
         self.highs = highs.instance(options)

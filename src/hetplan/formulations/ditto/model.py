@@ -161,6 +161,7 @@ def micro_batches_held(p: DittoProblem, option: Ints, first: Ints, last: Ints) -
     micro_batch_bytes = p.activation[last] - p.activation[first]
     state_bytes = p.state[last] - p.state[first]
     room = p.capacity[option] * (1 + MEMORY_TOLERANCE) - state_bytes
+    # quotients by 0 bytes are replaced below
     with np.errstate(divide="ignore", invalid="ignore"):
         fitting = np.floor(room / micro_batch_bytes)
     fitting = np.where(micro_batch_bytes > 0, fitting, p.most_stages)

@@ -59,7 +59,7 @@ def conclude(
 
     It has no decision where the template breaks a constraint that Ditto and Oobleck ignore: memory,
     or the number of micro-batches. The algorithm may raise `NoTemplate`, and `Stopped` where the
-    run should stop.
+    run should stop. Without a template the stop is `done`, because an algorithm proves nothing.
     """
     problem = compile_problem(data)
     try:
@@ -107,8 +107,8 @@ def fold(data: DittoData, *, communication: bool = False) -> Folding:
     A type's total is the time of the whole model on one of its devices. Without communication, d_i
     = round(weakest type's total / total), halves rounded up (Section 5.3.1). With it, d_i is the d
     from 1 to that number whose p(d), see `virtual_seconds`, is closest to the total (Section
-    5.3.2). Raises NoTemplate where a type's total is 0 and the weakest type's is not: there is no
-    ratio.
+    5.3.2). Raises NoTemplate where a type's total is 0 and the weakest type's is not, so that there
+    is no ratio, and where the ratio is beyond 1e9, of which no table could be made.
     """
     present = [kind for kind in data.device_types if kind.nodes]
     weakest = max(present, key=total_seconds)
@@ -138,7 +138,7 @@ def virtual_seconds(weakest: DeviceType, d: int) -> float:
     The devices are n' full nodes and one node of d' devices. c_in is the mean of their all-reduces,
     weighted by devices. c_across is left out, because Oobleck's profile, and so the instance, has
     no transfers between nodes. An all-reduce of d' devices is taken as one of the next power of
-    two, because the profile has no others.
+    two, because the profile has no others; it is at most M, which is a power of two and above d'.
     """
     layers, size = len(weakest.forward_seconds), weakest.devices_per_node
     full_nodes, rest = divmod(d, size)
@@ -203,7 +203,7 @@ def divide(
     C, 4] the records.
     """
     for y in parts:
-        z = x - y
+        z = x - y  # numbers are linear in the devices, and subtract as the vectors do
         for stages in range(max(2, fewest[x]), min(most[x], seconds.shape[1] - 1) + 1):
             for s in range(max(fewest[y], stages - most[z]), min(most[y], stages - fewest[z]) + 1):
                 r = stages - s
@@ -212,7 +212,7 @@ def divide(
                     for cut in range(begin + s, end - r + 1):
                         a, b = interval[begin, cut], interval[cut, end]
                         left, right = seconds[y, s, a, SLOWEST], seconds[z, r, b, SLOWEST]
-                        if left >= right * (1 - TIE):
+                        if left >= right * (1 - TIE):  # of equally slow stages the first counts
                             place, slowest = left_part[y, s, a, PLACE], left
                             last = seconds[y, s, a, LAST] + seconds[z, r, b, FIRST]
                         else:
@@ -291,7 +291,7 @@ class Division:
         for r, (kind, size) in enumerate(zip(p.option_kind, p.option_devices, strict=True)):
             if size <= p.devices[kind]:
                 records = self.seconds[size * self.strides[kind], 1]
-                records[:] = p.time[r, begins, ends][:, None]
+                records[:] = p.time[r, begins, ends][:, None]  # t in all four columns
                 # T1 and T3 of a single stage are t, T2 is (N_b - 2) t
                 records[:, TOTAL] *= p.micro_batches
 

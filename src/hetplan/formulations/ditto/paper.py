@@ -112,7 +112,7 @@ def settled(problem: DittoProblem, groups: Groups, details: Mapping[str, object]
     stages = [(a, b, option(problem, i, x)) for a, b, i, x in groups]
     reduced = []
     for k, (_, _, _, x) in enumerate(groups):
-        kept = 1 << x.bit_length() - 1
+        kept = 1 << (x.bit_length() - 1)
         if kept < x:
             reduced.append(f"stage {k} keeps {kept} of {x} devices")
     message = f"only powers of two: {', '.join(reduced)}" if reduced else ""
@@ -148,7 +148,8 @@ def recover(problem: DittoProblem, folding: Folding, atoms: Atoms, *, powers: bo
     sizes: Sequence[int] = range(1, folding.weakest.devices_per_node + 1)
     if powers:
         sizes = group_sizes(folding.weakest.devices_per_node)
-    # (kind i, devices x, virtual stages x d_i)
+    # (kind i, devices x, virtual stages x d_i); all types of a kind have equal times, so that any
+    # one of them has the kind's factor
     choices = [
         (i, x, x * folding.factors[kind.names[0]])
         for i, kind in enumerate(problem.kinds)
@@ -299,7 +300,9 @@ def assign(
     times = list(virtual_seconds)  # of the stages as they are given out so far
     groups = [(a, b, 0, 0) for a, b, _ in template]
     kinds = range(len(problem.kinds))
+    # the types of a kind have equal times, and so the same factor
     factors = [folding.factors[kind.names[0]] for kind in problem.kinds]
+    # seconds of all layers over all group sizes, which are the same for every kind
     slowness = [float(problem.weight[problem.option_kind == i].sum()) for i in kinds]
     for i in sorted(kinds, key=lambda i: slowness[i]):
         left = int(problem.devices[i])
@@ -348,13 +351,14 @@ def join_left_over(problem: DittoProblem, stages: Stages, virtual: list[float]) 
         joined_stage = (a, b, q if r == NO_DEVICES else r)
         return (
             [*stages[:j], joined_stage, *stages[j + 2 :]],
-            [*virtual[:j], 0.0, *virtual[j + 2 :]],
+            [*virtual[:j], 0.0, *virtual[j + 2 :]],  # the joined stage has devices: 0 is not read
         )
 
     while any(r == NO_DEVICES for _, _, r in stages):
         best: tuple[float, int] | None = None  # T, the first of the two stages
         for j, ((_, _, r), (_, _, q)) in enumerate(pairwise(stages)):
-            if (r == NO_DEVICES) == (q == NO_DEVICES):
+            both_or_neither_have_devices = (r == NO_DEVICES) == (q == NO_DEVICES)
+            if both_or_neither_have_devices:
                 continue
             trial, on_virtual = joined(j)
             times = [stage_seconds(stage, t) for stage, t in zip(trial, on_virtual, strict=True)]

@@ -41,7 +41,7 @@ from hetplan.formulations.ditto.evaluate import price, slowest_stage, stage_seco
 from hetplan.formulations.ditto.problem import total_seconds
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import Model
-from hetplan.solvers.run import Run, Stop, stop_reason
+from hetplan.solvers.run import OPTIMAL_GAP, Run, Stop, stop_reason
 from hetplan.text import Table, grouped, percent_text, seconds_text
 
 # A vector of nodes: the number of nodes of each device type, in the data's order.
@@ -214,6 +214,7 @@ def instantiate(
         else:
             first = middle + 1
     pipelines = share_out(useful, best, micro_batches)
+    # every value below that number `first` is proven too small
     stop = Stop.OPTIMAL if first == last else stop_reason(run)
     return Instantiation(stop, pipelines, float(values[first]))
 
@@ -256,7 +257,8 @@ def count_pipelines(
     # [templates] K_i(Z), and S_i
     most_each = np.array([most_micro_batches(t, seconds, micro_batches) for t in templates])
     stages = np.array([len(t.times) for t in templates])
-    # [templates, types] nodes of a pipeline, and the most pipelines that they allow
+    # [templates, types] nodes of a pipeline, and the most pipelines that they allow. A type of
+    # which a template needs none sets no limit: each pipeline takes at least one micro-batch.
     needed = np.array([t.nodes for t in templates])
     most_by_type = np.array(nodes) // np.maximum(needed, 1) + micro_batches * (needed == 0)
     most_pipelines = np.where(most_each >= stages, most_by_type.min(axis=1), 0)
@@ -286,7 +288,7 @@ def share_out(
     with_one_more = [
         template.iteration_seconds(k + 1) for template, k in zip(chosen, share, strict=True)
     ]
-    for _ in range(micro_batches - sum(share)):
+    for _ in range(micro_batches - sum(share)):  # not negative by (3)
         p = with_one_more.index(min(with_one_more))
         share[p] += 1
         with_one_more[p] = chosen[p].iteration_seconds(share[p] + 1)
@@ -458,7 +460,7 @@ def proof_text(template: Template) -> str:
     if template.bound is None:
         return ""
     gap = 1 - template.bound / template.seconds if template.seconds > 0 else 0.0
-    return "proven" if gap <= 1e-6 else f"gap {percent_text(gap)}"
+    return "proven" if gap <= OPTIMAL_GAP else f"gap {percent_text(gap)}"
 
 
 def instantiation_table(ready: Readiness) -> Table:

@@ -24,7 +24,8 @@ from hetplan.formulations.hap.theory import NOTHING, ReducedTheory
 from hetplan.solvers.run import Run
 from hetplan.text import grouped
 
-# The most moves that fusion makes of one triple; sources of further properties stay moves apart.
+# The most moves that fusion makes of one triple, whose number would else double with each property
+# that it needs; sources of further properties stay moves apart.
 MOST_FUSED = 64
 
 
@@ -55,6 +56,7 @@ def fuse(theory: ReducedTheory, *, once: bool) -> list[Move]:
 
     def is_source(step: Step) -> bool:
         """Whether a triple needs nothing and takes no time."""
+        # a collective ends a stage, even one of 0 seconds
         takes_time = step.comm or step.fixed or step.shared
         return not unreduced[step.index].pre and not takes_time
 
@@ -82,9 +84,8 @@ def fuse(theory: ReducedTheory, *, once: bool) -> list[Move]:
             )
     # A source is also a move of its own unless other moves consume its only effect: it may give the
     # goal itself, or several effects of which a triple needs a part.
-    needed = {p for step in theory.steps for p in step.pre}
     for step in sources:
-        only_fused = step.index in consumed and len(step.post) == 1 and step.post <= needed
+        only_fused = step.index in consumed and len(step.post) == 1
         if not only_fused or theory.goal in step.post:
             moves.append(Move((step,), frozenset(), step.post))
     return moves
@@ -98,6 +99,7 @@ def _producers(step: Step, sources: list[Step]) -> list[tuple[Step, ...]]:
         producers = [s for s in sources if p in s.post and s.post <= step.pre]
         extended = []
         for selection in selections:
+            # a second source of the same property adds nothing: the selection stays as it is
             given = any(p in s.post for s in selection)
             for producer in producers:
                 extended.append(selection if given else (*selection, producer))
@@ -180,7 +182,8 @@ class ProgramSearch:
 
     def estimate(self, partial: _Partial) -> float:
         """A lower bound of the seconds from the last synchronisation to the end (ecost in Fig. 10):
-        the computing since then, and the least distance of an established property to the goal."""
+        the computing since then, and the least distance to the goal of an established property, or
+        of none; 0 where no moves lead to the goal."""
         rest = [self.distance[p] for p in (*partial.known, NOTHING) if p in self.distance]
         return float(partial.busy.max()) + min(rest, default=0.0)
 

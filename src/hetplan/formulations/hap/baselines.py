@@ -28,7 +28,8 @@ _OTHER_DIMENSION = re.compile(r"\|\s*all-gather\(\s*[1-9]\d*\s*\)\s*$", re.IGNOR
 _OTHER_COLLECTIVE = re.compile(
     r"reduce-scatter|all-to-all|all-gather|grouped-broadcast", re.IGNORECASE
 )
-# A second of replicated work weighs as much as this number of seconds of other work.
+# A second of replicated work weighs as much as this number of seconds of other work, so that work
+# is replicated only where no other way is nearly as short.
 REPLICATED = 1e3
 UNFIT_DATA_PARALLEL = "data parallelism at these ratios does not fit in memory"
 # The most states of each tensor that the ordered A* extends for DeepSpeed's program.
@@ -49,6 +50,7 @@ def solve_by(method: str, data: HapData, run: Run) -> Outcome[HapDecision]:
     else:
         program = data_parallel(data, theory, ratios, factors=method == "tag")
         if method == "deepspeed":
+            # a baseline proves nothing: what the last search left out does not matter
             best, _ = search(theory, ratios, run, most=STATES)
             program = best or program
             if run.should_stop:
@@ -86,7 +88,7 @@ def data_parallel(
 
     def restricted(step: Step) -> float:
         if not is_allowed(data.triples[step.index]):
-            return np.inf
+            return np.inf  # it is used only where nothing else derives a property
         return with_replicated_work(step)
 
     program = greedy_program(theory, restricted)

@@ -19,7 +19,8 @@ from hetplan.solvers.general import minimise
 from hetplan.solvers.model import SMALLEST, Model, Totals
 from hetplan.solvers.run import Run
 
-# All memory of a device costs at most this multiple of the seconds of all triples.
+# All memory of a device costs at most this multiple of the seconds of all triples. Prices need some
+# limit: where no program fits in a cell, the bound rises with them without end.
 DEAREST = 1e5
 # Rounds of cutting planes per cell at most. A further round must promise to raise the bound by this
 # share of it.
@@ -42,7 +43,8 @@ class ProgramTotals:
 
 
 def first_multipliers(problem: HapProblem) -> Multipliers:
-    """Means by which all ratios cost the same, and bytes cost nothing."""
+    """Means by which all ratios cost the same, because sum_d n_d B_kd is 1, and bytes cost
+    nothing."""
     speed_of_type = problem.speeds * problem.counts
     share_of_devices = problem.counts / problem.counts.sum()
     return Multipliers(
@@ -137,6 +139,8 @@ def _best_by_cuts(
             busy = p.fixed_computing + (p.shared_computing * ratios).sum(axis=0)
             top = p.shared_comm[:, None] * ratios
             free_bytes = problem.capacity - (p.fixed_bytes + p.shared_bytes @ ratios)
+            # clipped, so that a solver takes the coefficients; the bound of the multipliers is
+            # computed from the graph, not from these rows
             free = np.clip(free_bytes / room * most, -1e9 * most, 1e9 * most)
             seconds = p.fixed_comm + busy @ w + (top * u).sum()
             model.row("cut", level <= seconds - free @ price)  # (3)

@@ -13,7 +13,7 @@ from hetplan.formulations.hap.problem import Floats, Ints
 from hetplan.solvers.run import Options
 
 # The most cuts for the best ratios of a program in a cell, and the relative gap at which no further
-# cut is made.
+# cut is made. Means that are not quite the best still prove a bound, a slightly lower one.
 CUTS, EXACT = 60, 1e-10
 
 

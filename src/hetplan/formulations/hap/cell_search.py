@@ -76,7 +76,7 @@ def surely_ends(graph: Graph) -> bool:
 class Incumbent(branch_and_bound.Incumbent[list[int]]):
     """The best program so far under its best ratios; every program is tried once."""
 
-    theory: ReducedTheory | None = None
+    theory: ReducedTheory | None = None  # always given; a default is needed behind other defaults
     cost: CostOfRatios | None = None  # the cost of the best program as a function of the ratios
     tried: set[tuple[int, ...]] = field(default_factory=set)  # programs, as triple numbers
 
@@ -136,6 +136,8 @@ class CellSearch:
         largest_bound = np.inf if cell.graph is None else threshold
         means = Means(self.problem, cell.simplices, self.incumbent.run.options)
         bound_by_prices = -np.inf
+        # `best_multipliers` has one mean for all stages. Whole stages have means of their own, and
+        # keep the prices of the parent.
         if cell.multipliers is not None and not graph.arcs_are_stages:
             bound_by_prices, multipliers, programs = best_multipliers(
                 graph, means, cell.multipliers, threshold, self.incumbent.run
@@ -156,14 +158,15 @@ class CellSearch:
             bound = max(bound, value)
         if bound >= threshold:
             return Expansion(dropped_bound=min(bound, largest_bound), progress=surely_ends(graph))
-        gap = 1 - bound / threshold
+        gap = 1 - bound / threshold  # 1 without an incumbent: the threshold is then infinite
         if not graph.in_execution_order and gap > self.parameters.stalled * cell.parent_gap:
             opened = self._open_orders(cell, means, threshold, gap)
-            if opened is not None and not len(opened.head):
+            if opened is not None and not len(opened.head):  # no program is below the threshold
                 return Expansion(dropped_bound=threshold, progress=surely_ends(opened))
             if opened is not None:
                 graph = opened
                 value, potential, cost = bound_by_sums(graph, means)
+                # the graph lacks programs that cost the threshold or more
                 bound = max(bound, min(value, threshold))
         if graph.in_execution_order and np.isfinite(threshold):
             graph, bound = self._narrow_and_stage(
@@ -217,6 +220,7 @@ class CellSearch:
         """
         bound, potential, cost = by_sums
         limit = threshold + means.memory_seconds
+        # each of the L means proves a bound, and the largest one counts
         least = least_through_arcs(graph, cost, potential).max(axis=1)
         graph, nodes = graph.without_arcs(least >= limit)
         if not len(graph.head):
@@ -242,7 +246,7 @@ class CellSearch:
         Where it does, the means are taken from it.
         """
         _, first_arc = shortest(graph, means.at_point(graph)[:, None])
-        if first_arc[graph.start, 0] < 0:
+        if first_arc[graph.start, 0] < 0:  # no path leads to the last node
             return False
         program = graph.program(path(graph, first_arc[:, 0]))
         is_better = self.incumbent.try_program(program)
@@ -258,7 +262,7 @@ def bound_by_sums(graph: Graph, means: Means) -> tuple[float, Floats, Floats]:
     """
     cost = means.costs(graph.work)
     potential = potentials(graph, cost, means.mu)
-    if graph.arcs_are_stages:
+    if graph.arcs_are_stages:  # one further bound beside those by the L means
         stage_cost = means.costs_per_stage(graph.work)
         length, _ = shortest(graph, stage_cost.reshape(len(stage_cost), -1))
         least = length.reshape(graph.n, *stage_cost.shape[1:])

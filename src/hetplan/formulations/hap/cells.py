@@ -17,9 +17,9 @@ def whole_cell(problem: HapProblem) -> Floats:
     Any ratios of sum 1 are a simplex whose vertex d gives everything to type d. With one segment
     and without memory a smaller one holds an optimum. For fixed stage times T_s and a fixed largest
     ratio M the ratios are bounded by u_d = min(M, min_s (T_s v_d - F_s) / S_s), a concave
-    nondecreasing function of the speed v_d, and scaling u to sum 1 keeps all bounds. So some
-    optimum is concave and nondecreasing in speed. Those functions on K speeds are the cone spanned
-    by 1 and by min(v, v_k) - v_1 for k > 1.
+    nondecreasing function of the speed v_d. The bounds sum to 1 at least, as the ratios do, so that
+    scaling u to sum 1 keeps all bounds. So some optimum is concave and nondecreasing in speed.
+    Those functions on K speeds are the cone spanned by 1 and by min(v, v_k) - v_1 for k > 1.
     """
     if problem.g > 1 or problem.capacity is not None:
         return np.tile(np.diag(1.0 / problem.counts), (problem.g, 1, 1))

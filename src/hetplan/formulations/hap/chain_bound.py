@@ -15,8 +15,9 @@ ROUNDING = 1e-12
 def least_seconds(theory: ReducedTheory) -> TripleSeconds:
     """The function that bounds a triple's share of any program's cost, whatever the ratios.
 
-    A stage lasts at least as long as the mean over all devices. In it shared work counts at least
-    1 / (n v), with the speed v of the fastest device. The largest of n ratios is at least 1 / n.
+    A stage lasts at least as long as the mean of its n devices' seconds. In this mean shared work
+    counts at least 1 / (n v), with the speed v of the fastest device, because the ratios sum to 1.
+    For the same reason the largest of n ratios is at least 1 / n.
     """
     problem = theory.problem
     devices = float(problem.counts.sum())

@@ -194,6 +194,7 @@ def held_bytes(data: HapData, decision: HapDecision) -> list[float]:
     terms: list[list[float]] = [[] for _ in data.devices]
     for i in decision.program:
         triple = data.triples[i]
+        # fields that are left out, as all are without memory, stand for 0 bytes
         fixed, shared = triple.fixed_bytes or 0.0, triple.shared_bytes or 0.0
         for device_terms, share in zip(terms, decision.ratios[triple.segment], strict=True):
             device_terms.append(fixed + shared * share)
@@ -233,7 +234,7 @@ def instructions(data: HapData, decision: HapDecision) -> list[dict[str, Any]]:
 
 
 def _tensor(properties: Sequence[str]) -> str:
-    """The tensor that a triple gives; a dash where it gives nothing."""
+    """The tensor of the first property that a triple gives; a dash where it gives nothing."""
     name = properties[0] if properties else "-"
     return name.rpartition("|")[0].strip() or name
 

@@ -6,13 +6,20 @@ bounds a cell by shortest paths in the graph of needs (module `needs`): the grap
 where that has too many states, the graph in one order, called canonical.
 
 Theorem. Without a memory limit, on the graph in all orders, the search ends with an optimum and a
-bound within the gap asked for, provided that stages are few enough to become arcs
-(`Parameters.stages_per_arc`). For cells cover ratios that are optimal (module `cells`), every
-minimal program is a path (`needs`), the bound of a cell that shrinks to a point tends to the least
-cost at the point (`whole_stages`), and cells that are closed cost no less than the threshold. When
-the search stops earlier, the least bound of the open cells is still valid. With a memory limit,
-the bound from Lagrangian multipliers (`byte_prices`) is at most the cost of the best mixture of
-programs that fits on average, which may leave a gap.
+bound within the gap asked for. Condition: in small cells, the arcs become whole stages of programs
+(the computations between two communications), which they do unless there are too many stages per
+arc (`Parameters.stages_per_arc`). Proof:
+
+(1) Cells cover ratios that are optimal (module `cells`).
+(2) Every minimal program is a path of the graph (`needs`).
+(3) The bound of a cell that shrinks to a point tends to the least cost at the point, where arcs are
+    whole stages (`whole_stages`).
+(4) A cell is closed only where its programs cost no less than the threshold, which is the
+    incumbent's objective less the gap that is allowed.
+
+When the search stops earlier, the least bound of the open cells is still valid. With a memory
+limit, the bound from Lagrangian multipliers (`byte_prices`) is at most the cost of the best mixture
+of programs that fits on average, which may leave a gap.
 
 Where cells would be too many (several segments, many device types), or leave a gap on a graph in
 all orders, HiGHS solves the mixed-integer programme of paths (module `model`), starting from the
@@ -60,10 +67,12 @@ def solve(data: HapData, run: Run, parameters: Parameters = DEFAULTS) -> Outcome
     problem = theory.problem
     bound = chain_bound(theory)
     run.report(bound=bound)
+    # The search uses up half of the gap asked for. The other half is left to rounding.
     incumbent = Incumbent(run, gap=0.5 * run.options.gap, theory=theory)
     if problem.capacity is not None:
         # Perhaps no program fits in memory. Until the search has one that does, the incumbent has
-        # no decision and an objective above that of any program; 1e-300 keeps it above 0 seconds.
+        # no decision and an objective above that of any program. 1e-300 keeps it above 0, which
+        # the test of the objective below takes for optimal.
         incumbent.objective = problem.seconds_of_all * (1 + 1e-6) + 1e-300
     incumbent.try_program(first_program(theory))
     if problem.capacity is not None:
@@ -96,8 +105,11 @@ def _searched(
     bound: seconds, a lower bound proven before the search.
     """
     problem = theory.problem
+    # Only in the graph in all orders do paths have the execution order of their programs; in the
+    # canonical graph they do not.
     all_orders = graph is not None and graph.in_execution_order
     too_many_ratios = all_orders and _has_too_many_ratios(theory, parameters)
+    # With one segment and without a memory limit, the search finds the proof by itself.
     milp_can_finish = all_orders and (problem.g > 1 or problem.capacity is not None)
     proven = False
     details: dict[str, object] = {}

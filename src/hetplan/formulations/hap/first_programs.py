@@ -17,7 +17,8 @@ from hetplan.formulations.hap.theory import NOTHING, ReducedTheory
 from hetplan.solvers.run import Run
 
 COMBINED: tuple[Combine, ...] = (sum, max)
-# The prices of all memory together that are tried, in multiples of the seconds of all triples.
+# The prices of all memory together that are tried, in multiples of the seconds of all triples. They
+# are tried in this order, until time is up and a program fits.
 TRIED_MULTIPLES = (1.0, 1e4, 0.1, 10.0, 0.01)
 
 

@@ -66,6 +66,7 @@ def work_of(problem: HapProblem, steps: Sequence[Step]) -> Work:
     """The work of triples, one row for each of `steps`."""
     comm = np.array([step.comm for step in steps], dtype=np.bool_)
     rows = [(step.fixed, step.shared, step.fixed_bytes, step.shared_bytes) for step in steps]
+    # reshaped, because an array of no rows does not have four columns
     fixed, shared, fixed_bytes, shared_bytes = np.array(rows, dtype=float).reshape(-1, 4).T
     # the work of a collective is in seconds, that of a computation in FLOP
     per_second = np.where(comm, 1.0, problem.speeds[-1])

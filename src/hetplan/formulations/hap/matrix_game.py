@@ -15,13 +15,17 @@ def game(P: Floats, options: Options) -> tuple[float, Floats, Floats]:
 
     P: [C, V] payoffs. The value is the least that the mixture theta of rows guarantees, a lower
     bound of the game's value in any case. HiGHS maximises it, and mu are the duals. Where HiGHS
-    finds no theta, because of the native options perhaps, all rows have equal shares.
+    finds no theta, because of the native options perhaps, all rows have equal shares. Where all
+    payoffs are equal or some are infinite, the value is the least payoff, mu has equal shares and
+    theta is the first row.
     """
     (C, V), low, high = P.shape, float(P.min()), float(P.max())
     if not (np.isfinite(high) and high > low):
         return low, np.full(V, 1.0 / V), np.eye(C)[0]
     shares = (P.T - low) / (high - low)
     shares = np.where(shares < SMALLEST, 0.0, shares)  # HiGHS warns of smaller ones
+    # Columns theta [C] and the value. A row for each v, sum_c theta_c P[c, v] >= value, and the
+    # last row, sum_c theta_c = 1, with P as shares.
     rows = np.vstack([np.column_stack([shares, -np.ones(V)]), np.ones(C + 1)])
     rows[V, C] = 0.0
     programme = LinearArrays(

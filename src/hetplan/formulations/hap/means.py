@@ -50,6 +50,7 @@ class Means:
         self._slow = problem.speeds[-1] / problem.speeds
         V, _, K = self.x.shape
         self.mu = np.full(V, 1.0 / V)  # the reference point, barycentric
+        # [g, K] at first, each segment's type of the largest ratio at that point alone
         self.top_weights = np.eye(K)[self.point.argmax(axis=1)]
         self.byte_prices = np.zeros(K)
         # [L, K] means for all stages, rows of sum 1: the type weights of the cell's multipliers
@@ -81,7 +82,7 @@ class Means:
             self.mu,
             self.options,
         )
-        communicates = cost.comm > 0
+        communicates = cost.comm > 0  # of other segments the program says nothing
         self.top_weights[communicates] = top_weights[communicates]
         self._stage_of_mixture = {row.tobytes(): s for s, row in enumerate(_mixtures(F, S))}
 

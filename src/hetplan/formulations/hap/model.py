@@ -57,10 +57,11 @@ GRID, MEMORY_GRID = 2**20, 2**16
 # The error of all roundings of CP-SAT together, relative to the cost. A smaller one makes its
 # search crawl.
 GRID_ROUNDING = 2e-5
-# Coefficients are capped at this multiple of the incumbent's cost, or of a device's memory. No
-# program can use a triple beyond it anyway.
+# Coefficients are capped at this multiple of U, or of a device's memory. A cap only lowers costs
+# and sums of bytes, so that the bound holds. A ratio above 1 / MOST_TIMES is still too much.
 MOST_TIMES = 4096.0
-# The model grants this share of the memory on top, so that a solver's tolerance cuts nothing off.
+# The model grants this share of the memory, and of U, on top, so that a solver's tolerance, 1e-9,
+# cuts nothing off.
 # The best ratios of a program are computed exactly later.
 SLACK = 1e-8
 
@@ -121,7 +122,7 @@ def _grid(problem: HapProblem) -> int:
 
 def follow_a_path(model: Model, s: ArcColumns) -> None:  # (1)
     """One unit from {goal} to the empty set; each node is left at most once."""
-    for u in range(s.graph.n - 1):
+    for u in range(s.graph.n - 1):  # all but the empty set, the last node
         out, into = s.z[s.graph.tail == u].sum(), s.z[s.graph.head == u].sum()
         begins = int(u == s.graph.start)
         model.row("path", out == into + begins)
@@ -164,6 +165,7 @@ def pay_for_stages(model: Model, s: ArcColumns) -> None:  # (4), (5), (6)
 def pay_for_communication(model: Model, s: ArcColumns) -> None:  # (7)
     """A collective costs fixed z + shared max_d w."""
     comm = np.flatnonzero(s.comm)
+    # type 0 stands for all: a collective takes the same seconds on each
     paying = comm[s.shared[comm, 0] > 0]
     largest = model.continuous("largest", len(paying), 0.0, 1.0, grid=_grid(s.problem))
     model.minimize(s.fixed[comm, 0] @ s.z[comm] + s.shared[paying, 0] @ largest)
@@ -183,6 +185,7 @@ def fit_memory(model: Model, s: ArcColumns) -> None:  # (8)
     for d, room in enumerate(s.problem.capacity.tolist()):
         unit = room if room > 0 else 1.0
         model.fix(s.z[fixed > room], 0.0)
+        # beyond `room` the triple is excluded above, so that any cap above 1 will do
         fixed_parts = kept_parts(np.minimum(fixed, 2.0 * unit) / unit)
         shared_parts = kept_parts(shared / unit)
         needed = fixed_parts @ s.z + shared_parts @ s.w_of_segment[:, d]
@@ -215,6 +218,8 @@ def build(
     totals = Totals(
         least=least,
         largest=upper,
+        # Each of at most n - 1 arcs of a path has a cost per step of a ratio that is rounded down,
+        # and a ratio is at most `_grid` steps.
         roundings=graph.n * _grid(graph.theory.problem),
         error=GRID_ROUNDING,
     )
@@ -270,9 +275,11 @@ def solve_reduced(
             message=message, details=details,
         )  # fmt: skip
 
-    if seconds <= 0:
+    if seconds <= 0:  # no program costs less than nothing
         return best_so_far(Stop.OPTIMAL, "")
-    upper = seconds if np.isfinite(seconds) else problem.seconds_of_all or 1.0
+    upper = seconds
+    if not np.isfinite(seconds):  # no program that fits is known
+        upper = problem.seconds_of_all or 1.0  # units need more than 0 seconds
     try:
         graph = graph_of_needs(theory, STATES, run)
         if graph is None:
@@ -290,7 +297,7 @@ def solve_reduced(
         if ratios.seconds <= seconds:
             program, seconds = candidate, ratios.seconds
         if answer.stop is not Stop.OPTIMAL or not ratios.proven_unfit:
-            break
+            break  # out of time, or the answer is no program to forbid
         forbid(model, s, candidate)
     stop, message = answer.stop, answer.message
     if stop is Stop.INFEASIBLE:
@@ -299,7 +306,7 @@ def solve_reduced(
                 theory, None, run=run, stop=stop, bound=None, build_seconds=build_seconds,
                 solver=answer.solver, message=NONE_FITS,
             )  # fmt: skip
-        stop = Stop.ERROR
+        stop = Stop.ERROR  # a program is known that the model holds
     if method == "cp-sat":
         message = message or f"ratios rounded down to 1/{_grid(problem)} in the model"
     counts = {"states": graph.n, "arcs": len(graph.head)}
@@ -313,7 +320,7 @@ def solve_reduced(
 def walked(graph: Graph, chosen: Floats) -> list[int]:
     """The program (triple numbers) of a path. chosen: [A] 1 for the path's arcs, else about 0."""
     arcs: list[int] = []
-    u, seen = graph.start, set()
+    u, seen = graph.start, set()  # `seen`: an answer that is no path may lead round in a circle
     while u < graph.n - 1 and u not in seen:
         seen.add(u)
         out = np.arange(graph.first[u], graph.first[u + 1])

@@ -209,7 +209,7 @@ class _States:
                     heads, steps = arcs[w]
                     least = (self.cost[steps] + self.h[heads]).min(axis=0)
                     if (least < self.h[w]).any():
-                        self.h[w] = least
+                        self.h[w] = least  # no entry rises, because h only falls
                         changed = len(same_key) > 1
         return True
 

@@ -2,8 +2,9 @@
 end.
 
 The printed search appends any instruction whose precondition is met. It meets independent
-instructions in every order and at every time, and its estimate is that of one chain to the goal. So
-the number of its states grows exponentially with the number of operators. This search differs:
+instructions in every order and at every time, and its estimate of the seconds left counts the
+computations of one chain to the goal only. So the number of its states grows exponentially with the
+number of operators. This search differs:
 
 - It computes each tensor once, in one topological order of the single-device program.
   Communications and local slices of computed tensors may stand between any two computations. The
@@ -12,9 +13,9 @@ the number of its states grows exponentially with the number of operators. This 
 - A property is useful after a number of tensors if a later triple or the goal may need it. Partial
   programs with equally many tensors and the same useful properties share a state. The one of the
   lowest score is kept, also where another one was extended before (the authors' `property_cache`).
-- The estimate is the paper's: the least seconds of the computations that are left, at infinite
-  bandwidth, beside the stage under way. With a fixed list of tensors it is the sum, over the
-  tensors left, of each one's cheapest computation on every device type.
+- The estimate assumes infinite bandwidth, as the paper's does, but counts all tensors that are
+  left: it is the sum of each one's cheapest computation on every device type. The computations of
+  the stage under way are added to it.
 - It extends states tensor by tensor, for each number of tensors those of the lowest scores first,
   and `width` of them at most. The search is repeated with four times the width until it leaves out
   no state whose score is below the best program's, or until time is up.
@@ -25,8 +26,9 @@ properties are kept.
 
 The tensor of a property is the part of its name before the last `|`, up to a `~`. Behind the `~` a
 name tells by which of several ways the tensor is computed. The search finds no program where
-tensors depend on each other in a circle, or where a tensor that the goal does not need cannot be
-computed. Where memory is limited, it sees the limit only as a price of bytes.
+tensors depend on each other in a circle, where a tensor that the goal does not need cannot be
+computed, or where all triples that compute a tensor also compute an earlier one. Where memory is
+limited, it sees the limit only as a price of bytes.
 """
 
 import heapq
@@ -117,6 +119,8 @@ class Order:
                     break
                 extended += 1
                 if self.goal in partial.known:
+                    # The goal's tensor is the last one where all others lead to it. Then nothing is
+                    # left to compute: the score is the cost, and no state in the queue has less.
                     return partial, left_out
                 changing = self._moves_that_change(partial.known)
                 for better in self._extended(partial, changing, computed, states, least):
@@ -165,7 +169,8 @@ def search(
     """(The best program found at ratios [g, K], the width of the last search).
 
     The program is None where none was found. The width is None where that search left out no state
-    that could lead to a better program.
+    that could lead to a better program, and where there was no search because tensors depend on
+    each other in a circle.
 
     most: no search follows one of this width or more. byte_price: seconds per byte on one device.
     """
@@ -203,6 +208,7 @@ def arranged(theory: ReducedTheory, ratios: Floats, byte_price: float) -> Order 
     made_from: nx.DiGraph[int] = nx.DiGraph()  # from a property to those that moves make it of
     for move, of_move in zip(moves, computed, strict=True):
         if of_move:
+            # at the first of its tensors; each of the others needs a further move that computes it
             computing[min(number[tensor] for tensor in of_move)].append(move)
         else:
             made_from.add_edges_from(itertools.product(move.post, move.pre))
@@ -217,6 +223,8 @@ def arranged(theory: ReducedTheory, ratios: Floats, byte_price: float) -> Order 
                 wanted |= nx.descendants(made_from, p)
         useful.append(frozenset(wanted))
         idle = (0.0,) * K
+        # a collective that moves a tensor to another segment gives a new tensor, but computes
+        # nothing
         work = [idle if move.comm else move.seconds for move in computing[i]]
         least_seconds[i] = np.min(work, axis=0) if work else 0.0
     rest = least_seconds[::-1].cumsum(axis=0)[::-1]
@@ -237,7 +245,7 @@ def _moves(theory: ReducedTheory, ratios: Floats, byte_price: float) -> list[Mov
     for step in theory.steps:
         row = ratios[step.segment]
         if step.comm:
-            seconds = (step.fixed + step.shared * row.max()) / np.ones(problem.K)
+            seconds = np.full(problem.K, step.fixed + step.shared * row.max())
         else:
             seconds = (step.fixed + step.shared * row) / problem.speeds
         moves.append(

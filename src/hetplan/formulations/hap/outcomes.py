@@ -53,6 +53,7 @@ def infeasible_because(data: HapData, problem: HapProblem) -> str | None:
     step = next((step for step in problem.steps if problem.goal in step.post), None)
     if step is None:
         return f"no triple establishes the goal {data.goal!r}"
+    # the first by name; there is one, because the step does not apply
     missing = min(problem.properties[p] for p in step.pre - established)
     return (
         f"the goal {data.goal!r} cannot be derived: {data.triples[step.index].instruction} "

@@ -67,11 +67,11 @@ def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Out
     best: Sequence[int] | None = None  # the program of the best pair
     least = np.inf  # its seconds
     tried: set[tuple[int, ...]] = set()
-    while best is None or not run.should_stop:
+    while best is None or not run.should_stop:  # one program is sought in any case
         program = programs.at(ratios)
         answer = best_ratios(problem, problem.cost_of(program), run)
         if tuple(program) in tried or not answer.fits:
-            break
+            break  # where it does not fit, the programme has no ratios to go on with
         tried.add(tuple(program))
         ratios = answer.ratios
         if answer.seconds < least:
@@ -106,9 +106,9 @@ class _Programs:
     @property
     def note(self) -> str:
         """The message that says which part of HAP's procedure was left out; empty without any."""
-        if len(self._searches_left) == 2:
+        if len(self._searches_left) == 2:  # A* with both prunings is still in use
             return ""
-        if len(self._searches_left) == 1:
+        if len(self._searches_left) == 1:  # without the second pruning
             return REPEATED
         cut_off = CUT_OFF if self._states else NOT_BEGUN
         return cut_off.format(states=self._states, instead=self._instead)
@@ -126,6 +126,7 @@ class _Programs:
             )
             if program is not None:
                 return program
+            # a search that was cut off would be cut off again with more moves
             self._searches_left = self._searches_left[1:] if finished else ()
         return self._without_a_star(ratios)
 
@@ -155,7 +156,7 @@ class _Programs:
                 programs.append(program)
             if width is not None:
                 self._instead = KEPT.format(width=width)
-        if len(programs) == 1:
+        if len(programs) == 1:  # the greedy one alone
             self._instead = DERIVED
         fitting = [program for program in programs if self._fits_at(ratios, program)]
         if fitting:

@@ -20,6 +20,8 @@ def shortest(graph: Graph, cost: Floats) -> tuple[Floats, Ints]:
     length = np.full((graph.n, cost.shape[1]), np.inf)
     length[-1] = 0.0
     first_arc = np.full(length.shape, -1)
+    # No arc closes a stage, so that neither the point `mu` nor `at_stage_begin` is needed: the one
+    # stands for J means of one vertex each, the other is empty.
     closes_no_stage = np.zeros(len(graph.head), dtype=np.bool_)
     _fill_shortest(
         graph.first, graph.head, closes_no_stage, graph.component, np.ascontiguousarray(cost),
@@ -83,6 +85,8 @@ def _fill_shortest(
             for u in range(end - 1, begin - 1, -1):
                 for a in range(first[u], first[u + 1]):
                     h = head[a]
+                    # Inside the component at_stage_begin is not final. There `value` is a lower
+                    # bound, too: one mean then serves for both stages.
                     after = at_stage_begin if closes[a] and h >= end else value
                     for j in range(J):
                         total = cost[a, j] + after[h, j]
@@ -96,6 +100,7 @@ def _fill_shortest(
             for j in range(0, J, V):
                 level = 0.0
                 for i in range(V):
+                    # a value may be infinite, and 0 times infinity is no number
                     level += mu[i] * value[u, j + i] if mu[i] > 0 else 0.0
                 if best == -np.inf or level > best + CLOSE * abs(best):
                     best, chosen = level, j

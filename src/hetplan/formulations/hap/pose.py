@@ -127,9 +127,10 @@ def _weighted_graph(program: SingleProgram) -> nx.Graph[int]:
     number = {node.name: i for i, node in enumerate(program.computations)}
     for node in program.computations:
         graph.add_node(number[node.name], work=work_of(program, node, gradients).total)
-        for source in program.inputs(node):
-            if not source.source:
-                graph.add_edge(number[source.name], number[node.name], entries=source.elements)
+        for input_node in program.inputs(node):
+            if input_node.name in number:  # an operator: neither data nor a parameter
+                ends = number[input_node.name], number[node.name]
+                graph.add_edge(*ends, entries=input_node.elements)
     _scale_weights(graph.nodes.values(), "work")
     _scale_weights(graph.edges.values(), "entries")
     return graph
@@ -162,7 +163,8 @@ class Posed:
         return self.workload.global_batch // self.runs
 
     def device_bytes(self, decision: HapDecision) -> tuple[float, ...]:
-        """[m] predicted bytes on each device, with every slice in whole units.
+        """[m] predicted bytes on each device, with every slice in whole units (module
+        `programs.axes`).
 
         They are the states of the parameters on the device, and the tensors that it keeps.
         """
@@ -170,8 +172,7 @@ class Posed:
         return self.theory.decided(decision).bytes(self.theory.holding)
 
     def fits(self, decision: HapDecision) -> bool:
-        """Whether a decision fits in the memory of every device, with every slice in whole
-        units."""
+        """Whether the bytes of `device_bytes` fit in the memory of every device."""
         memory = self.theory.data.memory
         assert memory is not None, "posed with memory"
         needed = self.device_bytes(decision)
@@ -190,11 +191,12 @@ def pose(
 ) -> Posed:
     """The `hap` problem of `workload`.
 
-    runs: runs of the program per iteration; None: the fewest in which data parallelism fits in
-    memory. run: the run of the method, which may stop the construction. tied_whole: as in
-    `Holding`. links: of the devices; None: rings over the cluster's slowest link. cut: the number
-    of segments and how the program is cut into them. machines: every node becomes one device, as
-    fast as all its GPUs, which train data-parallel (HAP, Section 3); `links` is then not used.
+    runs: runs of the program per iteration (the user's option `hap.steps`); None: the fewest in
+    which data parallelism fits in memory. run: the run of the method, which may stop the
+    construction. tied_whole: as in `Holding`. links: of the devices; None: rings over the cluster's
+    slowest link. cut: the number of segments and how the program is cut into them. machines: every
+    node becomes one device, as fast as all its GPUs, which train data-parallel (HAP, Section 3);
+    `links` is then not used.
 
     Raises UnsupportedError where the model has no program, or the profile no times of single
     devices; InputError for runs that do not divide the global batch; `Stopped` where `run` should
@@ -208,14 +210,15 @@ def pose(
     program = segmented(program_of(workload.model, workload.global_batch // runs), *cut)
     links = links or links_of(workload.cluster)
     devices, weights = priced(workload, program)
-    slices = len(devices)
+    slices = len(devices)  # every GPU gets one, even where nodes are the devices
     element_bytes = ELEMENT_BYTES[workload.precision]
     usable, saved = workload.device_bytes(), saved_bytes(workload, program)
     if machines:
         nodes = workload.cluster.nodes
         devices = _devices_of_nodes(nodes, devices)
         links = _links_of_nodes(workload.cluster)
-        # The GPUs of a node share the tensors that the node keeps.
+        # The GPUs of a node share the tensors that the node keeps. `Holding` has the same bytes for
+        # all devices: those of a GPU in the smallest node, whose share is the largest.
         fewest = min(node.devices for node in nodes)
         saved = {name: size / fewest for name, size in saved.items()}
     holding = Holding(

@@ -184,7 +184,9 @@ class _Prices:
         """(FLOP on every device, FLOP that the ratios divide) of an operator in both passes."""
         node = self.program.node(run.node)
         work = work_of(self.program, node, self.gradients, self.weights.get(node.name, 1.0))
-        if run.factors:  # every device computes the parameters' gradients
+        # Every device computes the gradients of the parameters, the inputs but the first, from the
+        # gathered factors.
+        if run.factors:
             return sum(work.gradients[1:]), work.forward + work.gradients[0]
         if run.rule.shared:
             return 0.0, work.total
@@ -195,7 +197,8 @@ class _Prices:
         factors of these gradients."""
         if synchronise.how == "All-Reduce":
             price = self.links.price("All-Reduce", self.size(*synchronise.parameters))
-            return Price(price.fixed / self.runs)
+            return Price(price.fixed / self.runs)  # no part of an all-reduce depends on ratios
+        # the factors of a gradient of parameters: the input and the gradient of the output
         input_name, *_ = self.program.node(synchronise.node).inputs
         of_input = self.links.price(synchronise.how, self.size(input_name))
         of_output = self.links.price(synchronise.how, self.size(synchronise.node))

@@ -58,6 +58,7 @@ def best_ratios(problem: HapProblem, cost: CostOfRatios, run: Run) -> BestRatios
     estimate = problem.program_seconds(cost, best)
     least = estimate if problem.fits(cost, best) else np.inf
     # With one type all devices have equal ratios, which is best for their bytes, too.
+    # A program that costs nothing has no better ratios either.
     if problem.K == 1 or (estimate <= 0 and np.isfinite(least)):
         return BestRatios(best, least, least)
     # This takes milliseconds, whatever is left of the time. No progress is reported: this is one
@@ -67,7 +68,7 @@ def best_ratios(problem: HapProblem, cost: CostOfRatios, run: Run) -> BestRatios
     for margin in (0.0, LEFT_FREE):
         model, ratio = _programme(problem, cost, estimate or 1.0, margin)
         answer = minimise("milp", model, exactly, report=lambda incumbent, bound: None)
-        if not margin:
+        if not margin:  # with a margin nothing is proven about the whole memory
             bound = answer.bound
             if answer.stop is Stop.INFEASIBLE:
                 return BestRatios(best, np.inf, np.inf)

@@ -45,7 +45,7 @@ class ReducedTheory:
         graph: nx.DiGraph[int] = nx.DiGraph()
         for step in self.steps:
             graph.add_nodes_from(step.pre | step.post)
-            first, *others = step.post
+            first, *others = step.post  # a useful triple has an effect
             graph.add_edges_from((p, first) for p in step.pre)
             # edges both ways put all effects into one component
             graph.add_edges_from((first, q) for q in others)

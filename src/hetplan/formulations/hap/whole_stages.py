@@ -73,6 +73,7 @@ def graph_of_stages(
             return None
         longer = _extended(graph, cost, open_stages, begun)
         begun += len(open_stages.node)
+        # a bound by each mean, affine over the cell: its least value is at a vertex
         through = before[longer.begin, None] + longer.seconds + potential[longer.node]
         below_threshold = (through.min(axis=2) < threshold).all(axis=1)
         longer = longer[np.flatnonzero(below_threshold)]
@@ -89,10 +90,12 @@ def _least_before(graph: Graph, cost: Floats, mu: Floats) -> Floats:
     """
     backward, arcs = graph.backward
     to_head = potentials(backward, cost[arcs], mu)[::-1]
+    # a node that no path reaches is infinite by every mean, whichever is taken
     level = np.where(np.isfinite(to_head), to_head, 0.0) @ mu
     closed = to_head[np.arange(len(to_head)), level.argmax(axis=1)]
     comm = np.flatnonzero(graph.work.comm)
     before = np.full(closed.shape, np.inf)
+    # a collective costs the same by all means, so that the first one stands for all
     np.minimum.at(before, graph.head[comm], closed[graph.tail[comm]] + cost[comm, 0])
     before[graph.start] = 0.0
     return before
@@ -162,11 +165,14 @@ def _graph_of(graph: Graph, every: _OpenStages, cell: Floats) -> Graph:
     steps_of_action = [_chain(graph, every, int(c)) for c in closed]
     steps_of_action += [graph.steps_of_action[s] for s in graph.action[comm]]
     m = len(tail)
+    # `number` has the start and the end in front of the tails and the heads
     whole = graph_of_arcs(
         graph.theory, keys, (number[2 : 2 + m], number[2 + m :], action), steps_of_action,
         Work.joined([stage.work, graph.work[comm]]), start=int(number[0]), arcs_are_stages=True,
     )  # fmt: skip
-    return whole.without_arcs(np.zeros(m, dtype=np.bool_))[0]
+    # removing no arc still drops the nodes through which no path leads
+    whole, _ = whole.without_arcs(np.zeros(m, dtype=np.bool_))
+    return whole
 
 
 def _chain(graph: Graph, every: _OpenStages, stage: int) -> tuple[int, ...]:

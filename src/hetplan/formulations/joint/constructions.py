@@ -1,9 +1,9 @@
 """Designs that the local search begins with, and variations that it tries on the best of them.
 
-A construction sorts the devices by node, the fastest first or the slowest first, and divides them
-into tensor groups. The replicas get the tensor groups in turn or in blocks; each tensor group is a
-stage. Cuts make the slowest stage of a replica as fast as possible. Replicas take samples in
-proportion to their speeds. Source: hetplan.
+A construction lists the devices with the fastest first, with the slowest first, or node by node.
+It divides neighbours of one node into tensor groups. The replicas get the tensor groups in turn or
+in blocks; each tensor group is a stage. Cuts make the slowest stage of a replica as fast as
+possible. Replicas take samples in proportion to their speeds. Source: hetplan.
 """
 
 from collections import Counter
@@ -109,7 +109,8 @@ def variations(space: Space, design: Design) -> Iterator[Callable[[Design], Desi
 
 
 def rotated(by: int, design: Design) -> Design:
-    """The design in which the first `by` stages of every replica with more stages come last."""
+    """The design in which the devices of the first `by` stages of a replica come last. The cuts
+    stay, so that devices change their layers. Replicas of `by` stages or fewer stay as they are."""
     pipelines = list(design.pipelines)
     for i, pipeline in enumerate(pipelines):
         if by < len(pipeline.groups):

@@ -105,14 +105,17 @@ class Branching:
         if plan.cuts:
             self.replay(plan)
             return Expansion(progress=True)
-        too_many = self.bounds.number_of_cuts(plan) > self.parameters.cuts
+        too_many_cuts = self.bounds.number_of_cuts(plan) > self.parameters.cuts
+        # the search raises 0 to the plan's own bound
+        undecided = Expansion[PartialPlan](dropped_bound=0.0)
         if not plan.batches:
-            if too_many and plan.chunks == 1:
-                return Expansion(dropped_bound=self.bounds.by_speed(plan))
+            # With one chunk, `options` would go through all cuts. With more, it takes the bound by
+            # computation alone, and a plan that has no valid batches is decided.
+            if too_many_cuts and plan.chunks == 1:
+                return undecided
             return Expansion(self.with_batches(plan, threshold))
-        if too_many:
-            # 0 stands for the plan's own bound, which the search knows
-            return Expansion(dropped_bound=0.0)
+        if too_many_cuts:
+            return undecided
         return Expansion(self.with_cuts(plan, threshold), progress=True)
 
     def with_batches(self, plan: PartialPlan, threshold: float) -> list[tuple[float, PartialPlan]]:
@@ -193,6 +196,8 @@ class Branching:
             for stages, (g, b), cuts in zip(plan.layout, plan.batches, plan.cuts, strict=True)
         )
         one_virtual_stage = plan.deepest == plan.chunks == 1
+        # The replay takes a higher ZeRO level of pipelines for this one, so higher ones are left
+        # out. A data file may list any number as a level; ZeRO has none above 3.
         highest_for_pipelines = min(max(self.data.framework.pipeline_levels), 3)
         highest = 3 if one_virtual_stage else highest_for_pipelines
         equal_steps = len({pipeline.steps for pipeline in pipelines}) == 1

@@ -97,8 +97,8 @@ def linear_curve(points: Mapping[int, float], largest: int) -> Floats:
     curve = np.interp(at, batches, seconds)
     beyond = at > batches[-1]
     slope = seconds[-1] / batches[-1]
-    if len(batches) > 1:
-        slope = max((seconds[-1] - seconds[-2]) / (batches[-1] - batches[-2]), 0.0) or slope
+    if len(batches) > 1 and seconds[-1] > seconds[-2]:
+        slope = (seconds[-1] - seconds[-2]) / (batches[-1] - batches[-2])
     curve[beyond] = seconds[-1] + slope * (at[beyond] - batches[-1])
     curve[0] = 0.0
     return np.asarray(curve)
@@ -126,7 +126,7 @@ def dips(points: Mapping[int, float], curve: Floats) -> list[str]:
     for (left, right), neighbours in zip(pairwise(batches), pairwise(seconds), strict=True):
         between = np.arange(int(left) + 1, min(int(right), len(curve)))
         lower = min(neighbours)
-        below = between[curve[between] < lower * (1 - 1e-12)]
+        below = between[curve[between] < lower * (1 - 1e-12)]  # by more than rounding
         if len(below):
             first, last = below[[0, -1]].tolist()
             where = f"batch {first}" if first == last else f"batches {first} to {last}"

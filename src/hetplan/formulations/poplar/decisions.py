@@ -17,8 +17,8 @@ def shares_decision(
 ) -> PoplarDecision:
     """The decision of ZeRO 0 and 1.
 
-    loads: for each group, samples of a share -> devices with such a share. micro_batch: (group,
-    samples of a share) -> its micro-batch.
+    loads: for each group, samples of a share -> number of devices with such a share. micro_batch:
+    (group, samples of a share) -> its micro-batch.
     """
     idle = Share(samples=0, micro_batch=0)
     shares = [idle] * problem.devices
@@ -38,8 +38,8 @@ def steps_decision(
 ) -> PoplarDecision:
     """The decision of ZeRO 2 and 3.
 
-    rows: (number of steps, loads). loads: for each group, micro-batch b -> (device, step) pairs
-    that take it. The pairs of group k add up to the number of steps times n_k.
+    rows: (number of steps, loads). loads: for each group, micro-batch b -> number of
+    (device, step) pairs that take it. The pairs of group k add up to the number of steps times n_k.
 
     The pairs of a group fill one step after the other, those of the largest b first. So most
     neighbouring steps are equal. Steps without samples are left out.
@@ -62,8 +62,8 @@ def steps_decision(
 class Queue:
     """The micro-batches of a group of n_k devices in several steps, the largest first.
 
-    pairs: micro-batch b -> (device, step) pairs that take it. Pair p is device p mod n_k in step
-    p div n_k.
+    pairs: micro-batch b -> number of (device, step) pairs that take it. Pair p is device p mod n_k
+    in step p div n_k.
     """
 
     def __init__(self, group: Group, pairs: Mapping[int, int]) -> None:

@@ -79,6 +79,7 @@ def devices_take_every_step(data: PoplarData, steps: list[Step]) -> Iterator[str
 def shares_fit(data: PoplarData, shares: list[Share]) -> Iterator[str]:  # (3)
     """A violation for each device with samples but no micro-batch, and for each micro-batch that
     does not fit on its device."""
+    # (2) reports where there are not as many shares as devices
     for i, (device, share) in enumerate(zip(data.devices, shares, strict=False)):
         least = 1 if share.samples else 0
         largest = len(device.step_seconds)
@@ -96,6 +97,7 @@ def shares_fit(data: PoplarData, shares: list[Share]) -> Iterator[str]:  # (3)
 
 def micro_batches_fit(data: PoplarData, steps: list[Step]) -> Iterator[str]:  # (3)
     """A violation for each micro-batch that does not fit on its device."""
+    # (2) reports steps that have not as many micro-batches as there are devices
     for s, step in enumerate(steps):
         for i, (device, batch) in enumerate(zip(data.devices, step.micro_batches, strict=False)):
             largest = len(device.step_seconds)
@@ -167,7 +169,7 @@ def with_parts(data: PoplarData, compute: float, comm: float, idle: list[float])
     """
     lost = 0.0
     for device, seconds in zip(data.devices, idle, strict=True):
-        if seconds:
+        if seconds:  # else the whole curve is read for nothing
             lost += seconds * peak_speed(device)
     parts = {
         "compute_seconds": compute,

@@ -40,6 +40,7 @@ from hetplan.formulations.poplar.knapsack import knapsack
 from hetplan.formulations.poplar.paper import largest_within, prior_result
 from hetplan.formulations.poplar.problem import (
     NOTHING_FITS,
+    ROUNDING,
     SAME_TIME,
     Floats,
     Ints,
@@ -51,7 +52,8 @@ from hetplan.formulations.poplar.ties import pools_of, shares_within, steps_with
 from hetplan.solvers.general import PriorResult
 from hetplan.solvers.run import Outcome, Run, Stop
 
-# The values of U in (3), as multiples of V(G). The last one admits every plan.
+# The values of U in (3), as multiples of V(G). The first ones are close together, because the work
+# of (2) grows with U. The last one admits every plan.
 BUDGETS = (1.0, 1.001, 1.01, 1.1, 1.5, np.inf)
 TOO_LARGE = "global batch too large for tables: a simple plan, bounded by the peak speeds"
 
@@ -82,7 +84,8 @@ def solve_shares(
     problem: PoplarProblem, prior: PriorResult[PoplarDecision], run: Run, effort: Effort
 ) -> Outcome[PoplarDecision] | None:
     """The outcome for ZeRO 0 and 1; None where tables would be too large."""
-    latest = ((prior.objective or 0.0) - problem.comm) * (1 + 1e-12)
+    assert prior.objective is not None, "Algorithm 2 has a plan wherever a sample fits"
+    latest = (prior.objective - problem.comm) * (1 + ROUNDING)
     most = largest_shares(problem, latest)  # [groups] samples of a share
     additions = sum(g * group.largest for g, group in zip(most, problem.groups, strict=True))
     if additions > effort.shares:
@@ -91,7 +94,7 @@ def solve_shares(
     curves = [
         share_seconds(group.seconds, g) for g, group in zip(most, problem.groups, strict=True)
     ]
-    earliest = problem.total / problem.speed * (1 - 1e-12)
+    earliest = problem.total / problem.speed * (1 - ROUNDING)
     times = np.unique(np.concatenate([*curves, [latest]]))
     times = times[(times >= earliest) & (times <= latest)]
 
@@ -112,6 +115,7 @@ def solve_shares(
         run.check()
         return fill(pools_at(limit), problem.total) is not None
 
+    # the last time is `latest`, within which there is a plan: it is not tested
     first = bisect.bisect_left(times, True, hi=len(times) - 1, key=enough)
     run.report(bound=times[first] + problem.comm)
     if not reached(times[first]):  # only where curves fall
@@ -144,8 +148,11 @@ def solve_steps(
         return None
     cost = times[grows] + problem.comm
     no_waste = np.zeros(len(cost))
+    # per step, at most an eighth of SAME_TIME of its cost, and so of the cost of the whole cover
     slack = (SAME_TIME * float(cost.min()) / 8, 0.0)
-    cover, chosen = knapsack(cost, no_waste, sizes[grows], problem.total, True, slack)  # V: (1)
+    cover, chosen = knapsack(  # V: (1)
+        cost, no_waste, sizes[grows], problem.total, covering=True, slack=slack
+    )
     bound = float(cover[-1])
     run.report(bound=bound)
     # seconds of a step -> number of steps, of the cover until a plan is found
@@ -158,9 +165,13 @@ def solve_steps(
         if steps is None:
             break
         seconds, waste, size = steps
-        seconds_slack = SAME_TIME * bound / 8 / max(1, len(chosen))  # per step
+        # Per step: a plan of eight times as many steps as the cover is still within SAME_TIME. In
+        # these seconds all devices at their peaks waste `speed` samples per second.
+        seconds_slack = SAME_TIME * bound / 8 / max(1, len(chosen))
         slack = (seconds_slack, seconds_slack * problem.speed)
-        value, plan = knapsack(seconds + problem.comm, waste, size, problem.total, False, slack)
+        value, plan = knapsack(
+            seconds + problem.comm, waste, size, problem.total, covering=False, slack=slack
+        )
         if value[-1] <= budget * (1 + SAME_TIME):
             bound = float(value[-1])
             counts = Counter(seconds[plan].tolist())
@@ -202,7 +213,7 @@ def useful_steps(
         sizes_of_step(problem, float(times[j]), int(most[j]), int(widths[j]))
         for j in np.flatnonzero(widths >= 0)
     ]
-    seconds, wastes, sizes = zip(*columns, strict=True)
+    seconds, wastes, sizes = zip(*columns, strict=True)  # not empty: it has the cover's steps
     return np.concatenate(seconds), np.concatenate(wastes), np.concatenate(sizes)
 
 
@@ -218,5 +229,6 @@ def sizes_of_step(
     for pool, group in zip(pools, problem.groups, strict=True):
         busy += pool.copies * group.peak * float(group.seconds[pool.most])
     fewer = np.flatnonzero(np.isfinite(losses))
+    # the samples of all devices at peak speed, less those of their busy time
     waste = problem.speed * limit - busy + losses[fewer]
     return np.full(len(fewer), limit), waste, most - fewer

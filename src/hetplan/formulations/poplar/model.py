@@ -26,7 +26,13 @@ import numpy as np
 
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
 from hetplan.formulations.poplar.paper import prior_result
-from hetplan.formulations.poplar.problem import NOTHING_FITS, Floats, PoplarProblem, compile_problem
+from hetplan.formulations.poplar.problem import (
+    NOTHING_FITS,
+    ROUNDING,
+    Floats,
+    PoplarProblem,
+    compile_problem,
+)
 from hetplan.formulations.poplar.shares import largest_shares, share_seconds
 from hetplan.formulations.poplar.ties import shares_within, steps_within
 from hetplan.solvers.expressions import Columns, total
@@ -68,7 +74,7 @@ class Levels:
         if not self.problem.stepwise:
             return 1
         shortest = float(self.times[0]) + self.problem.comm
-        return min(self.problem.total, int(self.ceiling / shortest * (1 + 1e-12)))
+        return min(self.problem.total, int(self.ceiling / shortest * (1 + ROUNDING)))
 
     @property
     def totals(self) -> Totals:
@@ -84,7 +90,7 @@ class Levels:
 def build_levels(problem: PoplarProblem, ceiling: float) -> Levels | None:
     """The model's data; None where it has more than MAX_LOADS loads and times. ceiling: as in
     `Levels`."""
-    floor = problem.total / problem.speed * (1 - 1e-12)
+    floor = problem.total / problem.speed * (1 - ROUNDING)
     if problem.stepwise:
         seconds = [group.seconds[1 : problem.total + 1] for group in problem.groups]
         floor = max(floor, float(min(row.min() for row in seconds)) + problem.comm)
@@ -97,7 +103,7 @@ def build_levels(problem: PoplarProblem, ceiling: float) -> Levels | None:
             for group, m in zip(problem.groups, most, strict=True)
         ]
     times = np.unique(np.concatenate(seconds))
-    times = times[times <= ceiling * (1 + 1e-12)]
+    times = times[times <= ceiling * (1 + ROUNDING)]
     if sum(len(row) for row in seconds) + len(times) > MAX_LOADS:
         return None
     return Levels(problem, tuple(seconds), times, floor, ceiling)
@@ -140,8 +146,9 @@ def build(levels: Levels, run: Run | None = None) -> Model:
 def read(levels: Levels, answer: ModelAnswer) -> PoplarDecision:
     """The decision with the steps of an answer, by the tie rule (`ties`)."""
     problem, at_least = levels.problem, answer.counts("s")
-    if not problem.stepwise:
-        return shares_within(problem, float(levels.times[int(at_least.sum()) - 1]))
+    if not problem.stepwise:  # the s_j are 1 up to the time of the iteration
+        longest = int(at_least.sum()) - 1
+        return shares_within(problem, float(levels.times[longest]))
     counts = (at_least - np.append(at_least[1:], 0)).tolist()  # [J] steps that take exactly v_j
     steps = {v: count for v, count in zip(levels.times.tolist(), counts, strict=True) if count}
     decision = steps_within(problem, steps)
@@ -156,8 +163,10 @@ def formulate(data: PoplarData, run: Run) -> Formulation[PoplarDecision] | Outco
     if not problem.groups:
         return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)
     prior = prior_result(data, problem)
-    seconds = prior.objective or 0.0
-    ceiling = seconds * SPARE if problem.stepwise else seconds - problem.comm
+    assert prior.objective is not None, "Algorithm 2 has a plan wherever a sample fits"
+    ceiling = prior.objective - problem.comm
+    if problem.stepwise:
+        ceiling = prior.objective * SPARE
     levels = build_levels(problem, ceiling)
     if levels is None:
         return Outcome(

@@ -36,6 +36,7 @@ from hetplan.formulations.poplar.decisions import shares_decision, steps_decisio
 from hetplan.formulations.poplar.evaluate import evaluate, peak_speed
 from hetplan.formulations.poplar.problem import (
     NOTHING_FITS,
+    ROUNDING,
     SAME_TIME,
     Floats,
     Ints,
@@ -137,7 +138,8 @@ def search_shares(problem: PoplarProblem, splines: list[Floats]) -> PoplarDecisi
     # arrays over all devices, group by group
     group_of = np.repeat(np.arange(len(shares)), [group.count for group in problem.groups])
     speed = np.array([share.peak for share in shares])[group_of]
-    loads = np.floor((problem.total / speed.sum()) * speed * (1 + 1e-12)).astype(np.int64)
+    # ROUNDING, so that no quotient that is whole falls below its number
+    loads = np.floor((problem.total / speed.sum()) * speed * (1 + ROUNDING)).astype(np.int64)
     times = np.array([shares[k].of(int(g)).seconds for k, g in zip(group_of, loads, strict=True)])
     for _ in range(problem.total - int(loads.sum())):
         i = int(np.argmax((times.max() - times) * speed))
@@ -153,12 +155,12 @@ def search_steps(problem: PoplarProblem, splines: list[Floats]) -> PoplarDecisio
     times = np.unique(np.concatenate([curve[1:] for curve in splines]))
     counts = np.array([group.count for group in problem.groups])
     batches = np.array([largest_within(curve, times) for curve in splines])  # [groups, times]
-    size = counts @ batches  # [times] samples of a step
+    size = counts @ batches  # [times] samples of a step; some batch runs within each time
     steps = -(-problem.total // size)  # [times]
     best = int(np.argmin((times + problem.comm) * steps))
     full = int(steps[best]) - 1  # all steps but the last one
     rest = problem.total - full * int(size[best])  # samples of the last step
-    last = int(np.argmax(size >= rest))  # the shortest step that takes them
+    last = int(np.argmax(size >= rest))  # the first, and so the shortest step that takes them
     rows = [(1, _trimmed(batches[:, last], counts, int(size[last]) - rest))]
     if full:
         whole = [
@@ -257,8 +259,9 @@ def _in_proportion(data: PoplarData, weights: Floats, message: str) -> Outcome[P
             message=f"device {empty[0]} ({name}) holds no sample, and all must take part",
         )
     scale = float(np.min(largest[takes] / weights[takes]))
-    scaled = np.floor(scale * weights * (1 + 1e-12)).astype(np.int64)
-    batches = np.minimum(np.maximum(takes, scaled), largest)
+    scaled = np.floor(scale * weights * (1 + ROUNDING)).astype(np.int64)
+    batches = np.where(takes, np.maximum(scaled, 1), 0)
+    batches = np.minimum(batches, largest)  # whatever the rounding
     if data.stepwise:
         decision = PoplarDecision(steps=_steps(data.global_batch, batches))
     else:
@@ -288,7 +291,9 @@ def rounded(total: int, weights: Floats) -> Ints:
     """Integers in proportion to `weights` that add up to `total`: floors, then the largest
     remainders."""
     exact = total * (weights / weights.sum())
-    rounded_down: Ints = np.floor(exact * (1 - 1e-14)).astype(np.int64)  # at most `total` in sum
+    # Lowered by more than the rounding of the quotients, so that the floors add up to `total` at
+    # most. A whole number that loses 1 has the largest remainder, and gets it back.
+    rounded_down: Ints = np.floor(exact * (1 - 1e-14)).astype(np.int64)
     missing = total - int(rounded_down.sum())
     by_remainder = np.argsort(rounded_down - exact, kind="stable")  # the largest first
     rounded_down[by_remainder[:missing]] += 1

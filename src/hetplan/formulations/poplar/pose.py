@@ -28,6 +28,9 @@ from hetplan.text import bytes_text
 
 # The largest micro-batch of a curve; larger ones gain nothing.
 LONGEST_CURVE = 4096
+# Bytes that differ by up to this share are equal: the file of the curve and that of the cluster may
+# round them.
+ROUNDED = 1e-9
 
 
 class NoStageFits(InputError):
@@ -107,6 +110,7 @@ def pose(workload: Workload, zero_stage: int, assumed: Assumptions | None = None
     data = PoplarData(
         zero_stage=zero_stage,
         global_batch=workload.global_batch,
+        # collectives of stage 2 that run once per iteration are in `once_seconds`
         comm_seconds=seconds.per_step if zero_stage >= 2 else seconds.per_iteration,
         devices=_devices(workload, curves, [min(batch, longest) for batch in fitting]),
     )
@@ -146,7 +150,7 @@ def check_curves(workload: Workload, assumed: Assumptions) -> None:
         where = f"batch curve of {name}"
         capacity = workload.cluster.specs[name].memory_bytes
         require(
-            curve.memory_bytes <= capacity * (1 + 1e-09),
+            curve.memory_bytes <= capacity * (1 + ROUNDED),
             "memory_bytes is more than the cluster's device has",
             where=where,
             got=bytes_text(curve.memory_bytes),
@@ -200,6 +204,7 @@ def _unfit(
     devices = workload.cluster.devices
     for device, shard, free, batch in zip(devices, shards.tolist(), memory, fitting, strict=True):
         needed = states.resident(zero_stage, shard)
+        # a micro-batch that was measured fits, whatever the model of memory says
         if zero_stage > 0 and needed > free and not batch:
             return (
                 f"{device.type} cannot hold its part of the model states at ZeRO {zero_stage}: "

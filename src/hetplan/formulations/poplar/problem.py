@@ -19,7 +19,8 @@ Ints = NDArray[np.int64]
 # Times whose relative difference is less are equal: they are sums of the same terms in another
 # order.
 SAME_TIME = 1e-9
-# Bounds are lowered by this share, because their sums have another order than the evaluator's.
+# Bounds are lowered, and limits raised, by this share, because their sums and products have another
+# order than the evaluator's.
 ROUNDING = 1e-12
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hetplan.formulations.poplar.problem import SAME_TIME, Floats, Ints, PoplarProblem
+from hetplan.formulations.poplar.problem import ROUNDING, SAME_TIME, Floats, Ints, PoplarProblem
 
 
 def _by_micro_batch(seconds: Floats, most: int) -> Iterator[tuple[int, Floats]]:
@@ -53,6 +53,6 @@ def largest_shares(problem: PoplarProblem, limit: float) -> list[int]:
     """
     shares = []
     for group in problem.groups:
-        at_peak = int(limit * group.peak * (1 + 1e-12)) + 1
+        at_peak = int(limit * group.peak * (1 + ROUNDING)) + 1  # one more does no harm
         shares.append(min(problem.total, at_peak))
     return shares

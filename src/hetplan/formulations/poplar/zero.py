@@ -80,6 +80,7 @@ def communication(
         if not ranks:
             return Communication(per_step=0.0, per_iteration=0.0)
         equal_parts = np.full(len(ranks), 1.0 / len(ranks))
+        # an all-reduce is a reduce-scatter and an all-gather, which take the same seconds
         half = collective_seconds(states.gradients, equal_parts, *link("all-reduce", ranks))
         return Communication(per_step=0.0, per_iteration=2.0 * half)
     ranks = range(len(held)) if sharers is None else sharers

@@ -25,6 +25,7 @@ def figure(scene: Scene, kind: str) -> bytes:
     figures = optional(
         "matplotlib.figure", "needs matplotlib, as --html does not", "plots", where=f"--{kind}"
     )
+    # inches; 1.5 more are for the heading, the legend and the labels of the axes
     heights = (max(2.0, 0.32 * len(scene.rows)), 2.4)
     drawing = figures.Figure(figsize=(12, sum(heights) + 1.5), layout="constrained")
     above, below = drawing.subplots(2, 1, height_ratios=heights)
@@ -71,6 +72,6 @@ def memory(axes: Any, scene: Scene) -> None:
         color=[OVER if d.peak_bytes > d.limit else COLOURS["forward"] for d in scene.used],
         width=0.85,
     )
-    if len(scene.used) <= 48:
+    if len(scene.used) <= 48:  # the numbers of more devices overlap
         axes.set_xticks(positions, [str(d.device) for d in scene.used], fontsize=8)
     axes.set(xlabel="device", ylabel="GiB held, of what there is")

@@ -212,7 +212,7 @@ def cell(device: DeviceMemory, rows: int) -> str:
     and neighbouring rows differ in lightness, too."""
     look = ""
     if device.row is not None:
-        hue = (210 + 360 * device.row / max(rows, 1)) % 360
+        hue = (210 + 360 * device.row / max(rows, 1)) % 360  # from blue once round the wheel
         light = 80 + 8 * (device.row % 2)
         look = f' style="background: hsl({hue:.0f} 62% {light}%)"'
     held = f"{bytes_text(device.peak_bytes)} of {bytes_text(device.limit)}"
@@ -269,7 +269,8 @@ def candidates(scene: Scene) -> str:
 def cells(offer: Offer) -> tuple[str, ...]:
     """The texts of a candidate's cells: name, status, seconds of the replay, seconds of the
     objective, bound, money."""
-    status = offer.status[:40]
+    status = offer.status[:40]  # a document of other origin may have a long text there
+    # only the objective of `joint` is the replayed seconds, which the row shows
     if offer.status == "optimal" and offer.strategy != "joint":
         status += " for its formula"
     if offer.fits_memory is False:

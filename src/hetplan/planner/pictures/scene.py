@@ -233,20 +233,21 @@ def sampled(lane: Sequence[Span], seconds: float, bins: int = BINS) -> tuple[Spa
     if not lane or seconds <= 0:
         return ()
     kinds = list(dict.fromkeys(span.kind for span in lane))
-    taken = np.zeros((len(kinds) + 1, bins))  # [kind][bin] seconds; the last row is idle time
+    idle = len(kinds)  # number of the row of idle time
+    taken = np.zeros((idle + 1, bins))  # [kind, or idle][bin] seconds
     width = seconds / bins
     for span in lane:
         first, last = int(span.start / width), min(int(span.end / width), bins - 1)
         for b in range(first, last + 1):
             inside = min(span.end, (b + 1) * width) - max(span.start, b * width)
             taken[kinds.index(span.kind), b] += inside
-    taken[-1] = width - taken[:-1].sum(axis=0)
+    taken[idle] = width - taken[:idle].sum(axis=0)
     most = taken.argmax(axis=0)
     changes = (np.flatnonzero(np.diff(most)) + 1).tolist()  # bins of another kind than before
     return tuple(
         Span(kinds[most[begin]], begin * width, end * width)
         for begin, end in pairwise([0, *changes, bins])
-        if most[begin] < len(kinds)
+        if most[begin] != idle
     )
 
 

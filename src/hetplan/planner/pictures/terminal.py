@@ -17,7 +17,7 @@ from hetplan.text import (
 
 COLUMNS = 72  # characters of a row of the timeline
 LISTED = 32  # most rows of a table
-WORDS = 82  # characters of a line of a reason
+WORDS = 82  # characters of a line of a reason; with its heading it stays within 100
 LETTERS = {
     "forward": "F",
     "backward": "B",
@@ -70,8 +70,9 @@ def drawn(row: Row, seconds: float) -> str:
     """A row of the timeline as letters: `FFFBBB..ss`. Each letter is what takes most of its
     column's time. Computation hides communication at the same time."""
     letters = ["."] * COLUMNS
-    for lane in (row.communicates, row.computes):
+    for lane in (row.communicates, row.computes):  # the second overwrites the first
         for span in sampled(lane, seconds, COLUMNS):
+            # sampled spans begin and end at columns, but for errors of rounding
             begin = round(COLUMNS * span.start / seconds)
             end = round(COLUMNS * span.end / seconds)
             letters[begin:end] = LETTERS[span.kind] * (end - begin)
@@ -84,7 +85,7 @@ def memory(scene: Scene) -> Table:
 
     def share(devices: list[DeviceMemory]) -> float:
         """The share of its memory that is in use on each of these devices."""
-        return devices[0].peak_bytes / max(devices[0].limit, 1.0)
+        return devices[0].peak_bytes / max(devices[0].limit, 1.0)  # a limit may be 0
 
     alike = grouped(((d.kind, d.place, d.peak_bytes, d.limit), d) for d in scene.used).values()
     fullest = sorted(alike, key=share, reverse=True)[:LISTED]

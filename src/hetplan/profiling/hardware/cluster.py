@@ -141,9 +141,8 @@ def overridden(name: str, override: DeviceOverride, *, where: str) -> DeviceSpec
     merged = base.model_dump() | parts
     merged["peak_tflops"] = {**base.peak_tflops, **(override.peak_tflops or {})}
     if override.source is None and parts:
-        merged["source"] = (
-            f"{base.source}; changed by the cluster file: {', '.join(sorted(parts))}"[:200]
-        )
+        source = f"{base.source}; changed by the cluster file: {', '.join(sorted(parts))}"
+        merged["source"] = source[:200]  # the most characters of a `Name`
     if override.price_per_hour is not None and override.price_source is None:
         merged["price_source"] = "the cluster file"
     return DeviceSpec(**merged)
@@ -154,7 +153,8 @@ Floats = NDArray[np.float64]
 FORMAT, VERSION = "hetplan-cluster", 1
 MAX_DEVICES = 4096
 GBIT = 1e9 / 8  # bytes/s per Gbit/s
-ONE_SWITCH = (-1, 0)  # the switch of all nodes for whose entries the file gives no uplink
+# The switch of all nodes for whose entries the file gives no uplink; no entry has the number -1.
+ONE_SWITCH = (-1, 0)
 
 # Latencies per message where the file gives none. A small message takes several microseconds over
 # NVLink or PCIe and tens over Ethernet. NCCL's tuning tables assume 0.6 to 6 us for a hop within a
@@ -264,7 +264,8 @@ class Cluster:
         node, although no device sends to itself."""
         network = np.array([node.network_bandwidth for node in self.nodes])
         beyond_switch = np.minimum(network, [node.uplink for node in self.nodes])
-        switches = {node.switch: n for n, node in enumerate(self.nodes)}  # any number of its own
+        # switch -> the number of one of its nodes, which no other switch has
+        switches = {node.switch: n for n, node in enumerate(self.nodes)}
         switch_of_node = np.array([switches[node.switch] for node in self.nodes])
         between = np.where(
             np.equal.outer(switch_of_node, switch_of_node),
@@ -286,7 +287,7 @@ class Cluster:
         nodes are left out."""
         chosen = tuple(self.nodes[n] for n in nodes)
         types = {node.device for node in chosen}
-        specs = {name: spec for name, spec in self.specs.items() if name in types}
+        specs = {kind: spec for kind, spec in self.specs.items() if kind in types}
         return Cluster(name or self.name, chosen, specs)
 
     def devices_of(self, nodes: Sequence[int]) -> list[int]:

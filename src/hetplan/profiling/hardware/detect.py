@@ -19,6 +19,7 @@ from hetplan.profiling.hardware.cluster import catalogue
 MOST_HOSTS = 4096
 # Gbit/s of links that are neither measured nor given: PCIe 4.0 x16, and a data centre's Ethernet.
 PCIE_GBIT, ETHERNET_GBIT = 256.0, 100.0
+# `HOST slots=N max_slots=M`, where the last is of MPI and is not used
 SLOTS = re.compile(
     r"^(?P<host>\S+)(?:\s+slots\s*=\s*(?P<slots>\d{1,6}))?(?:\s+max[_-]slots\s*=\s*\d+)?$"
 )
@@ -189,7 +190,7 @@ def local_network_gbit(root: Path = Path("/sys/class")) -> float | None:
     Ethernet interfaces; None where no file states a rate."""
     infiniband = [_leading_number(path) for path in root.glob("infiniband/*/ports/*/rate")]
     ethernet = [_leading_number(path) / 1000 for path in root.glob("net/*/speed")]  # from Mbit/s
-    return max(infiniband, default=0.0) or max([*ethernet, 0.0]) or None
+    return max([*infiniband, 0.0]) or max([*ethernet, 0.0]) or None  # 0 counts as no rate
 
 
 def _leading_number(path: Path) -> float:

@@ -113,8 +113,9 @@ class Inputs(Record):
     def workload(self, named: Named, replaced: Replaced) -> Workload:
         """The workload of the plan, with the replaced inputs.
 
-        Where the cluster or the model is replaced, a predicted profile is predicted again; a
-        measured one stays. Raises InputError where the parts do not fit together.
+        Where the cluster or the model is replaced, a predicted profile that no measurement
+        corrected is predicted again; any other one stays. Raises InputError where the parts do not
+        fit together.
         """
         files = self.files
         stack: Stack = from_record(Stack, self.stack)

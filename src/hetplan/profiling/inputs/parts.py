@@ -156,7 +156,7 @@ def operator_tag(value: Any) -> str:
     that only one class of operators has decide."""
     keys = type(value).model_fields if isinstance(value, BaseModel) else value
     if not isinstance(keys, dict):
-        return "elementwise"
+        return "elementwise"  # no record at all, which the class of any tag refuses
     if "m" in keys:
         return "product"
     return "traced" if "read" in keys else "elementwise"
@@ -277,7 +277,7 @@ class ModelRecord(Record):
 
         def build(wanted: int) -> tuple[Layer, ...]:
             require(
-                wanted == (sequence or 0),
+                wanted == (sequence or 0),  # `ModelSpec.chain` asks a model of images for 0 tokens
                 "the plan file has this model for another sequence length",
                 where=name,
                 got=wanted,
@@ -380,7 +380,7 @@ ROWS = ("forward_seconds", "backward_seconds", *HOST)
 
 
 def rows_of(table: ProfileTable) -> list[list[float]]:
-    """The rows of a table that have an entry for each layer."""
+    """The rows of a table that have an entry for each layer, without those that it leaves out."""
     rows = [getattr(table, key) for key in ROWS]
     readings = [] if table.readings is None else [row for _, row in table.readings]
     return [row for row in [*rows, *readings] if row]

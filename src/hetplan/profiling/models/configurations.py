@@ -116,11 +116,11 @@ def read_sizes(
     sentence about assumed values is added to `notes`."""
     config = parse_config(value, kind, keys, where)
     sizes = {field: config[key] for key, entry in keys.items() for field in entry.fields}
-    if sizes.get("decoders", 0) is None:
+    if "decoders" in sizes and sizes["decoders"] is None:  # T5: as many as encoder layers
         sizes["decoders"] = sizes["layers"]
-    if "hidden" in sizes:
-        fill_sizes(sizes)
-        check_sizes(sizes, config, where)
+    if "hidden" in sizes:  # CLIP has no hidden size of its own: its two encoders have one each
+        fill_sizes(sizes, where)
+        check_sizes(sizes, where)
     assumed = []
     for key, entry in keys.items():
         if key in value or entry is CAPACITY:
@@ -169,18 +169,29 @@ def parse_config(
     return parse(schema, value, where=where).model_dump()
 
 
-def fill_sizes(sizes: dict[str, Any]) -> None:
-    """Put in the sizes that follow from other sizes."""
+def fill_sizes(sizes: dict[str, Any], where: str) -> None:
+    """Put in the sizes that follow from other sizes. Raises InputError where the width of a head is
+    not given and does not follow."""
     hidden, heads = sizes["hidden"], sizes["heads"]
     if "grouped" in sizes:  # Falcon: its new architecture has grouped heads and two norms
         grouped, single, parallel = (sizes.pop(key) for key in ("grouped", "single", "parallel"))
         if not grouped:
             sizes["kv_heads"] = 1 if single else heads
         sizes["block_norms"] = 1 if parallel and not grouped else 2
-    if "latent.keys" in sizes:  # DeepSeek: its key is a number of shared experts, not a width
+    if "latent.keys" in sizes:  # DeepSeek
+        # n_shared_experts is a number of experts, `Experts.shared` their width together.
         sizes["experts.shared"] = (sizes["experts.shared"] or 0) * sizes["experts.width"]
+        # Every head has keys of its own, which are computed from the latent ones.
         sizes["kv_heads"] = heads
         sizes["head_dim"] = sizes["latent.rope"] + sizes["latent.nope"]
+    if sizes.get("head_dim") is None:
+        require(
+            hidden % heads == 0,
+            "hidden size is not a multiple of the number of heads",
+            where=where,
+            got=hidden,
+            expected=f"a multiple of {heads}",
+        )
     usual = {
         "feed_forward": 4 * hidden,
         "kv_heads": heads,
@@ -190,17 +201,9 @@ def fill_sizes(sizes: dict[str, Any]) -> None:
     sizes |= {field: size for field, size in usual.items() if sizes.get(field) is None}
 
 
-def check_sizes(sizes: dict[str, Any], config: dict[str, Any], where: str) -> None:
+def check_sizes(sizes: dict[str, Any], where: str) -> None:
     """Raise InputError where sizes contradict each other."""
-    hidden, heads, kv_heads = sizes["hidden"], sizes["heads"], sizes["kv_heads"]
-    head_width_is_given = config.get("head_dim", config.get("attn_size")) is not None
-    require(
-        hidden % heads == 0 or head_width_is_given,
-        "hidden size is not a multiple of the number of heads",
-        where=where,
-        got=hidden,
-        expected=f"a multiple of {heads}",
-    )
+    heads, kv_heads = sizes["heads"], sizes["kv_heads"]
     require(
         heads % kv_heads == 0,
         "number of heads is not a multiple of num_key_value_heads",

@@ -66,7 +66,7 @@ def t5_layers(t: Transformer, decoders: int, buckets: int, sequence: int) -> tup
     buckets: number of relative positions; the first block of the encoder and of the decoder have
     their vectors.
     """
-    s, encoders, size = sequence, t.layers, sequence * t.hidden
+    s, encoders, size = sequence, t.layers, sequence * t.hidden  # size: numbers of one text
     encoder = replace(t, vocabulary=0)  # without a vocabulary, attention is not causal
     chain = [
         replace(block(encoder, s, i), name=f"encoder-{i}", output=2 * size) for i in range(encoders)
@@ -94,13 +94,14 @@ def t5_layers(t: Transformer, decoders: int, buckets: int, sequence: int) -> tup
     for i, params in further_params:
         chain[i] = replace(chain[i], params=chain[i].params + params)
     first = embedding(t, s)
+    # both texts look their tokens up in one table: every operator and tensor twice, params once
     both_texts = replace(
         first,
         name="embeddings",
-        operators=2 * first.operators,
-        saved=2 * first.saved,
+        operators=(*first.operators, *first.operators),
+        saved=(*first.saved, *first.saved),
         output=2 * size,
-        reduces=2 * first.reduces,
+        reduces=(*first.reduces, *first.reduces),
     )
     return (both_texts, *chain, head(t, s))
 
@@ -132,6 +133,7 @@ def clip_layers(
             Matmul("image-projection", 1, vision.hidden, width),
             *words.operators,
         ),
+        # the class token before and after its norm
         saved=(*words.saved, Saved("image-projection input", 2 * vision.hidden, split=False)),
         output=words.output + width,
     )
@@ -144,7 +146,7 @@ def clip_layers(
     last = Layer(
         name="head",
         kind="head",
-        params=text.norm_params + h * width + 1,
+        params=text.norm_params + h * width + 1,  # 1: the temperature of the loss
         operators=(
             norm("final-norm", s * h),
             Matmul("text-projection", 1, h, width),

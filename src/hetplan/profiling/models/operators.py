@@ -124,6 +124,8 @@ class Matmul:
         s = self.shape(micro_batch, tensor)
         left = s.count * s.m * s.k
         out = s.count * s.m * s.n
+        # `left` replaces m k and is divided as k or the count is; `out` replaces m n and is divided
+        # as n or the count is
         if self.left is not None:
             left = micro_batch * _share(self.left, tensor if self.split in ("k", "count") else 1)
         if self.out is not None:
@@ -213,7 +215,7 @@ class Reduce:
 BLOCKS = ("block", "moe-block")  # of described transformers
 TRACED = "traced"  # a layer between the first and the last of a traced module
 # The kinds of layers that recomputation applies to; embeddings and heads keep everything.
-REPEATED = (*BLOCKS, TRACED)
+REPEATED = (*BLOCKS, TRACED)  # hence the ends of a traced module have a kind of their own
 
 
 @dataclass(frozen=True)
@@ -272,7 +274,8 @@ class Stack:
     attention: Attention
     # the host's seconds per launch of an operator (`launches`)
     host_seconds: float
-    # device kernels per described memory-bound operator; each further one moves its bytes again
+    # device kernels per described memory-bound operator; each further one moves its bytes again;
+    # below 1, operators are fused with their neighbours
     kernels: float
     # bytes per parameter of the gradients that replicas exchange; None: the training precision's
     gradient_bytes: int | None

@@ -70,6 +70,7 @@ class ModelFile(Document):
                 kind=TRACED if 0 < i < last else "traced-end",
                 params=layer.params,
                 operators=tuple(self.operator_lists[layer.operators]),
+                # a number of fewer bytes than the precision's counts as a part of an element
                 output=round(layer.output),
                 saved=(Saved("saved for backward", round(layer.saved), split=False),),
                 tied_params=layer.tied_params,
@@ -110,6 +111,6 @@ class ModelFile(Document):
             self.source,
             self.sequence,
             build,
-            lambda tensor: tensor == 1,
+            lambda tensor: tensor == 1,  # tensor parallelism does not divide traced operators
             notes=tuple(notes),
         )

@@ -190,7 +190,7 @@ class Transformer:
         """Whether `tensor` ranks evenly divide the heads, the key and value heads and the inner
         widths of the networks."""
         sizes = [self.heads, self.kv_heads, self.feed_forward]
-        if self.experts:
+        if self.experts:  # a width of None is the feed-forward size, and every degree divides 0
             sizes += (self.experts.width or 0, self.experts.shared)
         if self.mamba:
             sizes += (self.mamba.heads, self.mamba.groups)
@@ -255,6 +255,7 @@ def attention_params(t: Transformer) -> int:
     """Parameters of attention: query, key, value and output projections, and the norms of queries,
     keys and latent vectors."""
     products = sum(int(product.k) * int(product.n) for product in projections(t, 1))
+    # a flag counts as 1 or 0
     biases = (t.query_width + 2 * t.kv_width) * t.attention_bias + t.hidden * t.output_bias
     norms = {"none": 0, "head": 2 * t.head_dim, "all": t.query_width + t.kv_width}[t.qk_norm]
     if t.latent:
@@ -267,7 +268,7 @@ def feed_forward_params(t: Transformer) -> int:
     up = 2 if t.gated else 1  # matrices before the activation
     matrices = (up + 1) * t.hidden * t.feed_forward
     biases = up * t.feed_forward + t.hidden
-    return matrices + biases * t.feed_forward_bias
+    return matrices + biases * t.feed_forward_bias  # the flag counts as 1 or 0
 
 
 def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
@@ -281,7 +282,8 @@ def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
         rotary = (Elementwise("rotary", rotated, rotated, split=True),)
     softmax: tuple[Operator, ...] = ()
     if not fused:
-        # scale, mask and softmax are one kernel, dropout is a second one
+        # Scale, mask and softmax are one kernel, dropout is a second one. Either reads and writes
+        # the scores; backward it reads them and a gradient, and writes a gradient.
         kernels = 2 if t.dropout else 1
         scores = s * keys * t.heads
         forward, backward = 2 * kernels * scores, 3 * kernels * scores
@@ -345,7 +347,11 @@ def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator
     up = 2 if t.gated else 1
     experts = -(-mixture.count // t.cut.expert)  # experts of this rank
     sent = mixture.rows(s)  # rows that this rank's tokens have at all experts
-    rows = -(-sent * t.cut.expert // (mixture.count * t.cut.whole))  # rows of one expert
+    # Rows of one expert, rounded up. The rows of all expert ranks go to `mixture.count` experts.
+    # Tensor ranks that hold the same columns of an expert divide its rows.
+    rows = -(-sent * t.cut.expert // (mixture.count * t.cut.whole))
+    # All tensor ranks divide the columns of a product (`split`), but only tensor / whole of them
+    # divide those of an expert. So the product is given `whole` times an expert's columns.
     width, columns = mixture.latent or t.hidden, t.cut.whole * t.feed_forward
     copied = (s + sent) * width  # tokens read and rows written, or the reverse
     operators: tuple[Operator, ...] = (
@@ -374,7 +380,8 @@ def add_mamba(parts: LayerParts, t: Transformer, s: int, m: Mamba) -> None:
     in_width = m.inner + m.mixed + m.heads  # numbers of a token that the first product gives
     n, p, q = m.state, m.head_dim, m.chunk
     projection_params = t.hidden * (in_width + m.inner)
-    convolution_params = (m.kernel + 1) * m.mixed
+    convolution_params = (m.kernel + 1) * m.mixed  # with a bias
+    # of each head a decay, a step's bias and a skip weight; the scales of the gated norm
     head_and_norm_params = 3 * m.heads + m.inner
     params = projection_params + convolution_params + head_and_norm_params + t.norm_params
     scan: Any = {"weight": False, "split": "count", "left": 0, "out": 0}
@@ -382,6 +389,8 @@ def add_mamba(parts: LayerParts, t: Transformer, s: int, m: Mamba) -> None:
         norm("norm-1", size),
         Matmul("mamba-in", s, t.hidden, in_width, split="n"),
         Elementwise("convolution", 2 * s * m.mixed, 3 * s * m.mixed, split=True, kind="activation"),
+        # within a chunk, scores of its tokens and their sums over inputs; then the states that each
+        # chunk leaves, and the outputs from the states before it (hence 2)
         Matmul("scan-scores", q, n, q, m.groups * chunks, **scan),
         Matmul("scan-inside", q, q, p, m.heads * chunks, **scan),
         Matmul("scan-states", n, q, p, 2 * m.heads * chunks, **scan),
@@ -436,7 +445,8 @@ def attention_saved(t: Transformer, s: int) -> tuple[Saved, ...]:
         Saved("queries", s * t.query_width, split=True),
         Saved("keys and values", s * (t.kv_width + t.kv_heads * t.value_dim), split=True),
         Saved("attention output", s * t.heads * t.value_dim, split=True),
-        # of latent attention, the outputs of the projections to low ranks
+        # of latent attention, the outputs of the projections to low ranks: all projections but the
+        # last two, which lead up; without latent attention there is one projection, and so none
         *(Saved(f"{p.name} output", s * int(p.n), split=False) for p in projections(t, s)[:-2]),
         *core,
         *dropout_mask(t, "residual-1", size),
@@ -487,7 +497,8 @@ def adapted(layer: Layer, rank: int) -> Layer:
             continue
         operators.append(replace(op, frozen=True))
         if layer.kind in BLOCKS and op.name != "router":
-            # an adapter is two products, k x rank and rank x n
+            # An adapter is two products, k x rank and rank x n. Tensor ranks divide its k and n as
+            # those of the product beside it, and never the rank.
             adapter_params += op.count * rank * (op.k + op.n)
             operators += [
                 replace(op, n=rank, split="k" if op.split == "k" else "none"),
@@ -593,10 +604,12 @@ def block(t: Transformer, s: int, index: int) -> Layer:
     if kind != "M":
         norms = 1 if kind else t.block_norms
         parts.add(norms * t.norm_params)
+    # norms beyond the first two, as after attention and after the network (Gemma)
     parts.add(operators=[norm(f"norm-{i}", size) for i in range(3, t.block_norms + 1)])
     if kind == "M" and t.mamba:
         add_mamba(parts, t, s, t.mamba)
-    # attention and network each have one all-reduce in the forward and one in the backward pass
+    # Attention and network each have one all-reduce in the forward and one in the backward pass. A
+    # block with a kind has one part alone.
     parts_with_reduces = 1 if kind else 2
     forward_reduces = (Reduce(size, backward=False),) * parts_with_reduces
     backward_reduces = (Reduce(size, backward=True),) * parts_with_reduces

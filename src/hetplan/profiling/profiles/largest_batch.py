@@ -78,14 +78,14 @@ def explore(device: TrialDevice) -> Awareness:
             return False
         return True
 
-    low, batch = 0, 1  # `low` is the largest micro-batch that ran
+    low, batch = 0, 1  # `low` is the largest micro-batch that ran; 0: none so far
     while batch <= high:
         if not fits(batch):
             high = batch - 1
             break
         low, batch = batch, 2 * batch
     while low < high:
-        middle = (low + high + 1) // 2
+        middle = (low + high + 1) // 2  # rounded up, so that it is more than `low`
         if fits(middle):
             low = middle
         else:

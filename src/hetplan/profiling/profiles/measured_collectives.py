@@ -130,7 +130,7 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
     weight = 1.0 / t
     columns = np.stack([weight, n * weight], axis=1)
     (a, slope), *_ = np.linalg.lstsq(columns, np.ones_like(t), rcond=None)
-    if a < 0:
+    if a < 0:  # the slope with the least squares when a is 0
         a, slope = 0.0, float((n * weight).sum() / ((n * weight) ** 2).sum())
     if slope <= 0:
         largest = int(np.argmax(n))

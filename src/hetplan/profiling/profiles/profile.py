@@ -154,7 +154,7 @@ def keyed_rows(table: ProfileTable) -> Iterator[tuple[str, Sequence[float]]]:
     for key in HOST:
         if getattr(table, key):
             yield key, getattr(table, key)
-    for key, row in table.readings or ():
+    for key, row in table.readings or ():  # a model's fields as pairs
         if row is not None:
             yield f"readings.{key}", row
 
@@ -229,4 +229,5 @@ def perturbed(
             "backward_seconds": (row * table.backward_seconds).tolist(),
         }
         tables.append(table.model_copy(update=seconds))
+    # Validated again, unlike a copy: factors may lead out of the range of seconds.
     return Profile(**{**dict(profile), "tables": tables})

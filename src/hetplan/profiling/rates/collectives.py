@@ -117,7 +117,7 @@ def collective_seconds(
     if ranks < 2 or size <= 0:
         return Estimate(0.0, 0.0, 0.0, "nothing to send")
     curve, measured_fabric = stretched(fabric, operation, ranks), fabric.measured
-    if curve is None or measured_fabric is None:
+    if curve is None or measured_fabric is None:  # no curve without a measured fabric
         steps, moved = 1.0, size
         if operation != "send":
             steps = PARTS[operation] * (ranks - 1)
@@ -126,7 +126,7 @@ def collective_seconds(
         source = "latency and bandwidth"
         return Estimate(seconds, rates.low * seconds, rates.high * seconds, source)
     measured = curve_of(measured_fabric.curves, operation, ranks)
-    assert measured is not None
+    assert measured is not None  # `curve` is this one, stretched
     seconds = curve.at(size)
     if operation != "send":  # the curve is that of an all-reduce; its start is divided, too
         seconds *= PARTS[operation] / PARTS["all-reduce"]
@@ -184,6 +184,8 @@ def stretched(fabric: Fabric, operation: str, ranks: int) -> CollectiveCurve | N
     if measured.reached and operation != "send":
         # the bytes on a link over the seconds of the last knot, over the bus bandwidth reached here
         link_bytes = PARTS["all-reduce"] * (ranks - 1) / ranks * 2 ** curve.log2_bytes[-1]
+        # The figures are of all-reduces. Other collectives, and other numbers of ranks, take the
+        # figure of the fewest ranks, which is the smallest.
         reached = dict(measured.reached) if operation == "all-reduce" else {}
         reached_with_fewest_ranks = measured.reached[0][1]
         bus_bandwidth = reached.get(ranks, reached_with_fewest_ranks)

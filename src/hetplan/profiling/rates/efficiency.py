@@ -47,7 +47,8 @@ Kind = Literal["product", "elementwise"]
 KINDS: tuple[Kind, ...] = ("product", "elementwise")
 # The kinds of groups: ranks within a node, one rank of every node, or all ranks.
 Group = Literal["node", "between", "all"]
-LEAST_MESSAGES = 20  # measured messages from which curves of links can be learned
+# Measured messages from which curves of links can be learned: a fifth of them gives the errors.
+LEAST_MESSAGES = 20
 # For each kind of group, the kinds whose curves may stand for it, the most alike first.
 NEAREST: dict[Group, tuple[Group, ...]] = {
     "node": ("node", "all", "between"),
@@ -137,7 +138,7 @@ class OperatorData(Document):
         if entry is not None:
             return entry
         return DeviceSpec(
-            memory_gib=1.0,
+            memory_gib=1.0,  # required, but no seconds depend on it
             peak_tflops={self.precision: self.flops_per_second / 1e12},
             memory_gb_per_s=self.bytes_per_second / 1e9,
             source="measured operators",
@@ -231,6 +232,7 @@ class Learned:
             shapes = tuple(op.shape for op in chosen)
             estimates = products_seconds(data.device, self.spec, data.precision, shapes)
         else:
+            # the file does not say which kind of elementwise operator was measured
             estimates = tuple(
                 move_seconds("pointwise", op.elements * data.element_bytes, data.device, self.spec)
                 for op in chosen
@@ -255,7 +257,7 @@ def train(data: OperatorData) -> OperatorData:
     errors = []
     for kind, correction in Learned(data, data.spec()).corrections.items():
         operators = len(correction.logs)
-        if operators < 2:
+        if operators < 2:  # a single operator has no others from which it could be predicted
             continue
         error = mean_error(np.exp(-correction.residuals()))
         expected_error = mean_error(np.exp(-correction.logs))
@@ -365,6 +367,7 @@ def share_of(
 
     def difference(curve: LinkCurve) -> tuple[bool, int, float]:
         other_group = NEAREST[group].index(curve.group)
+        # tuples are compared entry by entry; False is less than True
         return curve.operation != operation, other_group, abs(math.log(curve.ranks / ranks))
 
     curve = min(curves, key=difference)

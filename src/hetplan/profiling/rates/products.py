@@ -150,7 +150,7 @@ def physical(
         sizes,
         tiles.alone * 1e6,  # microseconds
         tiles.alone / tiles.moved,
-        tiles.waves[:, 2:3],  # of tiles of 128 x 128
+        tiles.waves[:, 2:3],  # of tiles of 128 x 128, the third kind of `Physics.rows`
         best / moved,
         tiles.lost,
         by_best,
@@ -253,6 +253,7 @@ def _estimates(
     physics: Physics,
 ) -> tuple[Estimate, ...]:
     """The estimate of each shape; the last answers are cached."""
+    # [N, 4] also for N = 0
     sizes = np.array([(s.count, s.m, s.k, s.n) for s in shapes], float).reshape(-1, 4)
     measured = measured_products(device, precision)
     estimates = []
@@ -317,6 +318,7 @@ def rate_of(device: str, bandwidth: float, kind: MoveKind) -> tuple[MoveRate, bo
             return rate, True
 
     def distance(rate: MoveRate) -> float:
+        # the devices of one rate are variants of one device
         measured_bandwidth = catalogue()[rate.devices[0]].memory_bytes_per_s
         return abs(math.log(measured_bandwidth / bandwidth))
 

@@ -102,6 +102,7 @@ def layer_time(
     for name, value in (("micro_batch", micro_batch), ("tensor", tensor)):
         require(value >= 1, f"{name} is not usable", got=value, expected="at least 1")
     times = [operator_time(op, rates, micro_batch, tensor) for op in layer.operators]
+    # The host's seconds are not corrected: `operator_time` leaves them out, they are added below.
     if learned is not None:
         factors = [learned.factor(op, micro_batch, tensor) for op in layer.operators]
         times = [
@@ -115,12 +116,14 @@ def layer_time(
         device += (seconds.forward, seconds.backward)
         kernels += launches(operator)
     if rates.stack.casts and rates.precision != "fp32":
+        # 3 elements of 16 bits for each weight, in either pass: fp32 is read, 16 bits are written
         weights = (layer.params + layer.tied_params) / tensor
         device += rates.moved_seconds(3 * weights, "copy")
     if tensor > 1:
         for reduce in layer.reduces:
             kernels[int(reduce.backward)] += 1
-            if rates.stack.gather_copies and micro_batch > 1:  # two copies, read and written each
+            # Two copies, read and written each. A single sample is in order as it is gathered.
+            if rates.stack.gather_copies and micro_batch > 1:
                 copied = 4 * micro_batch * reduce.elements
                 device[int(reduce.backward)] += rates.moved_seconds(copied, "copy")
     host = kernels * rates.stack.host_seconds
@@ -203,6 +206,7 @@ def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> 
     if shape is not None and shape.count:
         seconds = rates.product_seconds(shape)
     else:
+        # a traced operator has no kind; its tensors are moved as those of an addition
         kind = op.kind if isinstance(op, Elementwise) else "add"
         seconds = rates.moved_seconds(op.moved(micro_batch, tensor), kind)
     if isinstance(op, Matmul):
@@ -248,7 +252,7 @@ def repeated_share(
     layer: Layer, mode: Recomputation, rates: Rates, micro_batch: int, tensor: int
 ) -> float:
     """The share of the layer's forward seconds that its backward pass repeats under a mode of
-    recomputation."""
+    recomputation; 0 where the forward pass takes no time."""
     if mode == "none" or layer.kind not in REPEATED:
         return 0.0
     if mode == "full":

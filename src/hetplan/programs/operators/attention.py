@@ -97,6 +97,7 @@ def attention(inputs: Sequence[Tensor], attributes: Attributes, place: Place) ->
     if attributes.get("rotary", False):
         q, k = rotated(q), rotated(k)
     heads = scaled_dot_product_attention(q, k, v, is_causal=attributes.get("causal", False))
+    # [b, groups r, tokens, d] -> [b, groups, tokens, r d]; unchanged for three inputs, where r is 1
     return heads.unflatten(1, (-1, r)).transpose(2, 3).flatten(3)
 
 
@@ -121,7 +122,8 @@ def rotated(x: Tensor, base: float = 10_000.0) -> Tensor:
     half = x.shape[3] // 2
     pairs = torch.arange(half, dtype=torch.float64, device=x.device)
     positions = torch.arange(x.shape[2], dtype=torch.float64, device=x.device)
-    angle = positions[:, None] * base ** (-pairs / max(half, 1))  # [tokens, half]
+    # [tokens, half]; where half is 0 there are no angles, and 1 replaces the divisor 0
+    angle = positions[:, None] * base ** (-pairs / max(half, 1))
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     first, second, last = x.split((half, half, x.shape[3] % 2), dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin, last], dim=-1)

@@ -76,6 +76,7 @@ def max_pool(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> 
     from torch.nn.functional import max_pool2d
 
     stride, padding = attributes.get("stride"), attributes.get("padding", 0)
+    # torch takes the stride None for the side of the window, as `pooled` does
     return max_pool2d(inputs[0], attributes["window"], stride, padding)
 
 

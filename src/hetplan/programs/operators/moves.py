@@ -57,10 +57,11 @@ def reshape_shape(whole: Shapes, attributes: Attributes) -> Shape:
 
 def reshape_rules(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """A dimension can be sliced if the new shape has a dimension in front of which stand equally
-    many entries: the product of the lengths in front is the same, so that both divide the entries
-    into the same slices."""
+    many entries: the product of the lengths in front is the same. Slices in whole units of their
+    common axis (`axes`) then have the same entries."""
     before, after = whole[0], attributes["shape"]
-    # product of the lengths in front -> dimension of the new shape
+    # product of the lengths in front -> dimension of the new shape; dimensions of length 1, in
+    # front of which stands the same product as of the next one, are left out
     new_dimension = {size(after[:e]): e for e, length in enumerate(after) if length > 1}
     sharding_rules = [summands()]  # stays first: packaged decisions refer to steps by number
     for d, length in enumerate(before):

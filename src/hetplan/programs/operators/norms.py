@@ -24,7 +24,7 @@ from hetplan.programs.operators.operator import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-EPSILON = 1e-5
+EPSILON = 1e-5  # torch's own default for layer norms
 
 
 def layer_norm(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
@@ -67,6 +67,7 @@ def batch_moments(inputs: Sequence[Tensor], attributes: Attributes, place: Place
 def batch_norm_rules(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """The channels of all inputs can be sliced, or any other dimension of x alone."""
     sharding_rules = [ShardingRule((d, WHOLE, WHOLE, WHOLE), d) for d in range(len(whole[0]))]
+    # channels are dimension 1 of x and of the moments, 0 of scale and shift
     sharding_rules[1] = ShardingRule((1, 1, 0, 0), 1)
     return sharding_rules
 
@@ -77,7 +78,7 @@ def batch_norm(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -
     x, (mean, square), scale, shift = inputs
     deviation = (square - mean.square() + attributes["epsilon"]).sqrt()
     factor, mean = (scale / deviation).to(x.dtype), mean.to(x.dtype)
-    by_channel = (-1, *[1] * (x.dim() - 2))
+    by_channel = (-1, *[1] * (x.dim() - 2))  # to be broadcast over samples and pixels
     return (x - mean.view(by_channel)) * factor.view(by_channel) + shift.view(by_channel)
 
 

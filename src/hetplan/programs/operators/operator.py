@@ -77,7 +77,8 @@ def size(shape: Shape) -> int:
 def elementwise_work(whole: Shapes, output: Shape, attributes: Attributes) -> Work:
     """Work of an operator that reads each element of its inputs once and writes its output.
 
-    The gradient of an input takes reading the output's gradient and the input, and writing.
+    The gradient of an input takes reading the output's gradient and the input, and writing as many
+    elements as the input has.
     """
     elements = sum(size(shape) for shape in whole) + size(output)
     backward = [ELEMENT_FLOPS * (size(output) + 2 * size(shape)) for shape in whole]

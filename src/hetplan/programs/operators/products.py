@@ -120,8 +120,8 @@ def convolve_shape(whole: Shapes, attributes: Attributes) -> Shape:
 
 def convolve_rules(whole: Shapes, attributes: Attributes) -> list[ShardingRule]:
     """Samples, output channels and input channels can be sliced. Slices of the input channels give
-    summands."""
-    terms = ("bcHW", "ockl", "o")[: len(whole)]
+    summands. Rows and columns cannot be sliced, since neighbouring windows overlap."""
+    terms = ("bcHW", "ockl", "o")[: len(whole)]  # the last one is of a bias, if there is one
     return [along(letter, terms, "boHW") for letter in "boc"]
 
 

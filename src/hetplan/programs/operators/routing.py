@@ -32,6 +32,7 @@ def places_of_tokens(gates: Tensor, active: int, capacity: int) -> Tensor:
     """
     import torch
 
+    # a stable sort: of equal gates the first experts are chosen, on every device alike
     best = torch.sort(-gates, dim=-1, stable=True).indices[..., :active]
     chosen = torch.zeros_like(gates).scatter(-1, best, 1.0)  # [b, s, e] 1 for chosen experts
     earlier_tokens = (chosen.cumsum(dim=1) - chosen).long()  # [b, s, e] at the same expert

@@ -45,6 +45,8 @@ def warm_up(
         return passes
     if schedule == "1f1b":
         return min(stages_behind, passes)
+    # A round of `stages` passes for each chunk but the last one. The first micro-batch's last chunk
+    # then goes through the stages behind and back, hence 2 for each of them.
     return min(2 * stages_behind + (chunks - 1) * stages, passes)
 
 
@@ -88,7 +90,8 @@ Sends = Literal["asynchronous", "waiting", "blocking", "rendezvous"]
 MESSAGE_WAITS: tuple[Sends, ...] = ("waiting", "rendezvous")  # a message waits for its receiver
 SENDER_WAITS: tuple[Sends, ...] = ("blocking", "rendezvous")  # a sender waits for its message
 NOTHING = Traffic()
-MOST_SHAPES = 64  # shapes of replicas that are cached
+# Shapes of replicas that are cached. The largest ones have some 2 MB each, a full cache 110 MB.
+MOST_SHAPES = 64
 LARGEST_CACHED_SHAPE = 4096  # passes S C M of a shape that is cached
 
 
@@ -169,6 +172,7 @@ class Replica:
         times = np.array(both)  # [2, S, C, B]
         received = np.zeros((2, S * C, len(counts)))  # seconds of the message that a pass needs
         if self.reduces:
+            # their latencies are part of their seconds (`Links.ring`)
             times += [[[[t.seconds for t in b] for b in c] for c in s] for s in self.reduces]
         if self.hops and S * C > 1:
             activations, gradients = self.hops
@@ -178,12 +182,18 @@ class Replica:
         fastest = (passes + received).min(axis=2)  # [2, S C] of any kind of micro-batch
         # of all virtual stages before this one: the way in forward, the way out backward
         way_in, way_out = np.cumsum(fastest, axis=1) - fastest
-        # the seconds that keep the stage from its next pass
-        passes += received * (self.sends in MESSAGE_WAITS)
+        # the seconds that keep the stage from its next pass: a message that waits for its receiver
+        # moves while the receiver does nothing else
+        if self.sends in MESSAGE_WAITS:
+            passes += received
         reach = way_in[:S] + (passes.sum(axis=0) @ counts).reshape(C, S).sum(axis=0)
         if C == 1:  # (2.3): the first micro-batch goes to the last stage and back
             warm = [warm_up(self.schedule, S, s, self.micro_batches) for s in range(S)]
-            ahead = np.minimum(warm, self.micro_batches - 1) * (self.schedule != "gpipe")
+            # the passes that the stage computes meanwhile; under GPipe none, because the last stage
+            # begins its backward passes after its last forward pass
+            ahead = np.minimum(warm, self.micro_batches - 1)
+            if self.schedule == "gpipe":
+                ahead = np.zeros_like(ahead)
             there_and_back = fastest.sum(axis=0)
             of_later_stages = there_and_back.sum() - there_and_back.cumsum()
             reach += of_later_stages - ahead * passes[0].max(axis=1)
@@ -289,7 +299,8 @@ def _new_shape(
     previous, following = (np.full(grid, -1) for _ in range(2))
     computed_parts, parts = [], []
     for s in range(S):
-        last = passes[s, 1, 0, -1:]  # the tasks of the stage's last backward pass
+        # the tasks of the stage's last backward pass, which is of its first chunk (`order`)
+        last = passes[s, 1, 0, -1:]
         if buckets[s] > 1:
             other_parts = tasks.add(
                 (buckets[s] - 1,),
@@ -391,6 +402,8 @@ def lower_bound_seconds(
     """
     longest: dict[tuple[tuple[int, int], When], float] = {}  # seconds of a stage's collectives
     for collective in collectives:
+        # Buckets may hide in the last backward pass, and collectives of steps are not in `reach`.
+        # Both are left out, which only lowers the bound.
         if collective.buckets == 1 and collective.when != "step":
             for member in collective.members:
                 key = (member, collective.when)
@@ -513,7 +526,7 @@ def _join(tasks: TaskList, placed: list[_Placed], collectives: Sequence[Collecti
                 parts = (begin + shape.parts[s]).tolist()
                 for bucket, number in enumerate(numbers):
                     # the bucket needs the share (bucket + 1) / count of the last backward pass
-                    needed_parts = -(-(bucket + 1) * len(parts) // count)
+                    needed_parts = -(-(bucket + 1) * len(parts) // count)  # rounded up
                     order.append((parts[needed_parts - 1], number))
             order.append((numbers[-1], update))
     if columns:

@@ -114,6 +114,7 @@ def section_starts(chain: Chain, bucket_bytes: int) -> dict[int, int]:
     first layer's section may have fewer bytes."""
     sizes = Counter[int]()
     for parameter in chain.parameters.values():
+        # a shared parameter has its whole gradient after the backward pass of its lowest layer
         sizes[min(parameter.layers)] += prod(parameter.shape) * parameter.dtype.itemsize
     starts: dict[int, int] = {}
     section: list[int] = []
@@ -148,7 +149,7 @@ def bucket_plans(layout: Layout, chain: Chain, bucket_bytes: int) -> list[Bucket
 
     def order(key: tuple[Any, ...]) -> tuple[Any, ...]:
         layers, owners, dtype = key
-        return layers, owners, str(dtype)
+        return layers, owners, str(dtype)  # torch's types have no order
 
     plans = []
     for layers, owners, dtype in sorted(buckets, key=order):
@@ -182,7 +183,7 @@ def pieces_of(
     Raises InputError where no rank has a piece."""
     name, dim, shape = parameter.name, parameter.dim, parameter.shape or (1,)
     whole = prod(shape)
-    row = whole // max(1, shape[dim])
+    row = whole // max(1, shape[dim])  # max: a parameter without rows
     # With experts of their own samples, all ranks of a tensor group have gradients to sum.
     partial_gradients = any(cut.partial_gradients for _, cut in cuts)
 
@@ -356,6 +357,8 @@ class Bucket:
         Returns a function that waits for the sum and writes it: under ZeRO 0 to the gradients of
         the parameters, else this rank's shard of it to the gradients of its shares.
         """
+        # a single contributor has the whole gradient, and so have the other owners, who are of its
+        # unit
         summed_already = all(len(piece.contributors) == 1 for piece in self.plan.pieces)
         if self.shard is None and (self.owner_collectives is None or summed_already):
             return nothing

@@ -88,7 +88,7 @@ class Cut:
 
     def take(self, whole: Tensor) -> Tensor:
         """A copy of the rank's part of a whole tensor."""
-        if whole.dim() == 0:
+        if whole.dim() == 0:  # a single number, which no rank has a part of
             return whole.clone()
         pieces = [whole.narrow(self.dim, first, last - first) for first, last in self.ranges]
         return torch.cat(pieces, self.dim)
@@ -144,6 +144,7 @@ def cuts_of(layer: nn.Module, part: Part) -> dict[str, Cut]:
         cuts_of_module = getattr(module, "cuts", None)
         if callable(cuts_of_module):
             for name, cut in cuts_of_module(part).items():
+                # the prefix of the layer itself is empty
                 cuts[f"{prefix}.{name}".lstrip(".")] = cut
     return cuts
 
@@ -233,7 +234,7 @@ class Chain:
         stated = cuts_of(self.layers[layer], part)
         cuts: dict[str, Cut] = {}
         for inside, name in self.parameter_names[layer].items():
-            shape = self.parameters[name].shape or (1,)
+            shape = self.parameters[name].shape or (1,)  # a single number counts as one row
             cuts[name] = stated.get(inside, Cut(0, ((0, shape[0]),)))
         return cuts
 
@@ -258,10 +259,12 @@ def run_layer(
         *layer.named_parameters(remove_duplicate=False),
         *layer.named_buffers(remove_duplicate=False),
     )
+    # by id, so that tied weights share a copy
     copies = {id(value): rounded(value) for _, value in named}
     state = {name: copies[id(value)] for name, value in named}
     arguments = (*map(rounded, x), *targets)
     with rounding_again([value for _, value in named], copies, rounded):
+        # `state` has every name of a tied weight
         return torch.func.functional_call(layer, state, arguments, tie_weights=False)
 
 
@@ -312,6 +315,8 @@ def describe(
     not match the plan, UnsupportedError where it cannot be split.
     """
     count = getattr(module, "count", default_count)
+    # Layers of the contract compute their loss and all their experts themselves. Only `Split` calls
+    # a user's loss, and spreads experts over ranks.
     layers = layers_of(module, names) if loss is None and spread == 1 else None
     source: InputsAndTargets | Split = InputsAndTargets(len(names) - 1, count)
     if layers is None:
@@ -379,6 +384,8 @@ def divided_cuts(
     divided: the parameters of the model that tensor ranks can divide. names: the parameters of the
     layer.
     """
+    # Where experts are spread, layers do not run on a mesh (see `tensors.on_meshes`), and without
+    # one a layer needs its whole weights.
     _, expert_ranks = part.expert
     whole = Part()
     cuts: dict[str, Cut] = {}
@@ -397,6 +404,7 @@ def split_dimensions(
     two layers cut it along different dimensions."""
     dims: dict[str, int] = {}
     for layer, names in zip(layers, parameter_names, strict=True):
+        # the dimension is the same for any shares; these are two equal ones
         for inside, cut in cuts_of(layer, Part(0, (1.0, 1.0))).items():
             require(
                 dims.setdefault(names[inside], cut.dim) == cut.dim,
@@ -421,6 +429,7 @@ def check_names(
 ) -> None:
     """Raise InputError where the names of a model's layers are not the plan's."""
     what = "model does not match the plan"
+    # not strict: different numbers of layers have an error of their own, below
     for k, (name, expected) in enumerate(zip(model_layers, plan_layers, strict=False)):
         require(name == expected, f"{what}: layer {k}", where=where, got=name, expected=expected)
     require(

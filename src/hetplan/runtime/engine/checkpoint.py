@@ -298,6 +298,7 @@ def state_kinds(optimizer: Any) -> dict[str, StateKind]:
     for parameter, states in optimizer.state.items():
         for name, value in states.items():
             if isinstance(value, Tensor):
+                # of a parameter that is a single number itself, the state is like the parameter
                 single = value.dim() == 0 and parameter.dim() > 0
                 kinds[name] = "scalar" if single else "like"
     return merged(kinds)

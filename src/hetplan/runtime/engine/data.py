@@ -44,6 +44,7 @@ def seed_generators(seed: int, site: str) -> None:
     next."""
     key = key_of(seed, 0, site)
     random.seed(key)
+    # numpy's seeds have 32 bits
     np.random.seed(key % (1 << 32))  # noqa: NPY002 (users draw from the generator that numpy has)
     torch.manual_seed(key)
 

@@ -303,6 +303,8 @@ class Distributed(Placed):
             weight = host_total(self.pipeline.weight(of_step))
         scale = 1.0
         if self.scaled:
+            # The power of two brings a token's gradient, which is divided by the weight, near 1
+            # (see `LossScale`). The division of gradients by it below is exact.
             scale = 2.0 ** floor(log2(weight)) * self.scale.value
         position = Position(self.seed, step, autocast=self.autocast)
         summed = self.pipeline.run(of_step, position, weight / scale)
@@ -337,7 +339,7 @@ class Distributed(Placed):
         The ranks of a bucket's first shard group save it; without ZeRO the first of its owners.
         """
         for bucket in self.states.buckets:
-            savers = bucket.plan.owners[:1]
+            savers = bucket.plan.owners[:1]  # each owner has all elements
             if self.states.zero:
                 savers = bucket.plan.shard_groups[0]
             if not deduplicated or bucket.rank in savers:
@@ -367,7 +369,7 @@ def example_of(module: nn.Module) -> tuple[Any, Any]:
             expected="example=(inputs, targets) of a sample",
         )
     try:
-        with drawing_data(0, 0, 0):
+        with drawing_data(0, 0, 0):  # any seed: only the shapes of the example matter
             return paired(batch(0, 0, 1))
     except HetplanError:
         raise

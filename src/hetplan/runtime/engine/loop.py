@@ -193,7 +193,8 @@ class TrainedPart(ABC):
         if optimizer in WHOLE_MODELS:
             return shapes != self.shapes
         if optimizer in WHOLE_PARAMETERS:
-            return not shapes.items() <= self.shapes.items()
+            all_whole = shapes.items() <= self.shapes.items()
+            return not all_whole
         return False
 
     def gradient_norm(self, norm_type: float = 2.0) -> Tensor:

@@ -31,6 +31,7 @@ def described(job: Job) -> tuple[nn.Module, Chain]:
         job.plan.workload.layers,
         example_of(module),
         compute=COMPUTE[precision_of(job)],
+        # the stand-in of a rehearsal has no experts
         spread=1 if job.virtual else job.plan.further.expert,
     )
     layout = Layout(job.plan)
@@ -109,10 +110,14 @@ def called(text: str, plan: Plan | None, option: str = "--factory", *, seed: int
     import, and again before the call: the numbers that the function draws do not depend on whether
     the module was imported before.
     """
+    module, colon, function_name = text.partition(":")
     require(
-        all(text.partition(":")), f"{option} is not usable", got=text, expected="MODULE:FUNCTION"
+        module and colon and function_name,
+        f"{option} is not usable",
+        got=text,
+        expected="MODULE:FUNCTION",
     )
-    let_find(text.partition(":")[0], option)
+    let_find(module, option)
     failure = "cannot be imported:"
     try:
         seed_generators(seed, f"{option} is imported")

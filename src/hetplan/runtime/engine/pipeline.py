@@ -106,6 +106,8 @@ class Mail:
         """Wait for a receive that `expect` began. Returns the tensors, on this rank's device."""
         buffers, begun = self.expected.pop((hop, batch, forward))
         done(begun)
+        # A rank sends to itself only where its replica has one stage. Then all of its rows come
+        # from itself, and none are in the buffers.
         values = self.local.pop((hop, batch, forward), buffers)
         return [x.to(self.transport.device) for x in values]
 
@@ -119,10 +121,11 @@ def tag_of(layout: Layout, replica: int, hop: int, *, forward: bool) -> int:
     """The tag of a hop's messages in one direction.
 
     Any two ranks use a tag in one direction and for one hop only. Of S > 2 stages, two neighbours
-    share every S-th hop, so that S - 1 successive hops can have one tag; two stages share all hops.
+    share every S-th hop, so that up to S successive hops can have one tag. Two stages share all
+    hops, so that each hop needs a tag of its own. Groups of S - 1 hops are right for both.
     """
     stages = len(layout.plan.replicas[replica].stages)
-    number = hop // max(1, stages - 1)
+    number = hop // max(1, stages - 1)  # max: a single stage sends to itself, without tags
     return 2 * number + forward
 
 
@@ -132,7 +135,7 @@ def messages(
     """(tag, sender, receiver) and global rows [first, last) of every message of a hop, those of a
     rank to itself included."""
     stages = len(layout.plan.replicas[replica].stages)
-    source, target = hop % stages, (hop + 1) % stages
+    source, target = hop % stages, (hop + 1) % stages  # virtual stage v is on stage v modulo S
     if not forward:
         source, target = target, source
     tag = tag_of(layout, replica, hop, forward=forward)
@@ -151,6 +154,7 @@ def messages(
         if first >= last:
             continue
         for tensor_rank, receiver in enumerate(receivers):
+            # the receivers are spread evenly over the senders, which all have the same values
             sender = senders[tensor_rank * len(senders) // len(receivers)]
             yield (tag, sender, receiver), (first, last)
 
@@ -159,7 +163,8 @@ def streams(layout: Layout) -> list[Stream]:
     """(tag, sender, receiver) of all messages between two ranks in an iteration, each once."""
     used: set[Stream] = set()
     for i, replica in enumerate(layout.plan.replicas):
-        virtual_stages = len(replica.stages) * len(replica.stages[0].layers)
+        chunks = len(replica.stages[0].layers)  # every stage has as many
+        virtual_stages = len(replica.stages) * chunks
         hops, batches = range(virtual_stages - 1), range(replica.steps)
         for hop, batch, forward in product(hops, batches, (False, True)):
             used |= {stream for stream, _ in messages(layout, i, hop, batch, forward=forward)}
@@ -182,7 +187,7 @@ def every_second_product() -> Callable[..., CheckpointPolicy]:
     products = Counter[bool]()
 
     def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-        name = str(operator).split(".")[1]
+        name = str(operator).split(".")[1]  # "mm" of "aten.mm.default"
         kept = name.startswith("_scaled_dot_product")
         if name in ("mm", "addmm"):  # products with weights; those of attention have other names
             products[context.is_recompute] += 1
@@ -204,13 +209,14 @@ def layer_pass(
 
     values: the outputs of the layer before, then what the layer reads of the data. position: where
     the rows stand; a pass that is computed again draws the same random numbers by it.
-    recomputation: the plan's. The last layer is never computed again, since its backward pass
+    recomputation: the plan's. The last layer is never computed again: under 1F1B its backward pass
     follows at once.
 
     The outputs are converted to the types in `chain.outputs`, which the next stage expects, also
     where autocast computes in another type. Autocast keeps no rounded weights for the next pass.
     """
     is_last = k + 1 == len(chain.names)
+    # None: the loss keeps its type, since `Tensor.to(None)` changes nothing
     types = [None] if is_last else [dtype for _, dtype in chain.outputs[k]]
     half = position.autocast
 
@@ -220,6 +226,7 @@ def layer_pass(
             outputs = chain.call(k, values)
         return tuple(y.to(dtype) for y, dtype in zip(outputs, types, strict=True))
 
+    # the recomputation "selective" is done inside of layers, see `Distributed._join_groups`
     if is_last or recomputation not in ("full", "operators"):
         return run(*values)
     options: dict[str, Any] = {}
@@ -426,7 +433,7 @@ class Pipeline:
             if grad is not None and output.requires_grad:
                 outputs.append(output)
                 gradients.append(grad)
-        if outputs:
+        if outputs:  # none where no output depends on a trained parameter
             torch.autograd.backward(outputs, gradients)
         self.watch.passed()
         return [value.grad for value in saved.inputs]

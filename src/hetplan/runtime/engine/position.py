@@ -105,6 +105,7 @@ def words(
         places = places + along(dim, steps, len(sizes))
     step = as_int64(GOLDEN_RATIO)
     row_hash = splitmix64(row_numbers * step + as_int64(key)).to(torch.int32)
+    # ~key: a row and a place with the same number have different hashes
     place_hash = splitmix64(places * step + as_int64(~key)).to(torch.int32)
     word = along(0, row_hash, len(sizes)) ^ place_hash
     word = word.mul_(LOWBIAS32_FACTORS[0])
@@ -149,5 +150,6 @@ class Dropout(nn.Module):
         begins = [_now.first_row, begin, *[0] * (x.dim() - 2)]
         totals = [0, x.shape[1] if total is None else total, *x.shape[2:]]
         drawn = words(key_of(_now.seed, _now.step, self.site), x.shape, begins, totals, x.device)
+        # as `uniform` < probability, without numbers in float64
         dropped = drawn < int((self.probability - 0.5) * 2.0**32)
         return x.masked_fill(dropped, 0.0) / (1.0 - self.probability)

@@ -85,7 +85,8 @@ class States:
     def begin(self, visits: Sequence[tuple[bool, int]] = ()) -> None:
         """Begin an iteration: gather the parameters, which an optimizer has changed elsewhere.
 
-        visits: (backward, layer) of all passes of layers, in their order.
+        visits: (backward, layer) of all passes of layers, in their order. Empty: no pass
+        follows.
         """
         self._backward_left = Counter(layer for backward, layer in visits if backward)
         self._following: Iterator[int | None] = iter([*(layer for _, layer in visits[1:]), None])
@@ -107,6 +108,8 @@ class States:
             self._backward_left[layer] -= 1
             every_micro_batch = self.per_step or self.per_layer
             if every_micro_batch or self._backward_left[layer] == 0:
+                # Only under ZeRO 3 a bucket may have several layers, with a shared parameter. The
+                # sum after each of these layers is then added to the shard's gradient.
                 self._sum([bucket for bucket in self.buckets if layer in bucket.plan.layers])
         self._release([
             bucket for bucket in self._of_layer(layer)

@@ -48,7 +48,7 @@ def contiguous(x: Any) -> Any:
         x.device_mesh,
         x.placements,
         shape=x.shape,
-        stride=torch.empty(x.shape, device="meta").stride(),
+        stride=torch.empty(x.shape, device="meta").stride(),  # of the whole tensor, contiguous
     )
 
 
@@ -187,7 +187,8 @@ class LayerOnMesh(fx.Interpreter):
         apply."""
         if kind == ATTENTION:
             return self._attention(n, args, kwargs)
-        if kind == "dropout" and args[1] > 0 and args[2]:
+        if kind == "dropout" and args[1] > 0 and args[2]:  # (x, probability, in training)
+            # every rank draws the mask of the whole tensor, which is the same on all of them
             ones = torch.ones(args[0].shape, dtype=args[0].dtype, device=self.mesh.device_type)
             return args[0] * self.distributed(n.target(ones, *args[1:]), self.whole)
         if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()):
@@ -209,7 +210,7 @@ class LayerOnMesh(fx.Interpreter):
             args = (contiguous_both_ways(args[0]), *args[1:])
         try:
             output = n.target(*args, **kwargs)
-        except (RuntimeError, AssertionError):
+        except (RuntimeError, AssertionError):  # as DTensor says that it has no rule
             return self._on_whole_values(n, args, kwargs)
         return contiguous_both_ways(output) if kind in RESHAPES else output
 
@@ -236,6 +237,7 @@ class LayerOnMesh(fx.Interpreter):
             mask = mask[(None,) * (4 - mask.dim())]  # as attention broadcasts it
             mask_form = self.whole
             has_heads = mask.shape[1] > 1
+            # a ring divides the mask's tokens itself, see `in_ring`
             if has_heads:
                 mask_form = [Replicate(), *by_heads[1:]] if self.ring else by_heads
             values["attn_mask"] = mask.redistribute(placements=mask_form)
@@ -276,7 +278,8 @@ def in_ring(
 
     query, key, value: [samples, heads, tokens, width], successive tokens on successive ranks. own:
     this rank's number in the ring. The other arguments are those of
-    `scaled_dot_product_attention`.
+    `scaled_dot_product_attention`; of the ignored ones `dropout_p` is 0, and `enable_gqa` has no
+    other effect than the repetition of keys and values, which is done where they have fewer heads.
 
     A block is the keys and values of one rank. The blocks go round the ring, so that each rank has
     one block at a time. The result for a block is weighed by the block's share of the sum of
@@ -310,6 +313,8 @@ def in_ring(
         else:
             mask = query.new_ones(queries, keys, dtype=torch.bool)
             if is_causal:
+                # query i of this rank sees key j of the block where
+                # first_key + j <= own * queries + i
                 mask = mask.tril(own * queries - first_key)
         block = keys_and_values.repeat_interleave(query.shape[1] // key.shape[1], 1)
         scores = query @ block[..., :width].mT * factor
@@ -344,8 +349,10 @@ def on_meshes(
     """The chain with layers that this rank computes together with other ranks of its stage.
 
     groups: ranks -> their process group. In the returned chain, `outputs` are the shapes of this
-    rank's parts. The chain of a model that states its layers itself is returned as it is. Raises
-    UnsupportedError where the ranks cannot compute the layers together.
+    rank's parts. The chain is returned as it is where its layers need no mesh: those of a model
+    that states its layers itself, those of a plan that spreads experts (`tracing.experts` exchanges
+    the tokens, and all else is whole), and those of which this rank has all tokens and whole
+    weights. Raises UnsupportedError where the ranks cannot compute the layers together.
     """
     check_meshes(chain, layout, place)
     if not isinstance(chain.source, Split) or layout.plan.further.expert > 1:
@@ -364,6 +371,7 @@ def on_meshes(
             )  # fmt: skip
         return chain
     ranks = layout.ranks_of(place.replica, place.stage)
+    # With two axes the stage has no row groups but the context ranks: [context rank][tensor rank].
     mesh = DeviceMesh.from_group(
         [groups[tuple(axis.ranks)].process for axis in axes],
         torch.device(chain.source.device).type,
@@ -401,7 +409,7 @@ def on_meshes(
         local: list[Shape] = []
         for (shape, dtype), form in zip(shapes, forms, strict=True):
             if Shard(1) in form:  # this rank has a part of the tokens
-                tokens, *rest = shape
+                tokens, *rest = shape  # `check_meshes` has checked that they divide evenly
                 shape = (tokens // token_parts, *rest)
             local.append((shape, dtype))
         outputs.append(tuple(local))
@@ -415,7 +423,7 @@ def sliced_dimensions(chain: Chain, layout: Layout, place: Place) -> dict[str, i
     dimensions = {}
     for k in layout.layers(place):
         for name, cut in chain.cuts(k, part).items():
-            shape = chain.parameters[name].shape or (1,)
+            shape = chain.parameters[name].shape or (1,)  # a single number counts as one row
             if cut.size < shape[cut.dim]:
                 dimensions[name] = cut.dim
     return dimensions
@@ -457,17 +465,19 @@ def check_meshes(chain: Chain, layout: Layout, place: Place) -> None:
         "a model that says itself how it is divided does not divide tokens",
     )
     check(
+        # or 1: samples without tokens have nothing that several ranks could divide
         (layout.plan.workload.sequence or 1) % token_parts == 0,
         f"{token_parts} ranks do not divide the tokens of a sample",
     )
     head_ranks = prod(len(axis.ranks) for axis in axes)
-    if in_a_ring(layout):
+    if in_a_ring(layout):  # the context ranks, the first axis, then keep their tokens
         head_ranks //= layout.context
     if is_split and layout.context > 1:
         check(
             all(heads % head_ranks == 0 for heads in heads_of_attention(chain, layout, place)),
             f"{head_ranks} ranks do not divide the heads of attention",
         )
+    # process groups have sorted ranks, and a rank must have the same number in group and mesh
     check(
         not is_split or all(axis.ranks == sorted(axis.ranks) for axis in axes),
         "ranks that share a split model's layers are not in order",
@@ -480,5 +490,6 @@ def heads_of_attention(chain: Chain, layout: Layout, place: Place) -> set[int]:
     for k in layout.layers(place):
         for node in chain.layers[k].graph.nodes:
             if name_of(node) == ATTENTION:
-                heads |= {value.meta["val"].shape[1] for value in node.args[:3]}
+                queries_keys_values = node.args[:3]
+                heads |= {value.meta["val"].shape[1] for value in queries_keys_values}
     return heads

@@ -185,7 +185,7 @@ def rank_main(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         torch.set_num_threads(1)
-        os.environ["LOCAL_RANK"] = str(rank)
+        os.environ["LOCAL_RANK"] = str(rank)  # `local_device` chooses a GPU by it
         watch = watch_of(job, rank)
         every_beat(lambda: tell("beat", watch.state()))
         world = job.plan.world_size
@@ -194,7 +194,7 @@ def rank_main(
             store=dist.FileStore(store, world),
             rank=rank,
             world_size=world,
-            timeout=timedelta(minutes=30),
+            timeout=timedelta(minutes=30),  # the parent notices a rank that hangs earlier
         )
         train(job, watch, lambda step: tell("step", step), lambda: stop.value != 0, shared)
         dist.barrier()
@@ -246,9 +246,11 @@ def look_after(watch: Watch, limit: float, plan: Plan) -> None:
         state = watch.state()
         with contextlib.suppress(dist.DistError):  # after the last step the store may end first
             store.add(str(rank), 1)
-            beats = store.add(str(next_rank), 0)
+            beats = store.add(str(next_rank), 0)  # adding 0 reads the number
             rounds[beats] += 1
             silent = rounds[beats] * PATIENCE.beat
+            # A rank without any beat has not begun to count. After this rank's last step the next
+            # one may have ended already.
             if beats and silent > limit and state["what"] != "end":
                 give_up(plan, next_rank, f"no sign of life for {silent:.0f} s")
         activity.note(state["used"])
@@ -268,7 +270,8 @@ def give_up(plan: Plan, rank: int, why: str) -> NoReturn:
     os._exit(1)
 
 
-# Words in errors of torch.distributed that another rank is gone.
+# Words in errors of torch.distributed that another rank is gone. Errors of gloo have the paths of
+# its source files.
 PEER_GONE = (
     "connection closed", "connection reset", "broken pipe", "connection refused", "timed out",
     "socket closed", "peer closed", "read error", "aborted", "gloo",

@@ -80,6 +80,7 @@ class StageEngine:
             seed=job.seed,
             watch=watch,
             precision=precision_of(job),
+            # the shared chain reads its data on the CPU; a rank on a GPU makes one for the GPU
             chain=chain if device == "cpu" else None,
         )
         return part

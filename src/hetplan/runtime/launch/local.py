@@ -31,6 +31,7 @@ def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[l
     torch = required_torch("running plans")
     from hetplan.runtime.engine.worker import check_job
 
+    # Threads that torch's operators start here would be missing in the forked ranks.
     torch.set_num_threads(1)
     # While torch traces a model, it checks whether there is a GPU. By default it initializes CUDA
     # for this check, and a process that has initialized CUDA cannot fork ranks that use CUDA.
@@ -96,10 +97,11 @@ def launch_elastic(
             devices = job.plan.devices
             lost_node = devices[error.device].node
             lost_nodes = (*(loss.node for loss in losses), lost_node)
-            if {device.node for device in devices} <= set(lost_nodes):
+            if {device.node for device in devices} <= set(lost_nodes):  # no node is left
                 raise
             following = again(job, lost_nodes)
             checkpoint = latest(job)
+            # at the last step nothing is left to run: the node was lost after it
             if following is None or checkpoint == last_step:
                 raise
             step = checkpoint or 0  # without a checkpoint the run begins anew

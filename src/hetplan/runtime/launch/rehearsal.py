@@ -124,8 +124,9 @@ class Rehearsal:
             moment = what, event["chunk"], event["micro_batch"]
             # A pass is several tasks where it has several parts or collectives of its tensor ranks:
             # it lasts from the first task's begin until the last task's end.
-            begin, _ = spans.get(moment, (event["start"], 0.0))
-            spans[moment] = begin, event["end"]
+            # The events come in the order of their starts.
+            first_begin = spans[moment][0] if moment in spans else event["start"]
+            spans[moment] = first_begin, event["end"]
         return spans
 
 

@@ -117,7 +117,7 @@ class Supervisor:
         """Return when all ranks are done. Raises RankError, and KeyboardInterrupt where Ctrl-C was
         pressed."""
         while not all(rank.gone for rank in self.ranks):
-            self._listen(0.2)
+            self._listen(0.2)  # so long may a signal or the end of a process go unnoticed
             if signal.SIGINT in self.received_signals:
                 raise KeyboardInterrupt
             self.stop.value = signal.SIGTERM in self.received_signals
@@ -173,7 +173,7 @@ class Supervisor:
                 pass
             # A process that the rank has started may keep the other end open.
             rank.connection.close()
-            if code < 0:
+            if code < 0:  # the negative number of the signal that ended the process
                 name = signal.Signals(-code).name
                 hint = ", as by the kernel where memory is short" if name == "SIGKILL" else ""
                 rank.failure = f"was killed by {name}{hint}"
@@ -192,6 +192,7 @@ class Supervisor:
         while time.monotonic() < until and all(r.lost_peer for r in self.ranks if r.failure):
             self._listen(0.1)
             self._reap()
+        # False comes before True: ranks that failed by themselves before those that lost a peer
         _, number, text = min(
             (r.lost_peer, n, r.failure) for n, r in enumerate(self.ranks) if r.failure
         )
@@ -303,5 +304,7 @@ def hangs(rank: Rank, job: Job) -> bool:
     if quiet >= PATIENCE.starting:
         return True
     computed = state["used"] - state["spent"]
+    # It has been without progress for more than `limit` seconds. On a core of its own it would have
+    # computed for most of them.
     lacks_core = computed < limit / 2 and runnable(pid)
     return not lacks_core

@@ -59,9 +59,10 @@ def serve_rank(job: Job) -> Measured | None:
 
     shared = check_job(job)
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    # the ranks of a node share its cores
     torch.set_num_threads(max(1, torch.get_num_threads() // local_ranks))
     try:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo")  # `Transport` adds groups of NCCL where GPUs have it
     except dist.DistNetworkError as error:
         raise InputError(
             f"cannot meet at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: "

@@ -143,7 +143,8 @@ class Trial:
             for parameters in parameters_of_layers
         ]
         self.states = States.of_weights(weights, self.model.precision)
-        self.shared = dist.is_initialized() or 2 * sum(weights) > self.limit
+        weights_and_gradients = 2 * sum(weights)
+        self.shared = dist.is_initialized() or weights_and_gradients > self.limit
         self.network = network(self.model, self.device, blocks=1 if self.shared else None)
         if self.shared:
             embedding, block, head = self.network.layers

@@ -30,5 +30,6 @@ def timed(run: Callable[[], Any], device: str, repeats: int) -> list[float]:
         begun = clock()
         for _ in range(launches):
             run()
+        # at least 1 ns, also where the clock has not moved: rates are quotients by these seconds
         times.append(max((clock() - begun) / launches, 1e-9))
     return times[WARM_UP:]

@@ -116,7 +116,7 @@ def measure_collectives(
                 if own is None:
                     continue
                 points = _points(operation, members[own], groups[own], place, repeats)
-                if rank != 0:
+                if rank != 0:  # of several groups of a kind, that of rank 0 stands for all
                     continue
                 line = fit_line([p.bytes for p in points], [p.seconds for p in points])
                 fit = FittedCollective(
@@ -153,7 +153,7 @@ def _points(
     for size in SIZES:
         run = _operation(operation, ranks, group, place, size)
         times = torch.zeros(repeats, dtype=torch.float64)
-        for i in range(-WARM_UP, repeats):
+        for i in range(-WARM_UP, repeats):  # negative numbers are those of the warm-up
             dist.barrier(group)
             begun = time.perf_counter()
             run()

@@ -84,9 +84,9 @@ def shard(shape: Transformer, tensor: int) -> Transformer:
     return replace(
         shape,
         heads=shape.heads // tensor,
-        kv_heads=max(shape.kv_heads // tensor, 1),
+        kv_heads=max(shape.kv_heads // tensor, 1),  # fewer than ranks: ranks have the same one
         feed_forward=shape.feed_forward // tensor,
-        vocabulary=-(-shape.vocabulary // tensor),
+        vocabulary=-(-shape.vocabulary // tensor),  # rounded up, as the largest part is
     )
 
 
@@ -176,8 +176,10 @@ class Sharded(Network):
         """The weights of a layer as one flat tensor, padded to equal shards. The layer's parameters
         `parameters` become views of it."""
         sizes = [parameter.numel() for parameter in parameters]
+        # 1 to `ranks` elements, so that the padding is always the last part of the split below
         padding = self.ranks - sum(sizes) % self.ranks
         flat = self.parameters[0].new_zeros(sum(sizes) + padding, requires_grad=False)
+        # not strict: the padding is no parameter's
         for parameter, values in zip(parameters, flat.split([*sizes, padding]), strict=False):
             parameter.data = values.view_as(parameter).copy_(parameter.data)
         return flat

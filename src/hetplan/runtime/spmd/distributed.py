@@ -65,6 +65,7 @@ class DistributedProgram(TrainedPart):
         transport = Transport.over(device, staging, self.watch)
         all_ranks = tuple(range(dist.get_world_size()))
         groups = {} if transport.backend == "gloo" else transport.groups([all_ranks])
+        # a single rank is in no group; on gloo `everyone` is the group of all ranks
         self.everyone = groups.get(all_ranks, transport.everyone)
         self.synthetic = program_model.batch is None
         self.batch = program_model.batch or synthetic_batch(program, seed)
@@ -121,6 +122,7 @@ class DistributedProgram(TrainedPart):
             kind=UnsupportedError,
         )
         of_step = rows or (lambda first, last: self.batch(step, first, last))
+        # synthetic data follow from the seed alone, and need no comparison
         user_made = rows is not None or not self.synthetic
         with self.watch.during("prepare", 0, step):
             dist.barrier(group=host_group())
@@ -147,6 +149,7 @@ class DistributedProgram(TrainedPart):
         if compared and world > 1:
             reading = Reading(rows, tuple(range(world)), f"run {run}")
             with self.watch.meets():
+                # (inputs, targets): the data of a program are not told apart
                 check_alike(step, [reading], dist.get_rank(), lambda *_: (data, None))
         return data
 

@@ -304,7 +304,7 @@ class Machine:
                     name = f"{source.name}@{node.segment}"
                 inputs.append(self.values[property_name(name, form)])
             start = 0
-            if form >= 0:
+            if form >= 0:  # a slice; WHOLE and PARTIAL are negative
                 start, _ = self._slice(source.name, form, node.segment)
             starts.append(start)
         shape = list(node.shape)
@@ -329,6 +329,7 @@ class Machine:
         """
         (left, right, *bias), out = parsed(node.attributes["equation"])
         x, *parameters = inputs
+        # detached: `backward` gives the parameters' gradients, and autograd that of x alone
         local = node.compute([x, *(p.detach() for p in parameters)], place)
         factor = x.detach()
         x_form, manner = run.rule.inputs[0], self.gathers[run.after]
@@ -342,6 +343,7 @@ class Machine:
             biases = [torch.einsum(f"{out}->{letters}", whole_gradient) for letters in bias]
             return gradient, weight, *biases
 
+        # The output is `local`. The parameters are inputs so that `backward` gives their gradients.
         return mirrored(lambda x, *_: x.view_as(x), backward, local, *parameters)
 
     def _change(self, change: Change, value: Tensor) -> Tensor:
@@ -349,11 +351,11 @@ class Machine:
         change."""
         how = change.how
         segment = self.program.node(change.tensor).segment
-        if how == "Share":
+        if how == "Share":  # from whole to equal summands on the m ranks
             return value / self.decided.m
         if how == "Slice":
             return piece(value, change.target, self._slice(change.tensor, change.target, segment))
-        if is_free(change):
+        if is_free(change):  # what is left of these: a repartition of a whole tensor or of summands
             return value
         if how == "All-Reduce":
             return mirrored(self.ranks.total, self.ranks.total, value)

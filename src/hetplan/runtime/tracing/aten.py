@@ -7,6 +7,10 @@ operator that depends on no input and no parameter is computed at once, and its 
 An operator without a rule is recorded, and data stand in for its value, so that one walk over the
 graph finds all such operators.
 
+A rule has all parameters of its operator in ATen. It leaves unused those that choose a type, a
+layout or a kernel, of which a program has none, and those whose effect is in the output's shape,
+such as `keepdim`.
+
 Routing written out in sorts, cumulative sums and comparisons has no rule. The operator
 `hetplan::route` has one: gates [b, s, e] -> weights [b, s, e, c], as the program's operator `route`
 defines them.
@@ -73,7 +77,7 @@ class Walker:
 
     def fresh(self, name: str) -> str:
         """A name that no tensor of the program has: `name`, with a number where it is taken."""
-        name = name.replace("|", "/")
+        name = name.replace("|", "/")  # "|" separates tensor and form in names of properties
         count = self._taken.get(name, 0)
         self._taken[name] = count + 1
         return name if count == 0 else self.fresh(f"{name}:{count}")
@@ -94,6 +98,7 @@ class Walker:
         if value is None or isinstance(value, (int, float, bool, tuple, list)):
             raise MissingRule(f"a tensor in place of {value!r}")
         name = self.fresh(".".join(filter(None, (self.where, "constant"))))
+        # `below` is a bound for data that are drawn; a constant's values are in `data`
         self.writer.placeholder(
             name, tuple(value.shape), below=None if value.is_floating_point() else 2
         )
@@ -123,7 +128,7 @@ class Walker:
         """Record an operator as unsupported, and return data of its output's shape (or shapes) in
         its place."""
         self.refuse(operator, missing)
-        if shape and isinstance(shape[0], list):
+        if shape and isinstance(shape[0], list):  # an operator of several outputs
             return tuple(self.stand_in(operator, missing, one) for one in shape)
         name = self.fresh("unsupported")
         self.writer.placeholder(name, tuple(shape))
@@ -236,6 +241,8 @@ def attention(
     refuse(attn_mask is not None, "attention with a mask (only is_causal has a rule)")
     refuse(len(q.shape) != 4, f"attention over {len(q.shape)} dimensions (expected 4)")
     q = w.same(q, "dropout in attention" if dropout_p else None)
+    # The program's operator scales by 1 / sqrt(d) itself. A scale counts as this one where it is
+    # equal up to rounding.
     if scale is not None and not math.isclose(scale * math.sqrt(q.shape[3]), 1.0, rel_tol=1e-12):
         q = w.apply("scale", q, factor=scale * math.sqrt(q.shape[3]))
     if k.shape[1] != q.shape[1]:
@@ -304,7 +311,8 @@ def greater(w: Walker, x: Tensor, other: Any) -> Tensor:
 
 
 def masked_fill(w: Walker, x: Tensor, mask: Any, value: Any) -> Tensor:
-    """x with minus infinity where a constant mask is True: the sum of x and a constant."""
+    """x with minus infinity where a constant mask is True: the sum of x and a constant. The lowest
+    number of fp32 or bf16, about -3e38, counts as minus infinity."""
     number = scalar(value)
     refuse(
         isinstance(mask, Tensor) or number is None or number > -1e30,
@@ -357,7 +365,11 @@ def cross_entropy(
     w: Walker, logits: Tensor, labels: Any, weight: Any = None, reduction: int = 1,
     ignore_index: int = -100, label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """The mean or the sum of the cross-entropies of the rows of logits [rows, classes]."""
+    """The mean or the sum of the cross-entropies of the rows of logits [rows, classes].
+
+    reduction: torch's number, 0 for no reduction, 1 for the mean, 2 for the sum. ignore_index: a
+    negative one is no class, and the labels of a program are classes.
+    """
     labels = w.tensor(labels)
     refuse(
         weight is not None or reduction == 0 or label_smoothing != 0 or ignore_index >= 0,
@@ -403,6 +415,8 @@ def mean(
         dims = [dim]
     else:
         dims = dim
+    # the last dimension first: the operator drops its dimension, and the numbers of those before
+    # it stay
     for d in sorted({d % rank for d in dims}, reverse=True):
         x = w.apply("mean", x, dimension=d, length=shape[d])
     return w.reshape(x, w.output_shape)
@@ -417,6 +431,7 @@ def total(
     dtype: Any = None,
 ) -> Tensor:
     """The sum over some dimensions: the mean times the number of summands."""
+    # max: an output without entries, which has no summands either
     summands = math.prod(x.shape) / max(1, math.prod(w.output_shape))
     return w.apply("scale", mean(w, x, dim), factor=summands)
 
@@ -450,7 +465,9 @@ def batch_norm(
     entries_per_channel = math.prod(x.shape) // x.shape[1]
     moments = w.apply("batch-moments", x, label="moments", count=entries_per_channel)
     normed = w.apply("batch-norm", x, moments, weight, bias, epsilon=float(eps))
-    return w.same(normed, "running statistics of a batch norm"), None, None, mean, variance
+    output = w.same(normed, "running statistics of a batch norm")
+    saved_mean = saved_deviation = None  # only ATen's backward pass reads them
+    return output, saved_mean, saved_deviation, mean, variance
 
 
 def adaptive_avg_pool2d(w: Walker, x: Tensor, size: Sequence[int]) -> Tensor:
@@ -473,9 +490,9 @@ def expand(w: Walker, x: Tensor, *_: Any, **__: Any) -> Tensor:
     """x with dimensions of length 1 repeated, and with new dimensions in front."""
     new_dimensions = len(w.output_shape) - len(x.shape)
     x = w.reshape(x, (*[1] * new_dimensions, *x.shape))
-    return (
-        x if tuple(w.output_shape) == x.shape else w.apply("repeat", x, shape=tuple(w.output_shape))
-    )
+    if tuple(w.output_shape) == x.shape:
+        return x
+    return w.apply("repeat", x, shape=tuple(w.output_shape))
 
 
 def narrow(w: Walker, x: Tensor, d: int, start: int, stop: int) -> Tensor:

@@ -56,6 +56,9 @@ def running_node() -> int | None:
 
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+# Numbers of autograd nodes from here on are those of the nodes that accumulate the gradients of
+# parameters. They have the largest number there is; all others are counted from 0.
+FIRST_ACCUMULATING = 1 << 62
 Product = tuple[float, float, float, float]  # count products of [m, k] by [k, n]
 Arguments = Sequence[Any]
 
@@ -158,6 +161,7 @@ def attention_product(q: Tensor, k: Tensor, v: Tensor, *, backward: bool) -> lis
     scores = (heads, rows, width, columns)
     if not backward:
         return [scores, (heads, rows, columns, out)]
+    # the scores; the gradients of the shares, of the values, of the queries and of the keys
     return [
         scores, (heads, rows, out, columns), (heads, columns, rows, out),
         (heads, rows, columns, width), (heads, columns, rows, width),
@@ -240,6 +244,7 @@ def traffic(name: str, args: Arguments, kwargs: dict[str, Any], out: Any) -> tup
         indices = [tensor for tensor in inputs if not tensor.is_floating_point()]
         return written + sum(map(bytes_of, indices)), written
     if name in SCATTERS:
+        # they read their other inputs and as many bytes of the rows that they change
         moved = sum(map(bytes_of, inputs[1:]))
         return 2 * moved, moved
     different_inputs = {id(tensor): tensor for tensor in inputs}
@@ -274,6 +279,7 @@ class Layers:
             return
         times = without_numbers.count(name)
         self.names.append(name if not times else f"{name}#{times + 1}")
+        # nodes from before the first layer belong to it
         self.firsts.append(next_node() if len(self.names) > 1 else 0)
 
     @property
@@ -310,7 +316,7 @@ class Counter(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         name = name_of(func)
-        if func.namespace == "prim":
+        if func.namespace == "prim":  # questions about a tensor, its device say
             return out
         layer = self._layer()
         if not self.backward:
@@ -337,9 +343,8 @@ class Counter(TorchDispatchMode):
         if not self.backward:
             return self.layers.now
         number = running_node()
-        # The nodes that accumulate parameters' gradients have the largest number there is. Their
-        # operators belong to the layer of the operator before.
-        if number is not None and number < 1 << 62:
+        # operators that accumulate a parameter's gradient belong to the layer of the one before
+        if number is not None and number < FIRST_ACCUMULATING:
             # the layer whose forward pass made the autograd node
             self.last = max(bisect_right(self.layers.firsts, number) - 1, 0)
         return self.last
@@ -394,7 +399,8 @@ def fused_dropout(
 def fused_rms_norm(
     x: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """functional.rms_norm as one operator."""
+    """functional.rms_norm as one operator. Fake tensors have no values, so that a missing eps, for
+    which torch takes one by the type, may be any number."""
     return torch.native_layer_norm(x, list(normalized_shape), weight, None, eps or 0.0)[0]
 
 

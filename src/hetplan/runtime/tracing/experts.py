@@ -39,7 +39,8 @@ NODE.register_fake(like_x)
 
 
 def stacks(module: nn.Module) -> dict[str, Any]:
-    """Path -> submodule, for the submodules that are stacked experts."""
+    """Path -> submodule, for the submodules that are stacked experts: `use_experts_implementation`
+    gives their classes `_apply_gate`."""
     return {
         path: inner
         for path, inner in module.named_modules()
@@ -135,6 +136,7 @@ class Experts(nn.Module):
         own_x = self.tensor.enter(x)[first:last]
         own_weights = self.tensor.enter(weights)[first:last]
         output = self._of_own_tokens(own_x, index[first:last], own_weights, parameters)
+        # with zeros for the tokens of other tensor ranks, [0, first) and [last, len(x))
         padded = nn.functional.pad(output, (0, 0, first, len(x) - last))
         return self.tensor.leave(padded)
 
@@ -187,6 +189,7 @@ class Experts(nn.Module):
         """The output of this rank's experts for rows, each of which goes through one expert."""
         if len(rows) == 0:  # part of the graph, so that the backward pass joins the exchanges
             return rows + sum(value[:0].sum() for value in parameters.values())
+        # weights of 1, since the rank that sent a token weighs the output
         return torch.func.functional_call(
             self.own[0], parameters, (rows, expert_of_row[:, None], rows.new_ones(len(rows), 1))
         )

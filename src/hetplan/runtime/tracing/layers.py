@@ -39,7 +39,7 @@ from hetplan.runtime.tracing.counter import (
     storage,
 )
 
-SAMPLES = (2, 3)
+SAMPLES = (2, 3)  # two sizes, as a straight line is through two points
 # Exceptions of modules that do not run on tensors without values.
 FAILURES = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, LookupError)
 # Names of the arguments by which modules take targets and return a loss.
@@ -151,6 +151,7 @@ def growth(few: float, more: float, where: str) -> Line:
     samples and `more` at 3. Raises UnsupportedError where a part is negative."""
     each = more - few
     fixed = few - SAMPLES[0] * each
+    # sizes are added up and divided in floating point: -1e-6 allows for the rounding errors
     require(
         each >= 0 and fixed >= -1e-6 * few,
         "an operator does not grow with the samples in a straight line",

@@ -130,7 +130,7 @@ def trace(
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
     entered = (layer_of.get(place_of(node, module)) for node in calls)
     first_layer = next(filter(None, entered), type(inner).__name__)
-    layers.enter(first_layer)
+    layers.enter(first_layer)  # operators before it belong to it
     for node in calls:
         walker.where = place_of(node, module)
         present_layer = layers.names[-1].partition("#")[0]
@@ -216,7 +216,10 @@ def refuse_regions(walker: Walker, program: Any, module: Any) -> None:
         parameters[node] = {parameter_of[node.name]} if node.name in parameter_of else set()
         for source in node.all_input_nodes:
             parameters[node] |= parameters[source]
-        if str(node.target) == GRADIENTS_SET and not node.args[0] and parameters[node]:
+        if str(node.target) != GRADIENTS_SET:
+            continue
+        gradients_are_on = node.args[0]
+        if not gradients_are_on and parameters[node]:
             names = ", ".join(sorted(parameters[node])[:LISTED])
             walker.refuse(
                 "torch.no_grad",
@@ -290,7 +293,7 @@ def classes_of(node: Any) -> int:
         has_whole_numbers = hasattr(value, "is_floating_point") and not value.is_floating_point()
         if has_whole_numbers:
             classes = classes_of(user)
-            if classes > 2:
+            if classes > 2:  # 2 may mean that this user has no such use: ask the others
                 return classes
     return 2
 
@@ -363,7 +366,8 @@ def fused(program: SingleProgram) -> tuple[SingleProgram, dict[str, Packed]]:
     parameters)."""
     fuser = _Fuser(program)
     for node in program.computations:
-        if node.kind == "attention" and len(node.inputs) == 3:
+        has_separate_inputs = len(node.inputs) == 3  # queries, keys and values
+        if node.kind == "attention" and has_separate_inputs:
             fuser.join_projections(node)
         if node.kind == "contract":
             fuser.take_heads(node)
@@ -379,6 +383,7 @@ class _Fuser:
     def __init__(self, program: SingleProgram) -> None:
         self.program = program
         self.users = Counter(name for node in program.nodes for name in node.inputs)
+        # Tied parameters, which are not packed: their other uses read them as they are.
         self.tied = {*program.copies, *program.copies.values()}
         # node -> the nodes that take its place, none for a node that is left out
         self.replacements: dict[str, tuple[Node, ...]] = {}
@@ -423,10 +428,13 @@ class _Fuser:
         product."""
         projections = [self.projection(name) for name in attention.inputs]
         shapes = {self.program.node(name).shape for name in attention.inputs}
+        # only heads of the same number and width are stacked, not fewer heads of keys and values
         if len(shapes) > 1 or not all(projections):
             return
         products = [product for _, _, product in projections]
-        if len({p.inputs[0] for p in products}) > 1 or len({len(p.inputs) for p in products}) > 1:
+        read_one_tensor = len({product.inputs[0] for product in products}) == 1
+        all_or_none_have_biases = len({len(product.inputs) for product in products}) == 1
+        if not read_one_tensor or not all_or_none_have_biases:
             return
         b, n, s, d = shapes.pop()
         hidden = self.program.node(products[0].inputs[0]).shape[2]

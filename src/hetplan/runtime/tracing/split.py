@@ -119,7 +119,7 @@ def shape_of(node: Node) -> Shape:
     """The sizes and the type of one sample of a value that passes between layers. Raises
     UnsupportedError where the value's first dimension are not the samples."""
     value = node.meta["val"]
-    rows, *rest = value.shape or (1,)
+    rows, *rest = value.shape or (1,)  # a single number is refused as a fixed number of rows
     if isinstance(rows, int) or not rows.node.expr.is_symbol:
         raise UnsupportedError(
             "a value between layers does not have the samples in front", where=node.name,
@@ -190,7 +190,8 @@ class Split:
         name, schema = name_of(loss), getattr(loss.target, "_schema", None)
         arguments = schema.arguments if schema else []
         values = {argument.name: argument.default_value for argument in arguments}
-        values |= dict(zip(values, loss.args, strict=False)) | loss.kwargs
+        by_position = dict(zip(values, loss.args, strict=False))  # of the first arguments
+        values = {**values, **by_position, **loss.kwargs}
         if name == "sum" or values.get("reduction") == SUM:
             return loss
         counted: Any = values.get("target", values.get("self"))  # the mean is over its elements
@@ -207,7 +208,8 @@ class Split:
                     "the model's loss is not known as a mean over samples or tokens", got=name,
                     expected=f"one number by mean, {', '.join((*CLASSES, *ELEMENTS))}",
                 )  # fmt: skip
-        elements_per_row = counted.meta["val"].numel().node.hint // 2  # the graph is of two rows
+        # the graph is for any number of rows; its hint is the size for the example's two rows
+        elements_per_row = counted.meta["val"].numel().node.hint // 2
         ignored_class = values.get("ignore_index")
 
         def weight_by_rows(data: Any) -> float:
@@ -240,6 +242,7 @@ class Split:
             is_table = same_for_all or torch.Tag.pointwise in tags or name_of(node) in VIEWS
             if torch.Tag.nondeterministic_seeded in tags or not is_table:
                 kinds.add(LAYER)
+        # a node that reads no other is an argument of the module, or depends on nothing
         self.kinds[node] = max(kinds, default=DATA)
         schema = getattr(node.target, "_schema", None)
         alias = schema.returns[0].alias_info if schema and schema.returns else None
@@ -343,7 +346,9 @@ class Split:
         ]
         layers, inlets = [], []
         for k, (before, after) in enumerate(pairwise([[], *alive, [self.loss]])):
-            given = {  # nodes that layer k does not compute
+            # Nodes that layer k does not compute. Tables are of no layer: each layer computes those
+            # that it reads.
+            given = {
                 node
                 for node, kind in self.kinds.items()
                 if kind == DATA or layer_of.get(node, k) < k
@@ -443,7 +448,7 @@ def divisions(module: nn.Module, split: Split) -> dict[str, Divided]:
         for node in layer.graph.find_nodes(op="get_attr"):
             name = str(node.target)
             value: Any = parameters.get(name)
-            if value is None or value.dim() >= 3:
+            if value is None or value.dim() >= 3:  # tensor plans are for matrices and their biases
                 continue
             for product in node.users:
                 if name_of(product) not in WEIGHTS:
@@ -453,7 +458,9 @@ def divisions(module: nn.Module, split: Split) -> dict[str, Divided]:
                 path = path_of(product)
                 words = (word for pattern, word in plan.items() if fnmatch(path, pattern))
                 word = next(words, "")
-                if word.startswith("colwise") and is_weight == (value.dim() == 2):
+                is_matrix = value.dim() == 2
+                # a bias of two dimensions is a table that is added, not one number for each output
+                if word.startswith("colwise") and is_weight == is_matrix:
                     dim = outputs_dim if is_weight else 0
                     blocks, together = uses_of(product, value.shape[dim], name)
                     divided[name] = Divided(dim, blocks, value.shape[dim] // blocks, together)
@@ -479,6 +486,7 @@ def uses_of(product: Node, columns: int, name: str) -> tuple[int, int]:
                     blocks = len(value)
                     user.meta["blocks"] = (name, blocks)
                     waiting.append(user)
+            # a view that keeps all columns, or those of a block, is followed; any other makes heads
             elif kind in RESHAPES and value.shape[-1] not in (columns, columns // blocks):
                 together = int(value.shape[-1])
             elif kind in (*RESHAPES, "getitem", "add"):

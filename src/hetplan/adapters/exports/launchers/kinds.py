@@ -16,7 +16,8 @@ from hetplan.schema import PLAIN, StrictModel
 
 Keys = dict[str, Any]  # key of a job file -> (type, default), as pydantic's create_model takes them
 
-# A word may stand unquoted in a script; a value may hold anything that fits on one line.
+# A word may stand unquoted in a script, and no host's name is longer than 253 characters. A value
+# may hold anything that fits on one line.
 Word = Annotated[str, Field(pattern="^[A-Za-z0-9_][A-Za-z0-9_.:@/+-]*$", max_length=253)]
 Value = Annotated[str, Field(pattern=PLAIN, max_length=1000)]
 Variable = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]

@@ -20,6 +20,7 @@ network: {{enableDNSHostnames: true, subdomain: {name}}}
 failurePolicy: {{maxRestarts: 0}}
 replicatedJobs:
 {jobs}"""
+# Ranks exchange data through /dev/shm. Unless a pod mounts memory there, it has only 64 MiB of it.
 JOB = """\
 - name: nodes-{number}
   replicas: 1
@@ -73,6 +74,8 @@ spec:
 def kubernetes(start: Start) -> dict[str, str]:
     """File name -> text of Kubernetes' objects: a ConfigMap with the plan and `node.sh`, and one
     replicated job for each of `start.groups`, with one pod per node."""
+    # Rank 0 is on the first node, which is the first pod of the first replicated job. JobSet names
+    # pods by job set, replicated job, job and pod, and their domain by the subdomain.
     begin = f"export MASTER_ADDR={start.name}-nodes-0-0-0.{start.name}; "
     jobs = []
     for number, ((kind, ranks), nodes) in enumerate(start.groups.items()):
@@ -93,6 +96,7 @@ def kubernetes(start: Start) -> dict[str, str]:
     files = FILES.format(
         name=start.name, plan=indent(plan, " " * 4), script=indent(script, " " * 4)
     )
+    # A JobSet has the replicated jobs in `spec`, a training runtime deeper, in `runtime`.
     objects = OBJECTS[start.launcher.kind].format(
         name=start.name, spec=indent(job_set, " " * 2), runtime=indent(job_set, " " * 6)
     )

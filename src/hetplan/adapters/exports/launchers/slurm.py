@@ -6,6 +6,8 @@ from hetplan.adapters.exports.grid import heading
 from hetplan.adapters.exports.launchers.start import Start
 from hetplan.errors import printable
 
+# The port follows from the job's number, so that two jobs on one node hardly ever share a port. Of
+# a heterogeneous job, the first component holds rank 0: `Start.groups` keeps the order of nodes.
 BATCH = """#!/usr/bin/env bash
 {comments}
 {components}

@@ -21,7 +21,7 @@ def ssh(start: Start) -> dict[str, str]:
     with their numbers of ranks."""
     nodes, hosts = start.plan.nodes, start.launcher.hosts
     require(
-        len(hosts) > max(nodes),
+        len(hosts) > max(nodes),  # nodes count from 0; those without ranks have a host as well
         "too few hosts",
         where="launcher.hosts",
         got=len(hosts),

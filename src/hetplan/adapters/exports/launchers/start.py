@@ -33,10 +33,12 @@ class Start:
         return groups
 
     def selectors(self, kind: str, label: str) -> dict[str, str]:
-        """The labels (for sbatch: options) by which a scheduler selects nodes of a device type.
+        """Label -> value: the labels by which a scheduler selects the nodes of a device type. For
+        Slurm, they are options of sbatch.
 
-        kind: the device type. The job file may give the labels. Otherwise `label` must have the
-        type's name as its value, and a cluster of one device type needs no label.
+        kind: the device type. Labels that the job file gives for the type are taken as they are.
+        Otherwise nodes are selected by the one label `label`, whose value is the type's name; a
+        cluster of one device type needs no label then.
         """
         several_types = len({device.type for device in self.plan.devices}) > 1
         default = {label: kind} if several_types else {}
