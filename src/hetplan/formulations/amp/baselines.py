@@ -260,7 +260,7 @@ def accepts(energy: float, energy_there: float, temperature: float, draw: float)
 
     A neighbour of equal or lower energy is always accepted, another one where `draw` <
     exp(-rise / temperature). A state and a neighbour that both do not fit in memory have equal
-    energies, +inf.
+    energies, +inf, and the first comparison accepts. A rise to +inf has the probability 0.
 
     energy: seconds, of the present state. energy_there: seconds, of the neighbour. draw: uniform
     in [0, 1).

@@ -38,6 +38,8 @@ from hetplan.formulations.amp.problem import (
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent, search
 from hetplan.solvers.run import Run
 
+# Relative. Sums of the same layers differ by less than this by rounding.
+ROUNDING = 1e-12
 # numbers of the first and the last candidate θ, and of the first and the last candidate s
 Box = tuple[int, int, int, int]
 
@@ -114,7 +116,7 @@ def cut_chain(
     table = (stages + 1, width)
     scratch = np.empty(table), np.empty(table, np.int64)
     waits = (gas - 1) * thetas
-    incumbent = Incumbent[Ints](Run(), gap=0.0)
+    incumbent = Incumbent[Ints](Run(), gap=0.0)  # a run of its own: no time limit, no reports
 
     def expand(box: Box, threshold: float) -> Expansion[Box]:
         theta_first, theta_last, sync_first, sync_last = box
@@ -123,11 +125,12 @@ def cut_chain(
         f, slowest, synced = cheapest_cut(
             times, links, sync, params, first, theta_cap, sync_cap, ends, scratch
         )
+        # without a cut f is +inf, slowest and synced are 0: nothing is offered, and no box remains
         incumbent.offer((gas - 1) * slowest + synced + f, ends)
         # f is constant where θ and s are at least those of this cut, so the cut is optimal there.
         # Two boxes remain: a smaller θ; and an equal or larger θ with a smaller s.
-        smaller_theta = int(np.searchsorted(thetas, slowest * (1 - 1e-12))) - 1
-        smaller_sync = int(np.searchsorted(syncs, synced * (1 - 1e-12))) - 1
+        smaller_theta = int(np.searchsorted(thetas, slowest * (1 - ROUNDING))) - 1
+        smaller_sync = int(np.searchsorted(syncs, synced * (1 - ROUNDING))) - 1
         smaller_theta = min(theta_last, smaller_theta)
         smaller_sync = min(sync_last, smaller_sync)
         other_theta = max(theta_first, smaller_theta + 1)
@@ -158,7 +161,7 @@ def _candidates(gas: int, times: Floats, sync: Floats, params: Floats) -> tuple[
     the synchronisation can have. With one micro-batch θ costs nothing, and the largest value is the
     only candidate."""
     first, end = np.triu_indices(times.shape[1], 1)
-    rows = np.unique(times, axis=0)
+    rows = np.unique(times, axis=0)  # stages on devices of one type have equal rows
     thetas = np.unique(rows[:, end] - rows[:, first])
     if gas == 1:
         thetas = thetas[-1:]
@@ -220,7 +223,7 @@ def cheapest_cut(
     # the last of them
     best, origin = scratch
     stages, width = times.shape
-    slack = 1 + 1e-12
+    slack = 1 + ROUNDING
     best[:] = np.inf
     best[0, 0] = 0.0
     for j in range(stages):
@@ -228,7 +231,7 @@ def cheapest_cut(
             for a in range(b - 1, max(j, first[j, b]) - 1, -1):
                 t, s = times[j, b] - times[j, a], (params[b] - params[a]) * sync[j]
                 if t > stage_cap * slack or s > sync_cap * slack:
-                    break
+                    break  # with an earlier first layer t and s are no smaller
                 value = best[j, a] + t
                 if j > 0:
                     value += links[j - 1, a]

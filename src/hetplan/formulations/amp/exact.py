@@ -53,7 +53,7 @@ from hetplan.formulations.amp.rows import (
 )
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent
-from hetplan.solvers.run import Outcome, Run, Stop
+from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ class Parameters:
     # share of it leaves stage times too few digits. The search is then repeated with the optimum as
     # the first incumbent.
     least_share: float = 1e-4
-    # The share by which a decision must beat the incumbent, where the user's gap is smaller.
+    # The share by which a decision must beat the incumbent, where the user asks for an optimum (a
+    # gap of at most `OPTIMAL_GAP`). Rounding makes smaller differences.
     rounding: float = 1e-9
     bisection: Bisection = field(default_factory=Bisection)  # how far bounds are sharpened
     labels: GroupLimits = field(default_factory=GroupLimits)  # limits of one label search
@@ -157,7 +158,7 @@ class BranchAndBound:
         halvings = subproblem.halvings + 1 if len(parts) > 1 else bisection.halvings
         return Expansion(
             [(box.bound, replace(subproblem, box=box, halvings=halvings)) for box in parts],
-            dropped_bound=threshold,
+            dropped_bound=threshold,  # `halves` cuts off only decisions that cost as much
         )
 
     def list_all_shapes(self, subproblem: SyncSubproblem) -> Children:
@@ -216,7 +217,7 @@ def solve(data: AmpData, run: Run, parameters: Parameters = Parameters()) -> Out
     from hetplan import __version__
 
     problem = compile_problem(data)
-    to_optimality = run.options.gap <= 1e-6
+    to_optimality = run.options.gap <= OPTIMAL_GAP
     incumbent = Incumbent[Strategy](run, parameters.rounding if to_optimality else None)
     state = BranchAndBound(problem, find_cells(problem), run, parameters, incumbent)
     configurations = list(problem.configurations())
@@ -227,6 +228,7 @@ def solve(data: AmpData, run: Run, parameters: Parameters = Parameters()) -> Out
     while True:
         state.ceiling = incumbent.objective
         proof = branch_and_bound.search(roots, state.expand, incumbent, run)
+        # an infinite ceiling cuts nothing off, and costs no digits
         too_few_digits = incumbent.objective < parameters.least_share * state.ceiling < np.inf
         if not (proof.proven and too_few_digits):
             break

@@ -35,7 +35,7 @@ Intervals = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class GroupLimits:
-    """Limits of one label search."""
+    """Limits of one label search, chosen as the parameters of exact.py."""
 
     # Most intervals of the slowest stage's time; neighbouring ones are joined until there are no
     # more. With more intervals bounds are higher, and each bound takes more time.
@@ -86,7 +86,7 @@ class GroupLabels:
         stages."""
         if not len(labelled.last):
             return None
-        label = labelled.last[:1]
+        label = labelled.last[:1]  # `undominated` leaves only the best one
         from_first = labelled.path(label[0])[-2::-1]  # labels of the path, without the root
         choices = [int(on_path["choice"]) for on_path in from_first]
         by_stage = np.array(choices).reshape(self.config.pipeline, 1 + self.config.data)
@@ -148,6 +148,8 @@ class GroupLabels:
     def undominated(self, bucket: int, labels: Labels) -> Numbers:
         """The labels of a bucket that no other label dominates. Of labels with all stages, only the
         best one is undominated."""
+        # Bucket 0 has the root. The labels of bucket 1 have no group, and each has another end of
+        # stage 0, so that no two have equal states.
         if len(labels) < 2 or bucket < 2:
             return np.arange(len(labels))
         j, step = divmod(bucket, 1 + self.config.data)
@@ -181,10 +183,13 @@ class GroupLabels:
         # groups in the present stage and ranks of groups in the stage before are counted apart.
         position = self.groups.shape_cells[labels["last"][:, rows]]  # [X, rows, tp] cell
         label_and_cell = every_label[:, None] * cells + position.reshape(count, -1)
+        # at most dp tp ranks are in the present stage, so that the sum tells both numbers
         weight = np.where(in_stage, 1, 1 + self.config.data * tp).repeat(tp)
         ranks = np.bincount(label_and_cell.ravel(), np.tile(weight, count), minlength=count * cells)
         full = labels["used"] == self.groups.cells.size
         ranks = np.where(full, 0, ranks.reshape(count, cells).astype(np.int64))
+        # Three numbers in 64 bits: an instance has at most 4096 devices, so `used` is below 8192,
+        # and `ranks` is below 2^32.
         signature = ((kind * 8192 + labels["used"]) << 32) + ranks
         cell_order = np.argsort(signature, axis=1, kind="stable")
         new_number = np.argsort(cell_order, axis=1, kind="stable")
@@ -241,7 +246,7 @@ def join_nearest(
     enough. Each time the two neighbours are joined that span the least time together."""
     joined, values = list(intervals), model.stage_values
     _, last = joined[-1]
-    table, _ = model.tables(float(values[last]), box.high)
+    table, _ = model.tables(float(values[last]), box.high)  # for its size, equal for all intervals
     most = max(2, min(limits.most_tables, limits.most_table_size // max(1, table.size)))
     while len(joined) > most:
         neighbours = [(first, last) for (first, _), (_, last) in pairwise(joined)]

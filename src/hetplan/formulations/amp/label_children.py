@@ -24,11 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.formulations.amp.problem import Floats, Ints
-from hetplan.formulations.amp.rows import RowModel, SyncBox
+from hetplan.formulations.amp.rows import SLACK, RowModel, SyncBox
 from hetplan.solvers.labels import Labels
-
-# Rounding must not exclude a synchronisation time that a box allows.
-SLACK = 1 + 1e-12
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,9 @@ class Completions:
     """
 
     waits: int  # gas - 1: how often the slowest stage counts beside the sum of all stages
-    low: Floats  # [Q + 1] seconds; the slowest stage takes at least this
+    # [Q + 1] seconds; the slowest stage takes at least this. Entry Q may be any number, since its
+    # cost `ahead` is infinite.
+    low: Floats
     high: Floats  # [Q] seconds; it takes less than this, the first candidate time beyond
     ahead: Floats  # [Q + 1, S, L + 1, H, A] seconds of the stages to come, see `rows.complete`
     # [Q + 2, S, L + 1, H, A] least of waits low + ahead in this interval and all later ones
@@ -68,11 +67,13 @@ def least_together(costs: Floats, need: Ints, most: Ints) -> Floats:
     that all rows together have to absorb. most: [H] weight that a row on its last level absorbs.
     """
     children, rows, burdens, levels = costs.shape
+    # on level 0 there is nothing to absorb, so that all burdens have the same costs there
     without_burden = np.asarray(costs[:, :, 0, 0].max(axis=1))
     if levels == 1:
         return without_burden
     # A step takes a row from one level to the next: it absorbs one more, and with the last step
-    # `most`. The cheapest steps are taken until the rows absorb enough. The last of them decides.
+    # `most`. A row costs no less on a higher level, so a stable sort by cost has the steps of each
+    # row in order. The cheapest steps are taken until the rows absorb enough. The last one decides.
     gain = np.ones((burdens, rows, levels - 1), dtype=np.int64)
     gain[:, :, -1] = (most - (levels - 2))[:, None]
     gain = gain.reshape(1, burdens, rows * (levels - 1))
@@ -115,6 +116,7 @@ def make_stages(model: RowModel, intervals: Sequence[tuple[int, int]], box: Sync
         tables.append(ahead_of_stages)
     stages = []
     for j in range(groups.config.pipeline):
+        # [Q, S, L + 1, H, A] of stages j + 1, j + 2, …
         ahead = np.stack([np.moveaxis(table[:, j + 1], 0, 2) for table in tables])
         none = np.full((1, *ahead.shape[1:]), np.inf)
         with_wait = (waits * low)[:, None, None, None, None] + ahead
@@ -197,8 +199,11 @@ class ChildRules:
         placed = self.priced_groups(j, i, labels)
         row = self.waits * placed.top + placed.total
         within_limit = self.floor(placed.synced) + row < limit
+        # rounding must not exclude a synchronisation time that the box allows
         placed = placed.only(within_limit & (placed.synced <= self.box.high * SLACK))
         x, shape = placed.parent, placed.shape
+        # The state counts the devices in the cell of a pure group, which is that of its first rank.
+        # Zones of straddling groups have a single state, whatever the devices.
         cell = self.groups.shape_cells[shape, 0]
         devices = self.devices_left(labels)[x, cell] - self.in_first_cell[shape]
         state = self.state(self.groups.shape_zone[shape], devices)
@@ -220,6 +225,7 @@ class ChildRules:
         x, shape = np.nonzero(self.has_room(labels) & fits_memory)
         seconds = seconds[self.groups.shape_kind[shape], x]
         first, end, last = labels["first"][x], labels["end"][x], labels["last"][x]
+        # on stage 0 rows have no last group; its number stands for any group, as nothing is sent
         link = stage.link[first] / self.speed_between(last[:, i], shape)
         speed = np.full(len(x), np.inf)  # bytes/s between this group and those in rows before i
         for k in range(i):
@@ -296,6 +302,7 @@ class ChildRules:
             top = np.maximum(tops[x[v]], seconds[v, None])
             cheap, row = np.nonzero(self.waits * top + total < budget[v, None])
             total, top, v = total[cheap, row], top[cheap, row], v[cheap]
+            # the last state of the zone: the cell has as much room as any has behind this group
             state = np.full(len(v), self.groups.zones.base[zone + 1] - 1)
             cost = stage.completions.row_costs(state, end[v], total, top)
             behind = np.take_along_axis(cost, absorbed[None], axis=2)

@@ -37,7 +37,8 @@ from hetplan.formulations.amp.problem import (
 from hetplan.formulations.amp.zones import Zones, find_burdens, find_zones
 
 # Where there are more shapes than this, the first search lists pure shapes and shapes of two equal
-# halves only.
+# halves only. Each label of a search has a child for each shape, so that many shapes are slow. Both
+# numbers are chosen as the other parameters of exact.py.
 MAX_SHAPES = 600
 # A second search, for decisions with other shapes, lists all shapes up to this number.
 MOST_SHAPES = 70_000
@@ -114,12 +115,12 @@ def lay_out(
     """
     tp = config.tensor
     seconds = problem.seconds[tp, config.micro_batch]
-    # [L] seconds of a layer's tensor all-reduce times bytes/s
-    reduce_bytes = problem.tensor * (2 * (tp - 1) / tp * config.micro_batch)
+    # [L] bytes that each link carries in the tensor all-reduces of a layer
+    reduce_bytes = problem.tensor * (ring_factor(tp) * config.micro_batch)
 
     def prefix_of(computing: Floats, bandwidth: float) -> Floats:
         layer_seconds = computing
-        if tp > 1:
+        if tp > 1:  # a group of one device has no bandwidth inside
             layer_seconds = computing + reduce_bytes / bandwidth
         return np.asarray(np.r_[0.0, np.cumsum(np.minimum(layer_seconds, ceiling))])
 
@@ -150,7 +151,7 @@ def lay_out(
         params=np.r_[0.0, np.cumsum(problem.params)],
         saved=np.r_[0.0, np.cumsum(problem.saved)],
         link=np.r_[0.0, problem.activation * config.micro_batch],
-        sync=2 * (config.data - 1) / config.data / tp,
+        sync=ring_factor(config.data) / tp,
         capacity=np.array([problem.capacity[present].min() for present in types_of_kind]),
         state_factor=problem.state_factor,
         shape_cells=shapes,
@@ -258,6 +259,8 @@ class Tables:
         for size in range(1, most_types + 1):
             for types in combinations(numbers, size):
                 slowest = self.slowest_of(types)
+                # With every further type no layer gets faster. So if any subset has the same
+                # seconds, one with a single type less has them.
                 subsets = combinations(types, size - 1) if size > 1 else ()
                 if not any((self.slowest_of(subset) == slowest).all() for subset in subsets):
                     profiles[types] = slowest
@@ -337,9 +340,10 @@ class Tables:
         """An upper bound on T of every decision: the slowest type runs every layer, and the slowest
         link carries every message."""
         chosen, problem, mbs = self.configuration, self.problem, self.configuration.micro_batch
-        slowest_link = self.bandwidths.min(initial=np.inf)
+        slowest_link = self.bandwidths.min(initial=np.inf)  # infinite for a single device
         computing = self.seconds.max(axis=0).sum()
         reduce = ring_factor(chosen.tensor) * problem.tensor.sum() * mbs / slowest_link
         sync = ring_factor(chosen.data) * problem.params.sum() / chosen.tensor / slowest_link
         links = problem.activation.sum() * mbs / slowest_link
+        # gas - 1 times the slowest stage, and all stages, are no more than gas times all layers
         return float(chosen.gas * (computing + reduce) + links + sync)

@@ -89,20 +89,23 @@ class Question:
     @property
     def upper(self) -> float:
         """An upper bound on T, in seconds: the cut-off, or T of the slowest decision where that is
-        less; 1 where every decision costs 0."""
+        less. It is 1 where these are 0, since the writers of models choose no unit for 0."""
         seconds = self.tables.slowest_seconds
         if self.cutoff is not None:
             seconds = min(seconds, self.cutoff)
-        return seconds or 1.0
+        if seconds == 0:
+            return 1.0
+        return seconds
 
     @property
     def totals(self) -> Totals:
         """Bounds on the objective, from which the solvers' writers of models choose units."""
         pp, gas = self.tables.configuration.pipeline, self.tables.configuration.gas
         # A writer rounds two terms of each t_ij down, and one term of each e_ij and of sigma.
-        # m_i, a t_ij, counts gas - 1 times.
+        # m_i, a t_ij, counts gas - 1 times, and each of the pp stages once. The sum counts pp
+        # links, one more than there are: it only has to be large enough.
         return Totals(
-            least=min(self.lower, self.upper),
+            least=min(self.lower, self.upper),  # rounding may put one above the other
             largest=self.upper,
             roundings=2 * (gas - 1) + 3 * pp + 1,
         )
@@ -145,10 +148,11 @@ class Programme:
 
         first: columns of the first choice, exactly one of which is 1.
         conditions: for each row of `seconds`, the columns that are all 1 where the row counts. A
-        single row always counts.
+        single row always counts: it is that of the highest level, whose reach[λ] is fixed to 1.
         seconds: [len(conditions), len(first)], the cost by condition and first choice.
         """
-        # costs beyond the upper bound on T exclude a decision whatever they are
+        # Costs beyond the upper bound on T exclude a decision, however large they are. Smaller ones
+        # make tighter models. Twice the bound is beyond it by more than the solvers' tolerances.
         costs = np.minimum(seconds, 2 * self.upper)
         if len(conditions) == 1:
             unconditional: Floats = costs[0]
@@ -206,7 +210,8 @@ def price_compute(m: Programme) -> None:  # (3) (5)
                 of_type = m.x[cells.type == k, j, i]  # [cell, lane]
                 m.model.row("held", on[k] >= of_type.sum(axis=0))
         # No group is faster than the fastest type on each layer. This first row always counts: its
-        # condition has no columns.
+        # condition has no columns. With a single profile, of a single type, it has that profile's
+        # costs, and no column `on` is needed.
         fastest = m.tables.stages[j].sums(m.tables.seconds.min(axis=0))
         costs = np.vstack([fastest, m.tables.compute(j)])
         always = on[:0]
@@ -294,6 +299,7 @@ def order_equals(m: Programme) -> None:  # (8)
     for positions in (first_of_data_ranks, first_of_tensor_ranks):
         for p, q in pairwise(positions):
             for c in range(1, len(kinds)):
+                # where p has cell c or a later one, q has one of these, too
                 here, after = m.x[c:, *p], m.x[c:, *q]
                 m.model.row("equal_ranks", here.sum() <= after.sum())
 
@@ -308,8 +314,8 @@ def levels(
     reach = m.model.binary(f"reach_{name}", len(bandwidths))
     m.model.fix(reach[-1:], 1)
     m.model.row(f"{name}_reach", reach[1:] >= reach[:-1])
-    # (c, λ, cells whose bandwidth to c is B_λ or lower), for each level λ but the highest that
-    # occurs between c and some cell
+    # (c, λ, cells whose bandwidth to c is B_λ or lower), for each level λ that occurs between c and
+    # some cell. The highest level is left out, since its column is fixed to 1.
     slow: list[tuple[int, int, Ints]] = []
     highest = len(bandwidths) - 1
     for c, level_to in enumerate(m.tables.crossing(bandwidths)):
@@ -332,7 +338,7 @@ class Parameters:
     # A model looks for decisions that beat the incumbent by this share of the user's gap.
     worth: float = 0.5
     # Models that are written to files accept decisions that are worse than the incumbent by this
-    # share of its objective.
+    # share of its objective, so that the incumbent itself is a solution of them.
     exported: float = 1e-4
     # Share of the time limit for first incumbents and row bounds, before the first model.
     first_share: float = 0.3
@@ -385,6 +391,7 @@ class Sweep:
             self.build_seconds += CLOCK.seconds() - begun
         answer = self.minimise(
             self.method, programme.model, part,
+            # the bound is that of one configuration, and none of the problem
             lambda incumbent, bound: self.run.report(incumbent=incumbent),
         )  # fmt: skip
         if answer.has_solution:
@@ -396,6 +403,7 @@ class Sweep:
         if answer.stop is Stop.ERROR:
             self.failed = True
             self.message = f"{chosen}: {answer.message}"
+        # the model holds only decisions that cost less than the threshold, so it proves no more
         proven = min(answer.bound or 0.0, threshold)
         return Expansion(dropped_bound=max(case.bound, proven))
 
@@ -416,7 +424,7 @@ def solve_by(
     cells = find_cells(problem)
     gap = parameters.worth * run.options.gap
     if run.tap is not None:  # the models are written to files
-        gap = -parameters.exported
+        gap = -parameters.exported  # below 0: the cut-off is above the incumbent
     incumbent = Incumbent[Strategy](run, gap)
     cases = [
         Case(Tables(problem, config, cells), quick_seconds(problem, config))

@@ -255,7 +255,7 @@ def paper_cut(
     Raises TableTooLarge when the table would exceed `most_bytes`.
     """
     layers, stages = layer_seconds.size, link_seconds.shape[0] + 1
-    if stages == 1:  # eq. 7 with m = 0
+    if stages == 1:  # eq. 7 with m = 0; summed layer by layer, as in `interval_ranks`
         return np.array([0, layers]), gas * float(np.cumsum(layer_seconds)[-1])
     values, rank = interval_ranks(layer_seconds)
     # for each i and m: the costs (8 bytes) for two numbers of stages, and the choices (2) for all
@@ -269,6 +269,7 @@ def paper_cut(
     for i in range(1, layers + 1):  # eq. 7
         stage_seconds = values[rank[0, i]]
         table[i] = (gas - 1) * np.maximum(0.0, stage_seconds - values) + stage_seconds
+    # 0 for j = 0: the first stage begins at layer 0. 16 bits are enough for 4096 layers.
     choice = np.zeros((stages, layers + 1, values.size), dtype=np.uint16)
     for j in range(1, stages):
         link = np.concatenate([[0.0], link_seconds[j - 1]])
@@ -279,7 +280,9 @@ def paper_cut(
             cost = stage_costs(table, values, rank[j:i, i], j, gas) + link[j:i, None]
             c = cost.argmin(axis=0)
             choice[j, i] = j + c
-            following[i] = cost[c, np.arange(values.size)] - forgetful * link[j + c]
+            following[i] = cost[c, np.arange(values.size)]
+            if forgetful:
+                following[i] -= link[j + c]
         table = following
     return trace(choice, rank), float(table[layers, 0])
 

@@ -7,8 +7,9 @@ the layers into stages.
 *Cells* are classes of interchangeable devices. Two devices are interchangeable when they have the
 same type and the same bandwidth to every third device. This is an equivalence relation. All pairs
 of devices inside a cell have the same bandwidth, and all pairs between two given cells have the
-same bandwidth. T therefore depends on a placement only through the cell of each position. A node
-with devices of one type is one cell, a mixed node is several.
+same bandwidth (evidence/speed/amp_search.md, Section 2, has the proof). T therefore depends on a
+placement only through the cell of each position. A node with devices of one type is one cell, a
+mixed node is several.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -182,9 +183,8 @@ def interchangeable(labels: Sequence[Hashable], matrix: Floats) -> list[list[int
         differs_at_first = differs[:, first]
         differs_at_itself = differs[np.arange(len(candidates)), candidates]
         mismatches = differs.sum(axis=1) - differs_at_first - differs_at_itself
-        members = [
-            i for i, count in zip(candidates, mismatches, strict=True) if i == first or count == 0
-        ]
+        # the first item is among them, since it differs nowhere from itself
+        members = [i for i, count in zip(candidates, mismatches, strict=True) if count == 0]
         classes.append(members)
         taken = set(members)
         unclassified = [i for i in unclassified if i not in taken]
@@ -298,7 +298,7 @@ def place(problem: AmpProblem, configuration: Configuration, placement: Ints) ->
     data_groups = placement.transpose(0, 2, 1)  # [pp, tp, dp]
     tables = problem.seconds[tp, mbs][problem.device_type[tensor_groups]]  # [dp, pp, tp, L]
     # [dp, pp] seconds of a tensor all-reduce per byte of one sample
-    reduce_seconds = ring_factor(tp) * mbs / slowest_pair(problem, tensor_groups)
+    reduce_seconds = ring_factor(tp) * mbs / slowest_pair(problem, tensor_groups)  # 0 for tp = 1
     here, after = tensor_groups[:, :-1], tensor_groups[:, 1:]
     return Placed(
         problem=problem,

@@ -33,7 +33,8 @@ from hetplan.formulations.amp.problem import (
 # The tables have levels up to an even share of a burden and this much more. A pipeline that has to
 # absorb more than the last level is treated as if it had to absorb only that (a relaxation).
 SPARE = 1
-# Rounding of prefix sums must not exclude stages that the caps allow.
+# Rounding of prefix sums must not exclude stages that the caps allow. The sum of 4096 layers, the
+# most of an instance, is exact to 5e-13.
 SLACK = 1 + 1e-12
 
 
@@ -66,7 +67,9 @@ class Chain(NamedTuple):
     """The data of `complete`, for one pair of caps; L layers, Z zones."""
 
     window: Ints  # [pp, Z, L + 1] furthest end of stage j on zone z that starts at layer a
-    local: Ints  # [Z, L + 1] least end from which on a stage's data groups must lie in one cell
+    # [Z, L + 1] least end from which on the data groups of a stage that starts at layer a must lie
+    # in one cell; L + 1: no end is so far
+    local: Ints
     dp: int  # number of pipelines
     prefix: Floats  # [Z, L + 1] `Zones.prefix`
     link: Floats  # [L + 1] bytes that are sent where a stage begins at layer l
@@ -108,7 +111,7 @@ def complete(chain: Chain, weight: Ints, ahead: Floats, start: Floats, enter: Fl
                     for u in range(1, max(1, room[z]) + 1):
                         if limited and groups_used > u:
                             continue
-                        state = base[z]  # behind the stage
+                        state = base[z]  # behind the stage; a zone without a limit has this one
                         if limited:
                             state += u - groups_used
                         for k in range(levels):
@@ -126,6 +129,7 @@ def complete(chain: Chain, weight: Ints, ahead: Floats, start: Floats, enter: Fl
                             link_seconds = chain.link[a] / chain.leave[z, y]
                             cost = link_seconds + enter[y, max(1, room[y]), k]
                             to_other_cell = min(to_other_cell, cost)
+                    # stay is 0 in a cell of one device, and 0 / 0 is no number
                     link_inside = chain.link[a] / chain.stay[z] if chain.link[a] > 0 else 0.0
                     for u in range(max(1, room[z])):
                         entered = 1 if room[z] == 0 else u  # at u = 0 the cell is full: +inf
@@ -183,7 +187,7 @@ class RowModel:
         window, local = self.memory_window.copy(), np.full(zones.prefix.shape, width)
         for z in range(len(zones.prefix)):
             ends = furthest(zones.prefix[z], stage_cap * SLACK)
-            if dp > 1:
+            if dp > 1:  # otherwise nothing is synchronised, and `groups.sync` is 0
                 # parameter bytes that data groups across cells, and in one cell, can synchronise
                 across = sync_cap * SLACK / groups.sync * zones.sync_out[z]
                 within = sync_cap * SLACK / groups.sync * zones.sync_in[z]
@@ -231,6 +235,7 @@ def row_model(groups: TensorGroups, *, straddle: bool = False) -> RowModel:
     weight, cell_weight, need = groups.zones.weight, groups.cell_weight, groups.burdens
     if straddle:  # a further burden of 1, which any straddling group absorbs
         weight = np.vstack([weight, groups.zones.straddles])
+        # no label search runs with this burden, so devices need no weight in it
         cell_weight = np.vstack([cell_weight, 0 * cell_weight[:1]])
         need = np.append(need, 1)
     first, end = np.triu_indices(prefix.shape[1], 1)  # first layer and end of every interval
@@ -264,13 +269,15 @@ def quick_seconds(problem: AmpProblem, config: Configuration) -> float:
     """
     layer = problem.seconds[config.tensor, config.micro_batch].min(axis=0)
     slowest = max(float(layer.max()), float(layer.sum()) / config.pipeline)
-    return ((config.gas - 1) * slowest + float(layer.sum())) * (1 - 1e-12)
+    seconds = (config.gas - 1) * slowest + float(layer.sum())
+    return seconds * (1 - 1e-12)  # rounding, as in SLACK, must not lift it above the optimum
 
 
 def root_bound(model: RowModel, check: Callable[[], None]) -> float:
     """Seconds that every decision of the configuration costs at least; +inf where it has none.
 
-    check: raises where it is time to stop.
+    The bound is bisected less closely than in the search, because it only ranks configurations and
+    closes the worst of them. check: raises where it is time to stop.
     """
     low, high = float(model.sync_values[0]), float(model.sync_values[-1])
     return low + bound_stages(model, high, np.inf, check, Bisection(interval_width=1e-3)).bound
@@ -283,8 +290,9 @@ def furthest(prefix: Floats, cap: float) -> Ints:
 
 def distinct(values: Floats, relative: float = 1e-12) -> Floats:
     """The distinct values, ascending. Of a run of values that each differ from the next only by
-    rounding, the largest stays."""
+    rounding, the largest stays: as a cap it allows all of them."""
     ordered = np.unique(values)
+    # 1e-300 joins 0 with values too small to have a relative difference
     differs_from_next = ordered[1:] > ordered[:-1] * (1 + relative) + 1e-300
     return ordered[np.r_[differs_from_next, True]]
 
@@ -319,7 +327,8 @@ def bound_stages(
     """A lower bound on the cost of the pipelines where synchronisation takes at most `sync_cap`
     seconds, and the intervals of the slowest stage's time that can beat `limit`.
 
-    The interval of the least bound is bisected, again and again.
+    The interval of the least bound is bisected, again and again. It alone decides the bound, so
+    that bisection ends where this interval is too narrow.
     limit: seconds; decisions whose pipelines cost as much are not of interest. check: raises where
     it is time to stop.
     """
@@ -344,7 +353,7 @@ def bound_stages(
         heapq.heappop(heap)
         middle = middle_of(values, first, last)
         lower = piece(first, middle, model.start(float(values[middle]), sync_cap))
-        upper = piece(middle + 1, last, least.start)
+        upper = piece(middle + 1, last, least.start)  # it ends at the same cap
         for half in (lower, upper):
             # Some pipeline may absorb less than its share and have its slowest stage here, even
             # where not all pipelines can. So the cost at level 0 decides whether the half stays.
@@ -353,6 +362,7 @@ def bound_stages(
     if not heap:
         return StageIntervals(limit, ())
     costs = [part.start + waits * values[part.first] for part in heap]
+    # pipelines may have their slowest stages in different intervals, so the least counts by level
     bound = model.shared(np.minimum.reduce(costs))
     intervals = tuple(sorted((part.first, part.last) for part in heap))
     return StageIntervals(min(limit, bound), intervals)
@@ -380,5 +390,6 @@ def halves(
     high = float(values[middle])
     rows = bound_stages(model, high, limit - box.low, check, bisection).bound
     lower = SyncBox(box.low, high, rows)
+    # `rows` holds for the upper half, too, since its cap is no higher than that of the box
     upper = SyncBox(float(values[middle + 1]), float(values[last]), box.rows)
     return [lower, upper]

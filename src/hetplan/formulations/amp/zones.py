@@ -16,6 +16,8 @@ import numpy as np
 
 from hetplan.formulations.amp.problem import AmpProblem, Cells, Configuration, Floats, Ints
 
+# Both numbers keep the tables of rows.py small, which have an entry for every group that a cell of
+# a zone may still hold.
 # A cell with room for more groups than this counts as unlimited (a relaxation).
 MAX_ROOM = 16
 # With more classes of cells than this, the classes of one device type share a zone (a relaxation).
@@ -115,7 +117,9 @@ class _CellBandwidth:
     between: Floats  # [K, K] between devices of two cells; 0 on the diagonal
     inside: Floats  # [K] between devices of one cell; 0 where it has one device
     best_between: float  # the largest of `between`
-    best_inside: float  # the largest of `inside`; that of `between` where no cell has two devices
+    # The largest of `inside`; that of `between` where no cell has two devices. It does not count
+    # there, since no data group of several devices lies inside a cell.
+    best_inside: float
 
     @classmethod
     def of(cls, cells: Cells) -> "_CellBandwidth":
@@ -139,9 +143,8 @@ def _pure_zones(cells: Cells, config: Configuration, bandwidth: _CellBandwidth) 
     tp = config.tensor
     holds_group = cells.size >= tp
     classes = int(cells.cell_class[-1]) + 1
-    zone_key = (
-        cells.cell_class if classes <= MAX_ZONES else cells.type
-    )  # cells of one key share a zone
+    # cells of one key share a zone
+    zone_key = cells.cell_class if classes <= MAX_ZONES else cells.type
     zones = []
     for key in np.unique(zone_key[holds_group]):
         members = np.flatnonzero(holds_group & (zone_key == key))
@@ -167,6 +170,7 @@ def _straddling_zones(
     """Zones of groups that straddle cells: one for each device type."""
     if config.tensor == 1 or cells.count == 1:
         return []
+    # a data group has one device of each pipeline
     data_group_fits = cells.size.max() >= config.data
     return [
         Zone(
@@ -211,7 +215,8 @@ def find_burdens(seconds: Floats) -> Ints:
     total = seconds.sum(axis=1)
     fastest_first = np.argsort(total, kind="stable")
     sorted_total = total[fastest_first]
-    factors = sorted_total[1:] / np.maximum(sorted_total[:-1], 1e-300)
+    divisors = np.maximum(sorted_total[:-1], 1e-300)  # layers may take 0 seconds
+    factors = sorted_total[1:] / divisors
     steepest_first = sorted(range(len(factors)), key=lambda i: (factors[i], i), reverse=True)
     # a split is the number of types before it, the faster ones
     splits = sorted(i + 1 for i in steepest_first[:2] if factors[i] > 1)

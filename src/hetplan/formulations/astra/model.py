@@ -68,6 +68,8 @@ class Kinds:
         # [M, N + 1] a lower bound on every decision with a stage of this type and number of layers:
         # K micro-batches on this stage; or K - 1 micro-batches on it and one on all stages
         least = np.maximum(p.K * p.stage_seconds, (p.K - 1) * p.stage_seconds + least_work(p))
+        # More layers take no less time, so that the affordable numbers of a type are 1, 2, … The
+        # factor keeps rounding from excluding the optimum.
         affordable = least[:, 1:] <= self.upper * (1 + 1e-9)
         most_layers = np.minimum(p.most_layers, affordable.sum(axis=1))  # [M]
         self.type = np.repeat(np.arange(p.M), most_layers)
@@ -82,7 +84,7 @@ class Kinds:
         return Totals(
             least=lower,
             largest=max(lower, self.upper, p.P * float(self.seconds.max())),
-            roundings=p.P + p.K - 1,
+            roundings=p.P + p.K - 1,  # one of each stage, and K - 1 times that of theta
         )
 
     def of(self, i: int) -> Ints:

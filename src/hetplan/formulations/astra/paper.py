@@ -73,7 +73,9 @@ class Enumeration:
         """
         p, used = self.problem, [i for i, m in enumerate(counts) if m]
         m = np.array(counts)[used]
-        most = np.minimum(p.most_layers[used], (p.N - p.P) // m + 1)  # layers of a stage, at most
+        # The most layers n of a stage. All m stages of the type have n, all others at least one:
+        # m n + P - m <= N.
+        most = np.minimum(p.most_layers[used], (p.N - p.P) // m + 1)
         # all combinations of n_i for the types but the last; the leading axis is there for the case
         # that a single type is in use
         shape = (1, *most[:-1].tolist())
@@ -81,6 +83,7 @@ class Enumeration:
             self.run.check()
             numbers = np.arange(begin, min(begin + self.piece, math.prod(shape)))
             _, *all_but_last = np.unravel_index(numbers, shape)
+            # `numbers` is stacked only to give the array its rows where a single type is in use
             n = np.stack([numbers, *all_but_last], axis=1)[:, 1:] + 1  # [R, used types - 1]
             left = p.N - n @ m[:-1]
             n_last = left // m[-1]

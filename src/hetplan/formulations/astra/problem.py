@@ -133,7 +133,8 @@ def stage_counts(total: int, room: Ints) -> Iterator[Ints]:
 
 def even_stages(problem: AstraProblem) -> list[tuple[int, int]] | None:
     """The even decision as (type, layers) of each stage: the fastest types carry the stages, whose
-    numbers of layers differ by at most one. None where it breaks a constraint."""
+    numbers of layers differ by at most one. None where it breaks a constraint: equal layers per
+    type, or the most layers of a stage. `infeasible_because` is None for the problem."""
     kinds = np.repeat(np.arange(problem.M), problem.most_stages)[: problem.P]
     base, more = divmod(problem.N, problem.P)
     layers = np.full(problem.P, base)

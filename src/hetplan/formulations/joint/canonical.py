@@ -1,8 +1,8 @@
 """The canonical form of designs: designs that differ only in the numbers of devices become equal.
 
 The devices of a node are interchangeable, and so are nodes with equal data. The canonical form uses
-interchangeable devices and nodes in the order of their numbers. Designs with equal replays thereby
-become equal, and the search replays them once.
+interchangeable devices and nodes in the order of their numbers. Designs that differ in nothing else
+have equal replays; they become equal, and the search replays them once.
 """
 
 from collections.abc import Iterator, Sequence

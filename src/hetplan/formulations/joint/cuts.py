@@ -20,7 +20,7 @@ def even_cuts(sums: Sequence[Sequence[float]]) -> tuple[int, ...]:
     """
     if len(sums) == 1:
         return ()
-    low, high = 0.0, max(seconds[-1] for seconds in sums)
+    low, high = 0.0, max(seconds[-1] for seconds in sums)  # at most: all layers on any one
     best = cuts_within(sums, math.inf)
     assert best is not None, "there are at least as many layers as virtual stages"
     for _ in range(HALVINGS):

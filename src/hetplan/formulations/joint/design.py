@@ -62,7 +62,8 @@ class Design:
 def design_of(plan: Plan | JointDecision) -> Design:
     """The design nearest to a plan: unequal shares and micro-batches become equal.
 
-    Replicas without samples are left out.
+    Replicas without samples are left out. The number of chunks is that of the first replica. Where
+    another replica has another number, its cuts keep it.
     """
     pipelines = []
     for replica in plan.replicas:
@@ -70,7 +71,7 @@ def design_of(plan: Plan | JointDecision) -> Design:
             continue
         groups = tuple(tuple(map(tuple, stage.devices)) for stage in replica.stages)
         ends = sorted(end for stage in replica.stages for _, end in stage.layers)
-        cuts = tuple(ends[:-1])
+        cuts = tuple(ends[:-1])  # the last end is the number of layers
         micro_batch = max(batch.samples for batch in replica.micro_batches)
         pipelines.append(Pipeline(groups, cuts, micro_batch, replica.samples))
     return Design(

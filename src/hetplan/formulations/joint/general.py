@@ -83,8 +83,8 @@ class Master:
         )
         for way in sorted(ways, key=lambda way: way.seconds):
             self.run.check()
-            if way.seconds > self.limit:
-                continue
+            if way.seconds > self.limit:  # so are all later ones, since the limit only falls
+                break
             seconds = self.least(way)
             if seconds < math.inf and seconds <= self.limit:
                 self.ways.append(way._replace(seconds=seconds))
@@ -122,7 +122,7 @@ class Master:
 
     def replay(self, design: Design, *, may_be_best: bool = True) -> Replay:
         """The replay of a design. may_be_best: whether it is a plan of the instance, so that it may
-        become the `best` one."""
+        become the `best` one. Without it, its replicas together may have any number of samples."""
         samples = sum(pipeline.samples for pipeline in design.pipelines)
         space = self.space(samples)
         replay = space.replayer.replay(space.plan(design))
@@ -170,7 +170,9 @@ def seconds_with_first_replica(replay: Replay, way: ReplicaWay) -> float:
     way: the way of the first replica.
     """
     tasks = replay.timeline.tasks
+    # units are stages, numbered replica by replica
     of_first_replica = tasks.unit < len(way.pipeline.groups)
+    # the kinds from COLLECTIVE on are collectives and updates
     takes_time = of_first_replica | (tasks.kind >= Kind.COLLECTIVE)
     remaining = replace(tasks, seconds=tasks.seconds * takes_time, delay=tasks.delay * takes_time)
     return without_waiting(remaining)
@@ -184,7 +186,7 @@ def without_waiting(tasks: Tasks) -> float:
     task and those with later earliest starts hold the port one after the other, from the task's
     earliest start on.
     """
-    path = simulate(replace(tasks, use=np.full(len(tasks), -1)))
+    path = simulate(replace(tasks, use=np.full(len(tasks), -1)))  # -1: a task holds no ports
     task, port, held_seconds = tasks.holds
     start = path.start[task]
     same_port = port[:, None] == port
@@ -219,15 +221,17 @@ def solve_by(
         if not master.ways:  # no plan fits in memory
             bound = math.inf
         while bound < master.limit * (1 - OPTIMAL_GAP):
+            # nothing is reported: the model's objectives are no seconds of plans
             answer = minimise(method, master.model(), run, lambda incumbent, bound: None)
             bound = answer.bound or bound
             if answer.stop is Stop.INFEASIBLE:  # all plans of the model have been replayed
                 bound = math.inf
             if not answer.has_solution:
                 break
-            run.report(bound=min(bound, master.limit) or None)
+            run.report(bound=min(bound, master.limit) or None)  # a bound of 0 proves nothing
             master.replay_answer(np.flatnonzero(answer.counts("x")).tolist())
     except Stopped:
+        # without any answer of the solver, the bound of exact.py for many devices
         bound = bound or lower_bound(Relaxation(data), run, master.limit)
     bound, best = min(bound, master.limit), master.best
     proven = bound >= master.limit * (1 - OPTIMAL_GAP)

@@ -34,7 +34,7 @@ def layouts(data: JointData) -> Iterator[Layout]:
 def replicas_by_node(
     data: JointData, free: NodeCounts, largest: ReplicaCounts | None
 ) -> Iterator[tuple[ReplicaCounts, ...]]:
-    """All choices of replicas, in descending order of the replicas.
+    """All choices of replicas, in descending order of the replicas; the first one has none.
 
     free: the numbers of devices that they may use. largest: no replica is above this one; None:
     there is no such limit.
@@ -70,6 +70,7 @@ def first_stages(data: JointData, free: NodeCounts) -> Iterator[tuple[StageCount
                 continue
             left = tuple(have - taken for have, taken in zip(free, counts, strict=True))
             for degree in data.tensor_degrees:
+                # each row group lies within a node
                 if all(count % degree == 0 for count in counts):
                     yield (counts, degree), left
 

@@ -96,7 +96,7 @@ class Moves:
         only_one = not self._chance()
         if only_one:
             last = first
-        step = self.rng.choice((-2, -1, -1, 1, 1, 2))
+        step = self.rng.choice((-2, -1, -1, 1, 1, 2))  # mostly by one, the smaller change
 
         def change(pipeline: Pipeline) -> Pipeline | None:
             if len(pipeline.groups) == 1:  # one stage computes all its chunks, wherever they begin
@@ -281,7 +281,7 @@ class Moves:
 
     def samples(self, design: Design) -> Design | None:
         """One sample, or the samples of one or two micro-batches, go from one replica to
-        another."""
+        another. `Space.repaired` rejects the design where too few samples remain."""
         i, j = self._random_replica(design), self._random_replica(design)
         micro_batch = design.pipelines[i].micro_batch
         moved = self.rng.choice((1, micro_batch, 2 * micro_batch))

@@ -26,6 +26,7 @@ def all_cuts(layers: int, virtual_stages: int) -> Ints:
     of the virtual stages, then the number of layers."""
     inner = list(itertools.combinations(range(1, layers), virtual_stages - 1))
     cuts = np.zeros((len(inner), virtual_stages + 1), np.int64)
+    # the shape is stated for V = 1, where the only choice is empty
     cuts[:, 1:-1] = np.array(inner, np.int64).reshape(len(inner), virtual_stages - 1)
     cuts[:, -1] = layers
     return cuts
@@ -111,6 +112,7 @@ def longest(
     S, M = shape
     V = cuts.shape[1] - 1
     ends = np.zeros((len(cuts), S))
+    # not set back for the next cut: in a topological order every entry is written before it is read
     done = np.zeros((2, V, M))
     for n in range(len(cuts)):
         free = np.zeros(S)
@@ -119,7 +121,7 @@ def longest(
             v = c * S + s
             size = int(m == M - 1)
             sender = v + 1 if backward else v - 1
-            hop = min(v, sender)  # between virtual stages hop and hop + 1
+            hop = min(v, sender)  # between virtual stages hop and hop + 1, where there is a sender
             end = free[s]
             if sender >= 0 and sender < V:
                 end = max(end, done[backward, sender, m])

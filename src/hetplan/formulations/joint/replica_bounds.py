@@ -26,7 +26,9 @@ from hetplan.replays.simulator.pipeline import Schedule
 from hetplan.replays.updates import UPDATE_BYTES
 from hetplan.replays.zero import tensor_rings
 
-PROBE_BYTES = 1e9  # bytes of weights whose collective is timed to get seconds per byte
+# Bytes of weights whose collective is timed to get seconds per byte. They are many, because a ring
+# reaches more of a link's bandwidth with more bytes, and a lower bound needs the fastest ring.
+PROBE_BYTES = 1e9
 
 
 class PartialPlan(NamedTuple):
@@ -77,7 +79,9 @@ class ReplicaBounds:
     def hop(self, here: Group, there: Group, samples: int) -> tuple[float, float]:
         """(seconds per byte of one sample's activation, seconds of latency) of a message of
         `samples` samples from stage `here` to stage `there`."""
-        largest = int(np.argmax(self.relaxation.sent[0][1:]))  # layer with the largest activation
+        # The layer with the largest activation: a larger message reaches no less of a link's
+        # bandwidth, so this one takes the fewest seconds per byte.
+        largest = int(np.argmax(self.relaxation.sent[0][1:]))
         size = self.data.layers[largest].activation_bytes
         sender, receiver = self.space.stage(here, (0, 1)), self.space.stage(there, (0, 1))
         message = self.space.replayer.costs("none").transfer(sender, receiver, largest, samples)
@@ -91,7 +95,7 @@ class ReplicaBounds:
         """
         S, V = len(stages), len(stages) * chunks
         hops = np.zeros((max(V - 1, 1), 2, 2, 2))
-        if S == 1:
+        if S == 1:  # all virtual stages are on the same devices
             return hops
         for v in range(V - 1):
             here, there = stages[v % S], stages[(v + 1) % S]
@@ -123,6 +127,7 @@ class ReplicaBounds:
         """Seconds per byte of weights that the optimizer takes on one row group, without its start
         time."""
         curve = self.device_type(row_groups).update
+        # the optimizer reaches the largest share of the bandwidth at most
         moved = UPDATE_BYTES / self.data.element_bytes / len(row_groups[0])
         return moved / (curve.bytes_per_second * max(curve.share))
 
@@ -138,8 +143,11 @@ class ReplicaBounds:
         for partners in itertools.product(*others):
             reducing = [row for stage in (row_groups, *partners) for row in stage]
             loads.append(self.port_loads(reducing))
+        # any other port is free in some choice, so that its least load is 0
         common_ports = set(loads[0]).intersection(*loads[1:])
         least_loads = (min(load[port] for load in loads) for port in common_ports)
+        # `grown` turns bytes of weights into bytes of gradients, or into those that ZeRO sends if
+        # these are fewer
         return max(least_loads, default=0.0) * self.relaxation.grown
 
     def port_loads(self, groups: Sequence[tuple[int, ...]]) -> dict[int, float]:
@@ -201,7 +209,7 @@ class ReplicaBounds:
             is_last = s == len(stages) - 1
             if is_last:  # the replay may count the logits of one micro-batch with the loss
                 kept = kept - b / len(row_groups) * data.logit_bytes / width
-            room = self.device_type(row_groups).memory_bytes * (1 + 1e-9)
+            room = self.device_type(row_groups).memory_bytes * (1 + 1e-9)  # sums of bytes round
             lacks |= weights[:, s] * states / width + np.maximum(kept, 0.0) > room
         return lacks
 
@@ -210,6 +218,7 @@ class ReplicaBounds:
         # ZeRO shards states over at most all row groups of the plan
         share = 1 / sum(len(row_groups) for stages in plan.layout for row_groups in stages)
         framework, element = self.data.framework, self.data.element_bytes
+        # a framework treats higher levels as its highest one for pipelines
         highest_level = 3 if plan.deepest == 1 else max(framework.pipeline_levels)
         least = math.inf
         for level in range(highest_level + 1):
@@ -226,6 +235,7 @@ class ReplicaBounds:
             for b in range(1, self.data.global_batch + 1):
                 replica_speed = 0.0
                 for row_groups in stages:
+                    # forward and backward pass through all layers, [0, L)
                     seconds = self.pass_seconds(row_groups, plan.mode, b)[:, 0, -1].sum()
                     replica_speed += b / seconds if seconds else np.inf
                 best = max(best, replica_speed)

@@ -153,6 +153,7 @@ class LocalSearch:
     def note_best_of_shape(self, design: Design, penalised: float) -> None:
         """Keep the design where it is the best of its shape: number of replicas, schedule, chunks,
         and the stages of one replica."""
+        # of the greatest list of stages, so that the order of the replicas does not matter
         stages = max(self.space.shapes(pipeline.groups) for pipeline in design.pipelines)
         shape = (len(design.pipelines), design.schedule, design.chunks, *stages)
         best = self.best_of_shape.get(shape)
@@ -200,6 +201,8 @@ class LocalSearch:
             for design in by_bound[: self.parameters.replayed]:
                 if self.late:
                     break
+                # memory is checked only in replays within the limit, so without an incumbent there
+                # is no limit
                 limit = math.inf if self.incumbent is None else best
                 best = min(best, self.penalised_seconds(design, limit))
 
@@ -256,7 +259,7 @@ class LocalSearch:
         before the replay, which can thereby end early.
         """
         p, rng = self.parameters, self.rng
-        hot = p.warm * (p.hot / p.warm) ** rng.random()
+        hot = p.warm * (p.hot / p.warm) ** rng.random()  # uniform in its logarithm
         self.moves.alike_probability = rng.choice(p.alike_probabilities)
         names = list(p.shares if rng.random() >= p.focused else p.focus)
         weights = list(accumulate(p.shares[name] for name in names))
@@ -267,6 +270,7 @@ class LocalSearch:
                 break
             self.steps += 1
             temperature = hot * (p.cold / hot) ** (step / steps)
+            # `random` may be 0, but not 1
             limit = now * (1 - temperature * math.log(1 - rng.random()))
             [name] = rng.choices(names, cum_weights=weights)
             changed = self.moves.draw(name, design)
@@ -289,7 +293,7 @@ class LocalSearch:
             while designs and not self.done:
                 annealed = dict.fromkeys(self.anneal(design, steps) for _, design in designs)
                 ranked = sorted(annealed, key=VALUE)
-                best = [min(*best, ranked[0], key=VALUE)]
+                best = [min(*best, ranked[0], key=VALUE)]  # `best` has one entry, as `starts` has
                 steps, designs = 2 * steps, ranked[: len(ranked) // 2]
 
 

@@ -37,7 +37,7 @@ class Space:
         self.modes = data.modes  # modes of recomputation
         self.renaming = Renaming(data)  # gives designs their canonical form
         self._common_fields = data.common_fields
-        self.prefix_seconds = cache(self._prefix_seconds)
+        self.prefix_seconds = cache(self._prefix_seconds)  # without a limit: few arguments occur
         self.stage = lru_cache(CACHE_SIZE)(stage_of)
         self._cached_even_cuts = lru_cache(CACHE_SIZE)(self._even_cuts)
 

@@ -117,6 +117,7 @@ def result_of_mixed(task: Task, on_segments: OnSegments, on_one_type: OnOneType)
         task,
         Union([on_segments, on_one_type]),
         counts=on_segments.counts + on_one_type.counts,
+        # of 2 top candidates on one type, at most `top` are among those on segments as well
         listed=[*on_segments.fastest(), *on_one_type.fastest(2 * task.top)],
         finished=search.finished,
         proof=proof,

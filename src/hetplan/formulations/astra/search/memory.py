@@ -69,11 +69,13 @@ def block_bytes(priced: Priced) -> tuple[Floats, Floats]:
     split, whole, core = facts.saved
     gathered = np.zeros_like(priced.rank_samples)
     for block, share in facts.different_blocks:
-        inputs = framework.whole_inputs * inputs_bytes(block, facts.precision)
+        inputs = 0.0
+        if framework.whole_inputs:
+            inputs = inputs_bytes(block, facts.precision)
         common = gathered_for_experts(block, facts.precision, priced.tp, priced.etp)
         gathered = gathered + share * np.maximum(inputs, common)
-    split = split + priced.exchanged * facts.tensor_bytes(ATTENTION_OUTPUT)
-    entire = on_a_rank(split, whole, gathered, priced.tp, divided_tokens(priced))
+    exchanged_output = np.where(priced.exchanged, facts.tensor_bytes(ATTENTION_OUTPUT), 0.0)
+    entire = on_a_rank(split + exchanged_output, whole, gathered, priced.tp, divided_tokens(priced))
     return entire, core / priced.tp
 
 
@@ -82,7 +84,9 @@ def end_bytes(priced: Priced, layer: Layer) -> Floats:
     precision = priced.facts.precision
     whole = layer.replicated_saved_bytes(precision)
     split = layer.saved_bytes(precision) - whole
-    inputs = priced.assumed.framework.whole_inputs * inputs_bytes(layer, precision)
+    inputs = 0.0
+    if priced.assumed.framework.whole_inputs:
+        inputs = inputs_bytes(layer, precision)
     return on_a_rank(split, whole, inputs, priced.tp, divided_tokens(priced))
 
 
@@ -134,6 +138,7 @@ def first_in_flight(priced: Priced) -> Floats:
     its P micro-batches.
     """
     chunks = in_flight(priced, np.zeros_like(priced.pp)) * priced.v
+    # `in_flight` has divided a whole number of chunks by v; rint undoes its rounding
     rounds = np.ceil(np.rint(chunks) / (priced.pp * priced.v))
     return np.asarray(np.minimum(priced.K, rounds * priced.pp), dtype=np.float64)
 
@@ -185,7 +190,8 @@ def states_of(
     frozen_width = 1 if assumed.stack.fp8 else width  # bytes of a frozen parameter
     frozen_share = (1 - trained) / width * frozen_width  # of the bytes of weights
     held_share = np.where(priced.fsdp, share, 1.0)
-    gathered = priced.fsdp * framework.gathered_layers * (1 - trained) * largest
+    frozen_gathered = framework.gathered_layers * (1 - trained) * largest
+    gathered = np.where(priced.fsdp, frozen_gathered, 0.0)
     return states._replace(
         weights=states.weights + frozen_share * weights * held_share,
         buffers=states.buffers + gathered,

@@ -137,7 +137,8 @@ class OnOneType:
                 )
                 after_rules += table.rows
                 shares = offload_share(Priced(task.facts, table, offer, task.assumed))
-                fits = np.flatnonzero(shares <= float(task.space.offload))
+                most_offloaded = 1.0 if task.space.offload else 0.0
+                fits = np.flatnonzero(shares <= most_offloaded)
                 fitting, shares = table.take(fits), shares[fits]
                 priced = Priced(task.facts, fitting, offer, task.assumed)
                 tables.append(fitting)
@@ -194,7 +195,7 @@ class OnSegments:
             task.facts,
             space,
             task.rules,
-            gpus=task.pool.sizes[0],
+            gpus=task.pool.sizes[0],  # a heterogeneous pool has one size
             global_batch=task.job.global_batch,
             whole_stages=False,
         )
@@ -284,7 +285,8 @@ class Union:
 
 def twins(table: Strategies, share: Floats) -> NDArray[np.bool_]:
     """[R] whether a strategy has the same cost as the one before, because they differ only in the
-    overlap of offloading and neither of them offloads.
+    overlap of offloading and neither of them offloads. Such strategies are neighbours, since this
+    overlap is the last option in the order of the table.
 
     share: [R] share of the optimizer states on the host.
     """

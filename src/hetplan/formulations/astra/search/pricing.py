@@ -113,7 +113,7 @@ class Priced:
         self.fsdp = columns["use_fsdp"] == 1  # whether fully sharded
         # samples of a micro-batch on a rank; context ranks divide the tokens of a sample
         self.rank_samples: Floats = self.mbs / self.cp
-        # virtual stages on each device
+        # virtual stages on each device; 1 where the column has NONE, which is negative
         self.v: Ints = np.maximum(columns["virtual_pipeline_model_parallel_size"], 1)
         self.interleaved = columns["virtual_pipeline_model_parallel_size"] != NONE
         self.sharded = columns["use_distributed_optimizer"] == 1  # whether optimizer states are
@@ -127,7 +127,8 @@ class Priced:
     @cached_property
     def blocks(self) -> Floats:
         """[7, R] seconds of computation of a block, embedding and head, see `block_seconds`."""
-        columns = (self.tp, self.mbs, self.sp, self.cp, self.ep, self.tp // self.etp)
+        whole = self.tp // self.etp  # the expert-tensor degree is 1 or the tensor degree
+        columns = (self.tp, self.mbs, self.sp, self.cp, self.ep, whole)
         return block_seconds(self.facts, self.offer, columns, self.assumed)
 
     @cached_property
@@ -189,6 +190,7 @@ class Priced:
         layers: number of the stage's layers. The column `recompute_num_layers` counts layers of a
         virtual stage.
         """
+        # NONE, which is negative, counts as 0
         recomputed = np.minimum(np.maximum(self.recomputed, 0) * self.v, layers)
         full_or_hybrid = self.granularity >= FULL
         again = np.where(full_or_hybrid, recomputed, 0)
@@ -209,6 +211,7 @@ class Priced:
     def crossing_seconds(self) -> Floats:
         """Seconds of one micro-batch crossing one stage boundary, forward and backward, before any
         overlap: h of eq. 22."""
+        # under sequence parallelism each tensor rank sends its share of the tokens
         size = self.facts.boundary_bytes * self.rank_samples / np.where(self.sp == 1, self.tp, 1)
         stage_ranks = self.tp * self.cp * self.dp
         return crossing_seconds(self.group_seconds, size, stage_ranks, self.pp)
@@ -348,12 +351,14 @@ def iteration_parts(priced: Priced, offloaded: Floats) -> tuple[Floats, Floats, 
     window = np.where(overlapped, work / priced.v, 0.0)
     stage = work + priced.v * uncovered(priced.crossing_seconds, window)
     first, last = priced.blocks[EMBEDDING], priced.blocks[HEAD]
+    # the sum over all stages: one with fewer layers counts in proportion to them
     total = priced.facts.layers / layers * stage + first + last
     # where layers do not divide evenly, the last stage has one less
     spared = work - priced.layers_seconds(priced.facts.layers // priced.pp)
     slowest = stage + np.where(one_stage, first + last, np.maximum(first, last - spared))
     pipeline = (total - slowest) / priced.v + priced.K * slowest
     embedding, head = priced.end_params
+    # the parameters of the end with more of them, whose exchanges take longest
     ends = np.where(one_stage, embedding + head, np.maximum(embedding, head))
     reduction, optimizer = after_pipeline(priced, layers, ends, offloaded)
     return pipeline, reduction, optimizer

@@ -217,6 +217,7 @@ def tied(values: Floats) -> Ints:
     with np.errstate(invalid="ignore"):  # inf - inf
         steps = np.diff(ascending) > ROUNDING * np.abs(ascending[:-1])
     ranks = np.empty(len(values), np.int64)
+    # cut off where there are no values: then there is no first rank 0
     ranks[order] = np.concatenate([np.zeros(1, np.int64), np.cumsum(steps)])[: len(values)]
     return ranks
 
@@ -235,7 +236,8 @@ def pareto(throughput: Floats, money: Floats) -> Ints:
 
     By the paper's eq. 30 a strategy beats another one if it is strictly better in both throughput
     and money. Here it also beats one that is equal in one of them and worse in the other. Of
-    strategies that are equal in both, only the first is in the set.
+    strategies that are equal in both, only the first is in the set. A strategy without a price
+    counts as one for 0 dollars, as in `ranking`.
     """
     order = ranking(throughput, money)
     dollars = np.nan_to_num(money)[order]

@@ -129,7 +129,11 @@ def spelling(kind: str | None, token: str) -> str:
         return repr(float(token))
     if kind == "string":
         return f"({token[1:-1]!a})"
-    return _PYTHON.get(token, f"({token!a})" if kind == "word" else token)
+    if token in _PYTHON:
+        return _PYTHON[token]
+    if kind == "word":
+        return f"({token!a})"
+    return token
 
 
 def tokenize(source: Source) -> list[tuple[int, str]]:
@@ -175,6 +179,7 @@ class _Reader:
         try:
             tree = ast.parse(self.text, mode="eval")
         except SyntaxError as error:
+            # Python counts from 1; 0 or None names no place
             self.refuse(error.offset - 1 if error.offset else len(self.text))
         except (MemoryError, RecursionError):
             raise self.source.error("nested too deeply", 0) from None

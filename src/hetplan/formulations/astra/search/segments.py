@@ -134,7 +134,8 @@ def segment_figures(
     priced = [Priced(facts, table, offer, assumed) for offer in offers]
     layers = -(-facts.layers // priced[0].pp)  # of an average stage, rounded up
     largest_share = np.max([share_needed(p, layers) for p in priced], axis=0)
-    offloaded = np.clip(largest_share, 0.0, float(offload))
+    most_offloaded = 1.0 if offload else 0.0
+    offloaded = np.clip(largest_share, 0.0, most_offloaded)
     stage_devices = priced[0].tp * priced[0].cp * priced[0].dp
     ends = np.stack([[p.blocks[EMBEDDING], p.blocks[HEAD]] for p in priced], axis=1)
 
@@ -150,6 +151,7 @@ def segment_figures(
         g=np.stack([_least_exposed(p, offloaded) for p in priced]),
         cap=np.stack([_caps(p, offloaded) for p in priced], axis=1),
         most=np.stack([np.minimum(p.pp, p.offer.most // stage_devices) for p in priced]),
+        # 0 without a price: the money of such a search is unknown, see `OnSegments.money_of`
         rate=np.stack([stage_devices * (p.offer.price_per_second or 0.0) for p in priced]),
         offloaded=offloaded,
         exposed=exposed,
@@ -167,8 +169,10 @@ def after_layers(priced: Priced, r: int, share: float) -> tuple[Floats, Floats]:
     copies = priced.table.take(np.full(3 * N, r))
     priced_copies = Priced(priced.facts, copies, priced.offer, priced.assumed)
     priced_copies.blocks = np.repeat(priced.blocks[:, [r]], 3 * N, axis=1)
-    embedding, head = (params[0] for params in priced_copies.end_params)
-    params_of_first = embedding + float(priced.pp[r] == 1) * head
+    embedding, head = (params[0] for params in priced_copies.end_params)  # of any copy
+    params_of_first = embedding
+    if priced.pp[r] == 1:  # the first stage is also the last
+        params_of_first = embedding + head
     params_of_ends = np.repeat([params_of_first, 0.0, head], N)
     layers = np.tile(np.arange(1, N + 1), 3)
     reduction, optimizer = after_pipeline(
@@ -182,7 +186,7 @@ def _least_exposed(priced: Priced, offloaded: Floats) -> Floats:
     all_layers = np.full_like(priced.pp, priced.facts.layers)
     no_ends = np.zeros(priced.table.rows)
     reduction, optimizer = after_pipeline(priced, all_layers, no_ends, offloaded)
-    return (reduction + optimizer) / priced.facts.layers * (1 - 1e-12)
+    return (reduction + optimizer) / priced.facts.layers * SHRINK
 
 
 def _exposed(priced: Priced, r: int, share: float) -> Floats:
@@ -285,7 +289,12 @@ class Front:
         self.seconds, self.money = np.zeros((2, 0))  # [F] of the points
 
     def limits(self, paid: Floats) -> Floats:
-        """[V] the seconds from which on a point is beaten. paid: [V] its money per second."""
+        """[V] the seconds from which on a point is beaten: some point of the set is no slower and
+        costs no more. +inf where the set is empty.
+
+        paid: [V] money per second of the points. A point of the set that costs nothing costs no
+        more than any other, so that only its seconds count.
+        """
         with np.errstate(divide="ignore", invalid="ignore"):
             by_money = np.where(self.money <= 0, 0.0, self.money / paid[:, None])
         return np.asarray(np.maximum(self.seconds, by_money).min(axis=1, initial=np.inf))
@@ -295,7 +304,7 @@ class Front:
         the first stays."""
         points = [*self.points, point]
         seconds, money = np.append(self.seconds, point.seconds), np.append(self.money, point.money)
-        kept = pareto(-seconds, money)
+        kept = pareto(-seconds, money)  # throughputs serve only for their order
         self.points = [points[i] for i in kept]
         self.seconds, self.money = seconds[kept], money[kept]
 
@@ -359,6 +368,7 @@ class SegmentSearch:
         types = range(len(c))
         pairs = product(types, types) if P > 1 else ((i, -1) for i in types)
         kinds_by_ends = [StageKinds(figures, r, pair, N, K) for pair in pairs]
+        # at least: embedding and head each on its fastest type
         end_seconds = figures.ends[:, :, r].min(axis=1).sum()
         for m in stage_counts(P, figures.most[:, r]):
             self.run.check()
@@ -366,6 +376,7 @@ class SegmentSearch:
             # For a lower bound all layers are on the fastest type in the sum of all stages, and
             # layers are divisible in the slowest stage.
             work = N * np.where(m > 0, c, np.inf).min(axis=1) + m @ h + end_seconds
+            # The slowest stage is fastest where all take equally long, theta: n = (theta - h) / c.
             slowest = (N + m @ (h / c)) / (m @ (1 / c))
             bound = (work + (K - 1) * slowest) * SHRINK
             m = m[bound < self.limit(r, m @ rate)]
@@ -489,10 +500,11 @@ class StageKinds:
         """
         c, h, g, N = self.c, self.h, self.g, self.N
         work, _ = self.least_work(m, np.ones_like(self.cap), self.cap)
+        # every stage has at least one layer
         theta = np.where(m > 0, c + h, 0.0).max(axis=1)
         theta = np.maximum(theta, (N + m @ (h / c)) / (m @ (1 / c)))
         phi = np.where(m > 0, g, 0.0).max(axis=1)
-        if (g > 0).all():
+        if (g > 0).all():  # with g = 0 the bound below would be 0 or undefined
             phi = np.maximum(phi, N / (m @ (1 / g)))
         total = work + (self.K - 1) * theta + phi
         return total * SHRINK, theta * SHRINK, phi * SHRINK, work
@@ -500,14 +512,17 @@ class StageKinds:
     def least_time(
         self, m: Ints, start: tuple[float, float, float], limit: float
     ) -> tuple[float, Ints]:
-        """(least T, [Q] layers of all stages of each kind together); T is +inf where none is below
-        `limit`. All pairs of a theta and a phi that can be below it are computed at once.
+        """(least T, [Q] layers of all stages of each kind together).
 
+        Where no T is below `limit`, the first is `limit` or more, and the layers mean nothing.
+
+        All pairs of a theta and a phi whose T can be below the limit are computed at once.
         m: [Q] stage counts. start: lower bounds on the work, theta and phi.
         """
         work, theta, phi = start
         waits = self.K - 1  # how often theta counts beside the work
-        # candidates for theta are first to last - 1, for phi left to right - 1
+        # Candidates for theta are first to last - 1, for phi left to right - 1. They begin with the
+        # last value that is no more than its lower bound, which rounding may have lowered.
         first = max(0, int(np.searchsorted(self.thetas, theta, side="right")) - 1)
         last = int(np.searchsorted(work + waits * self.thetas + phi, limit))
         left = max(0, int(np.searchsorted(self.phis, phi, side="right")) - 1)
@@ -563,14 +578,18 @@ def strategy_bounds(figures: SegmentData, P: Ints, K: Ints, N: int) -> tuple[Flo
         return np.asarray((np.clip(P - before, 0, room) * ordered).sum(axis=0))
 
     enough_stages = usable.sum(axis=0) >= P
-    room_for_layers = least_sum(-widest.astype(float)) <= -N
-    speed = np.maximum(-least_sum(-1 / figures.c), 1e-300)  # layers per second of all stages
+    # the negative of a least sum of negatives is a largest sum
+    room_for_layers = -least_sum(-widest.astype(float)) >= N
+    # Layers per second of all stages. Without usable types it is 0; 1e-300 lets it divide.
+    speed = np.maximum(-least_sum(-1 / figures.c), 1e-300)
     embedding, head = figures.ends
     ends = least(embedding) + least(head)
     work = N + least(embedding / figures.c) + least(head / figures.c)
     h = least(figures.h)
+    # the largest stage has at least N / P layers
     once = N * least(figures.c) + P * h + N / P * least(figures.g) + ends
     with np.errstate(invalid="ignore"):  # no usable type: inf times 0
         T = once + (K - 1) * (work / speed + h)
+    # lowered by far more than rounding, since a strategy is skipped by this bound alone
     bound = np.where(enough_stages & room_for_layers, T * (1 - 1e-9), np.inf)
     return bound, least_sum(figures.rate) * (1 - 1e-9)

@@ -124,7 +124,7 @@ PARAMETERS = tuple(field.name for field in fields(Space))
 
 def measured_sizes(profile: Profile, types: Iterable[str]) -> dict[str, Any]:
     """The values of `Space.tensor` and `Space.micro_batch` for which the profile has a table of
-    every type."""
+    every type; both 1 where it has none. The seconds of pairs without tables are predicted."""
     sizes = [
         {(table.tensor, table.micro_batch) for table in profile.tables if table.device == name}
         for name in types
@@ -157,7 +157,7 @@ def constants_of(facts: ModelFacts, global_batch: int) -> dict[str, int]:
         "num_experts": NONE if shape.experts is None else shape.experts.count,
         "moe_router_topk": NONE if shape.experts is None else shape.experts.active,
         "use_flash_attn": 1 if flash_attention else NONE,
-        "offload_optimizer": 0,
+        "offload_optimizer": 0,  # the number of the word `auto`
     }
 
 
@@ -218,7 +218,7 @@ def _bases(
     p, t, e, b, c, whole_experts, fsdp, groups, a2a = grid.reshape(-1, len(axes)).T
     d = gpus // (p * t * c)  # data degree
     et = np.where(whole_experts, 1, t)  # expert-tensor degree
-    gas = global_batch // np.maximum(b * d, 1)  # micro-batches
+    gas = global_batch // np.maximum(b * d, 1)  # micro-batches; d is 0 with too few devices
     possible = (d * p * t * c == gpus) & (gas >= 1) & (gas * b * d == global_batch)
     # whole groups of expert ranks; with one tensor rank, whole experts would be listed twice
     expert_replicas = t * c * d // (et * e)
@@ -287,10 +287,11 @@ def _joined_rows(bases: Columns, options: Columns) -> Columns:
 
 def _add_late_columns(columns: Columns, space: Space, gpu_type: int) -> None:
     """Add the overlap flags, which are on wherever Megatron-LM allows them, and the device type."""
-    same = np.ones_like(columns["num_gpus"])
+    every_row = np.ones_like(columns["num_gpus"])
+    overlap = int(space.overlap)  # 0 sets all of these flags to 0
     columns |= {
-        "tp_comm_overlap": columns["sequence_parallel"] * space.overlap,
-        "overlap_grad_reduce": same * space.overlap,
-        "overlap_param_gather": columns["use_distributed_optimizer"] * space.overlap,
-        "gpu_type": same * gpu_type,
+        "tp_comm_overlap": columns["sequence_parallel"] * overlap,
+        "overlap_grad_reduce": every_row * overlap,
+        "overlap_param_gather": columns["use_distributed_optimizer"] * overlap,
+        "gpu_type": every_row * gpu_type,
     }

@@ -107,7 +107,7 @@ class Strategies:
 
     def row(self, number: int) -> dict[str, int | bool | str | None]:
         """One strategy as Megatron-LM's names and values, without its device type."""
-        names = (*BASE, *OPTIONS, *DERIVED, *LATE[:-1])
+        names = (*BASE, *OPTIONS, *DERIVED, *LATE[:-1])  # `gpu_type` is the last of LATE
         return {name: plain_value(name, int(self.columns[name][number])) for name in names}
 
 
