@@ -243,6 +243,8 @@ def what_if_notes(answer: WhatIf, results: Sequence[ChangeResult]) -> Iterator[s
     results: the rows of the table.
     """
     yield "iterations are replayed; money counts the devices that the plan uses"
+    # `planner.what_if.addition`: an added node has the links of a node of the cluster with the same
+    # device, or the best links of all its nodes where there is no such node
     yield "added nodes are linked as the cluster's of that device, else as its best"
     precision = percent_text(answer.precision)
     if answer.precision:

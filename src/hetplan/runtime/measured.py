@@ -31,7 +31,8 @@ class Measured:
     lost: Sequence[NodeLoss] = ()
     """The losses of nodes before these steps."""
     earlier: Mapping[int, float] = field(default_factory=dict)
-    """Step -> training loss; it contains at least the steps under earlier plans."""
+    """Step -> training loss of the steps under the plans that ran before a node was lost. Steps
+    under the last plan may be among them; `reports` has their losses in any case."""
 
     def counted_steps(self, rank: int) -> Sequence[StepReport]:
         """The reports of a rank without the first step's, in which connections are made and memory

@@ -72,9 +72,12 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
     report: receives incumbents and bounds, in the instance's unit. Default: `run.report`, which is
     right only where the model states the whole instance.
 
-    Where `run` has a `tap`, it takes a model with integer columns in place of the solver. Where the
-    solver leaves open whether the model is infeasible or unbounded, it solves the model once more
-    without costs, which tells the two apart.
+    Where `run` has a `tap`, it takes a model with integer columns in place of the solver. A model
+    without them is solved all the same: it is an auxiliary linear programme of a method, and does
+    not state the instance.
+
+    Where the solver leaves open whether the model is infeasible or unbounded, it solves the model
+    once more without costs, which tells the two apart.
     """
     if run.tap is not None and model.properties()["integer"].any():
         run.tap(model)
@@ -88,13 +91,14 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
         solve = partial(solve_with_presolve, solve)
     try:
         answer = solve(model, run, report)
-        if answer.message != UNCLEAR:
+        if answer.message != UNCLEAR:  # with UNCLEAR the answer's `stop` is Stop.ERROR
             return answer
         # without costs, objectives and bounds say nothing of the instance: none is reported
         feasibility = solve(model.without_costs(), run, lambda incumbent, bound: None)
     except Stopped:
         return ModelAnswer(stop=stop_reason(run), solver=label(method, run.options))
-    if feasibility.stop is Stop.OPTIMAL:  # the rows have a solution, so the costs are unbounded
+    if feasibility.stop is Stop.OPTIMAL:
+        # The rows have a solution, so the costs are unbounded. This stays an error.
         return replace(answer, message="found the model unbounded below")
     return replace(answer, stop=feasibility.stop, message=feasibility.message)
 

@@ -237,8 +237,11 @@ def write_row(folder: Path, row: Row) -> None:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows to one Parquet file, atomically. A folder `rows` with the rows in its file PACKED
-    is a study again."""
+    """Write rows to one Parquet file, atomically.
+
+    To pack a study's many small files into one, write its rows to the file PACKED of the folder
+    FOLDER of a new study: `keys` and `read_rows` find them there.
+    """
     pa = arrow()
     cells = [{name: row.get(name) for name in COLUMNS} for row in rows]
     buffer = io.BytesIO()

@@ -1,7 +1,14 @@
 """The HAP family: the names of its schemas, its evaluator and its methods, whose modules are
 imported on first use.
 
-Every method uses HiGHS, which finds the best ratios of a program.
+Every method uses HiGHS, which finds the best ratios of a program. `milp` has no `uses`, since
+`BACKENDS` of the registry has HiGHS for its name.
+
+Words of the methods' summaries: the graph of needs has a path for every program, with the
+properties that the program must still provide as nodes (module `needs`). A sum over it is a
+shortest path, the lower bound of a cell of ratios. "Paths times ratios": the models have products
+of a path's 0-1 variables and the ratios (module `model`). "From gathered factors": the two factors
+of a gradient's product are gathered on every device, in place of an all-reduce of the gradient.
 """
 
 from hetplan.solvers.registry import Family, Method
@@ -72,6 +79,7 @@ FAMILY = Family(
             for name, summary in (
                 ("dp-even", "data parallelism, even ratios (DP-EV)"),
                 ("dp-proportional", "data parallelism, ratios in proportion to speed (DP-CP)"),
+                # "the same" as `dp-proportional`
                 ("tag", "the same, all-reduced or from gathered factors (TAG's data parallelism)"),
                 ("deepspeed", "the best program at even ratios (as experts write for DeepSpeed)"),
             )

@@ -122,6 +122,8 @@ def longest(
             size = int(m == M - 1)
             sender = v + 1 if backward else v - 1
             hop = min(v, sender)  # between virtual stages hop and hop + 1, where there is a sender
+            # The backward pass of the last virtual stage has no sender. Its forward pass is on the
+            # same stage and came before, so that free[s] is no earlier than its end.
             end = free[s]
             if sender >= 0 and sender < V:
                 end = max(end, done[backward, sender, m])

@@ -209,13 +209,15 @@ def row(plan: Plan, run: Replay, workload: Workload, units: Sequence[int]) -> Ro
 
 
 def spans(run: Replay, unit: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
-    """(spans of a unit's computation, spans of the messages and collectives in which it takes
-    part), each in the order of their starts."""
+    """(spans of a unit's computation, spans of the messages that it sends and of its collectives),
+    each in the order of their starts."""
     tasks, timeline = run.timeline.tasks, run.timeline
-    takes_part = tasks.unit == unit
+    # The unit of a message is its sender. That of a collective is the first of its units, for which
+    # alone the collective is drawn.
+    drawn = tasks.unit == unit
     if run.by_device:
-        takes_part |= tasks.kind == int(Kind.COLLECTIVE)  # all devices take part
-    events = np.flatnonzero(takes_part & (timeline.end > timeline.start))
+        drawn |= tasks.kind == int(Kind.COLLECTIVE)  # all devices take part
+    events = np.flatnonzero(drawn & (timeline.end > timeline.start))
     computes: list[Span] = []
     communicates: list[Span] = []
     for i in events[np.argsort(timeline.start[events], kind="stable")]:

@@ -57,6 +57,8 @@ def drawing_data(seed: int, step: int, first: int) -> Iterator[None]:
     python_state = random.getstate()
     numpy_state = np.random.get_state()  # noqa: NPY002 (as above)
     gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    # `fork_rng` restores the CPU's generator and those of `gpus`. `torch.manual_seed` would seed
+    # the generators of other GPUs, too.
     with torch.random.fork_rng(gpus):
         random.seed(key)
         np.random.seed(key % (1 << 32))  # noqa: NPY002
@@ -99,7 +101,9 @@ def check_alike(
             totals[0, k], totals[1, k] = total, -total
     least, negative_most = host_least(totals)
     differences = least + negative_most
-    different = [reading for reading, k in zip(readings, differences, strict=True) if k]
+    # a difference of 0: all ranks that read these rows have the same checksum
+    unequal = differences.nonzero().flatten().tolist()
+    different = [readings[k] for k in unequal]
     if different:
         of_ranks = gather_objects(own.get(different[0].rows))
         readers = different[0].ranks
@@ -174,9 +178,13 @@ def short_hash(text: str) -> int:
 def tensor_checksum(x: Tensor) -> int:
     """A checksum of shape, type and every bit of a tensor.
 
-    It is the sum, in 64 bits, of all words of 8 bytes, each times an odd factor for its place.
-    Multiplication loses the high bits of a word, and a round floating-point number has no others.
-    So the high half of a word is added to its low half before, by exclusive or.
+    It is the sum modulo 2^64 of all words of 8 bytes, each times an odd factor for its place. The
+    factor is that of the place in a chunk of CHUNK words times that of the chunk.
+
+    Modulo 2^64, the high bits of a word reach only the high bits of its product. A round
+    floating-point number has zeros in all low bits, so the low bits of a sum of such words would be
+    0 whatever the numbers. Therefore exclusive or first puts the high half of a word into its low
+    half, too.
     """
     shape_and_type = f"{tuple(x.shape)} {x.dtype}"
     if x.layout != torch.strided:
@@ -189,8 +197,9 @@ def tensor_checksum(x: Tensor) -> int:
         words = (flat if is_aligned else flat.clone())[:bytes_in_words].view(torch.int64)
         factors = place_factors(str(x.device))
         folded = (part ^ ((part >> 32) & LOW) for part in words.split(CHUNK))
-        sums = [(part * factors[: len(part)]).sum() for part in folded]
-        total = int((torch.stack(sums) * factors[: len(sums)]).sum())
+        sums_of_chunks = [(part * factors[: len(part)]).sum() for part in folded]
+        factors_of_chunks = factors[: len(sums_of_chunks)]
+        total = int((torch.stack(sums_of_chunks) * factors_of_chunks).sum())
     return short_hash(f"{shape_and_type} {total} {flat[bytes_in_words:].tolist()}")
 
 

@@ -77,7 +77,8 @@ class Walker:
 
     def fresh(self, name: str) -> str:
         """A name that no tensor of the program has: `name`, with a number where it is taken."""
-        name = name.replace("|", "/")  # "|" separates tensor and form in names of properties
+        # HAP's name of a sharded tensor has "|" between tensor and form, `e|All-Gather(0)`
+        name = name.replace("|", "/")
         count = self._taken.get(name, 0)
         self._taken[name] = count + 1
         return name if count == 0 else self.fresh(f"{name}:{count}")
@@ -98,10 +99,10 @@ class Walker:
         if value is None or isinstance(value, (int, float, bool, tuple, list)):
             raise MissingRule(f"a tensor in place of {value!r}")
         name = self.fresh(".".join(filter(None, (self.where, "constant"))))
-        # `below` is a bound for data that are drawn; a constant's values are in `data`
-        self.writer.placeholder(
-            name, tuple(value.shape), below=None if value.is_floating_point() else 2
-        )
+        # Any `below` but None marks whole numbers. Its size matters only where data are drawn at
+        # random; the values of a constant are in `data`.
+        below = None if value.is_floating_point() else 2
+        self.writer.placeholder(name, tuple(value.shape), below=below)
         if not value.is_meta:  # a module on the meta device gives a program without values
             self.data[name] = value.detach().clone()
         return Tensor(name, tuple(value.shape))

@@ -132,7 +132,9 @@ def segment_figures(
     """The data of all strategies of a table on all types. offload: whether optimizer states may
     move to the host."""
     priced = [Priced(facts, table, offer, assumed) for offer in offers]
-    layers = -(-facts.layers // priced[0].pp)  # of an average stage, rounded up
+    # The share of optimizer states on the host is that of stages of equal size, as in mode 1. `cap`
+    # then leaves out the stages that do not fit with this share.
+    layers = -(-facts.layers // priced[0].pp)  # of a stage of equal size, rounded up
     largest_share = np.max([share_needed(p, layers) for p in priced], axis=0)
     most_offloaded = 1.0 if offload else 0.0
     offloaded = np.clip(largest_share, 0.0, most_offloaded)
@@ -168,6 +170,7 @@ def after_layers(priced: Priced, r: int, share: float) -> tuple[Floats, Floats]:
     # 3 N copies of the strategy, one for each kind and number of layers
     copies = priced.table.take(np.full(3 * N, r))
     priced_copies = Priced(priced.facts, copies, priced.offer, priced.assumed)
+    # the times of one block are those of strategy r in all copies: they are not computed again
     priced_copies.blocks = np.repeat(priced.blocks[:, [r]], 3 * N, axis=1)
     embedding, head = (params[0] for params in priced_copies.end_params)  # of any copy
     params_of_first = embedding
@@ -182,7 +185,9 @@ def after_layers(priced: Priced, r: int, share: float) -> tuple[Floats, Floats]:
 
 
 def _least_exposed(priced: Priced, offloaded: Floats) -> Floats:
-    """[R] g: r(N) / N of a MIDDLE stage. It bounds all r(n) / n, which never rise with n."""
+    """[R] g: r(N) / N of a MIDDLE stage. It bounds all r(n) / n, which never rise with n: bytes and
+    the computation that hides them are in proportion to n, and the further seconds of r(n), which
+    are those of one bucket, grow no faster than n."""
     all_layers = np.full_like(priced.pp, priced.facts.layers)
     no_ends = np.zeros(priced.table.rows)
     reduction, optimizer = after_pipeline(priced, all_layers, no_ends, offloaded)
@@ -232,31 +237,34 @@ def segment_instance(
     """Strategy r on the segments `stages` as an instance of problem `astra`.
 
     Each kind of stage on a type is a device type of the instance, with devices for as many stages.
-    p2p_seconds of the first and the last stage count embedding and head. max_layers is such that
-    the reduction of no stage is slower than the slowest one here. Where a stage needs more than one
-    layer for that, to hide the reduction, the further layers are counted in p2p_seconds.
+    p2p_seconds of the first and the last stage count embedding and head.
+
+    Problem `astra` has no r(n). So only numbers of layers with r(n) <= phi are allowed, where phi
+    is the slowest r(n) of `stages`; they are an interval. Its upper end limits max_layers. A stage
+    of `astra` may have one layer. Where the interval begins above 1, the layers before its
+    beginning are taken out of the instance's layers, and p2p_seconds counts their time.
     """
     exposed = figures.exposed(r)
     degrees = {name: int(column[r]) for name, column in table.columns.items()}
     data, tensor = degrees["data_parallel_size"], degrees["tensor_model_parallel_size"]
-    slowest = max(exposed[part.kind, part.type, n - 1] for part in stages for n in part.each)
+    phi = max(exposed[part.kind, part.type, n - 1] for part in stages for n in part.each)
     last_type = stages[-1].type if len(stages) > 1 else -1
     seconds_of_first, seconds_of_last = figures.end_seconds(r, stages[0].type, last_type)
     end_seconds = (seconds_of_first, 0.0, seconds_of_last)  # by kind
     device_types, layers = [], sum(part.layers for part in stages)
     for kind, i, count, _ in stages:
-        allowed = np.flatnonzero(exposed[kind, i] <= slowest)  # layers - 1
-        hiding = int(allowed[0])  # layers beyond one that every such stage has
-        layers -= count * hiding
+        allowed = np.flatnonzero(exposed[kind, i] <= phi) + 1  # numbers of layers
+        taken_out = int(allowed[0]) - 1  # layers of each such stage
+        layers -= count * taken_out
         seconds, transfer = float(figures.c[i, r]), float(figures.h[i, r])
-        most_layers = min(int(figures.cap[kind, i, r]), int(allowed[-1]) + 1)
+        most_layers = min(int(figures.cap[kind, i, r]), int(allowed[-1]))
         device_types.append(
             DeviceType(
                 name=offers[i].name + ("-first", "", "-last")[kind],
                 max_devices=count * data * tensor,
                 layer_seconds=seconds,
-                p2p_seconds=transfer + end_seconds[kind] + hiding * seconds,
-                max_layers=most_layers - hiding,
+                p2p_seconds=transfer + end_seconds[kind] + taken_out * seconds,
+                max_layers=most_layers - taken_out,
             )
         )
     return AstraData(
@@ -281,8 +289,9 @@ class Point:
 
 
 class Front:
-    """The Pareto set of F points: none is as good as another in time and money, and better in one.
-    Points are in ascending order of seconds, and thus in descending order of money."""
+    """The Pareto set of F points. No point dominates another: it is not at least as good in both
+    time and money, and better in one of them. Points are in ascending order of seconds, and thus in
+    descending order of money."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
@@ -304,7 +313,8 @@ class Front:
         the first stays."""
         points = [*self.points, point]
         seconds, money = np.append(self.seconds, point.seconds), np.append(self.money, point.money)
-        kept = pareto(-seconds, money)  # throughputs serve only for their order
+        # `pareto` compares throughputs, and uses nothing but their order: -seconds have the same
+        kept = pareto(-seconds, money)
         self.points = [points[i] for i in kept]
         self.seconds, self.money = seconds[kept], money[kept]
 
@@ -521,8 +531,9 @@ class StageKinds:
         """
         work, theta, phi = start
         waits = self.K - 1  # how often theta counts beside the work
-        # Candidates for theta are first to last - 1, for phi left to right - 1. They begin with the
-        # last value that is no more than its lower bound, which rounding may have lowered.
+        # Candidates for theta are thetas[first:last], for phi phis[left:right]. They begin with the
+        # last value that is at most the lower bound, since rounding may have put a value below the
+        # bound that it equals. A candidate too many does no harm: some layers take its T or less.
         first = max(0, int(np.searchsorted(self.thetas, theta, side="right")) - 1)
         last = int(np.searchsorted(work + waits * self.thetas + phi, limit))
         left = max(0, int(np.searchsorted(self.phis, phi, side="right")) - 1)
@@ -560,8 +571,10 @@ def strategy_bounds(figures: SegmentData, P: Ints, K: Ints, N: int) -> tuple[Flo
     """([R] of T, +inf where no segments exist; [R] of money per second): lower bounds of each
     strategy.
 
-    With W the work in layers, theta >= W / sum_i(m_i / c_i). Embedding and head count as the layers
-    that take the same time on some type.
+    The slowest stage takes theta >= h + W / sum_i(m_i / c_i): the P stages together have the work
+    of W layers, and m_i stages of type i compute m_i / c_i layers per second. W is N, and for each
+    of embedding and head the number of layers that take the same time, on the type where that is
+    fewest. h is the least of any type, and `speed` the largest sum that P stages can have.
     """
     widest = figures.cap.max(axis=0)  # [M, R] most layers of any stage on the type
     usable = np.where(widest >= 1, figures.most, 0)  # [M, R] stages
