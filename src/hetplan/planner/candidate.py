@@ -47,8 +47,8 @@ class Candidate:
     bound: float | None = None  # lower bound of that objective; it bounds no other strategy's
     fits_memory: bool | None = None
     peak_bytes: tuple[float, ...] | None = None  # [D] largest use of each device of the cluster
-    # Lower bound on the seconds of all plans with further degrees, by computing alone; None: no
-    # such bound was computed.
+    # Lower bound, by computing alone, on the seconds of all plans with or without context and
+    # expert ranks (the bound of `joint` holds only without them); None: not computed.
     computing_alone: float | None = None
     solve_seconds: float = 0.0
     details: Mapping[str, object] = field(default_factory=dict)  # of the evaluator, for people

@@ -9,13 +9,21 @@ micro-batch size. Ditto's objective leaves out the transfers between stages. The
 is the one with the least sum of objective and transfers. Objective, bound and status of the
 candidate are those of the instance with this template's micro-batch size.
 
-Plans within the memory that the replay counts: stages of one template differ in width, so that the
-problem cannot express what the replay counts (`split`, `whole` and `working` in `planner.amp`). If
-stages have at most M devices, layers that keep split + M whole and devices of capacity
-capacity - b working(1) are never looser than the replay, and exact for M = 1: on t <= M devices
-(split + M whole) / t >= split / t + whole, and no working(t) exceeds working(1). The candidate is
-the best over M = 1, 2, 4, …; its bound is that of the problem as first posed, for the candidate's
-micro-batch size.
+Plans within the memory that the replay counts: let a stage have t devices and micro-batches of b
+samples. Let, in bytes per sample, `split` be the activations that the devices of a stage divide,
+`whole` those that each of them keeps, and working(t) the memory of the layer that is being
+recomputed. On every device the replay counts b (split / t + whole) for each micro-batch that the
+stage keeps, and b working(t) once. Ditto's problem divides all activations by t and has no working
+memory. Its stages differ in width, so that no single t can be put into its data.
+
+Instead it is posed for stages of at most M devices, with layers that keep split + M whole and with
+devices of capacity - b working(1). This demands at least the memory that the replay counts, because
+for t <= M
+
+    (split + M whole) / t >= split / t + whole    and    working(1) >= working(t).
+
+For M = 1 it demands exactly as much. The candidate is the best over M = 1, 2, 4, …; its bound is
+that of the problem as first posed, for the candidate's micro-batch size.
 
 With `--set ditto.failures=F` the strategy proposes what Oobleck runs instead: F + 1 pipelines or
 more, which instantiate templates that are proven for parts of the cluster, and which take
@@ -117,7 +125,7 @@ class Ditto(Strategy):
         the replay's memory from the start."""
         if self.settings.failures is not None:
             return None
-        # the powers of two up to the largest width, which is one itself
+        # the powers of two up to the largest width, which is also a power of two
         widths = [1 << k for k in range(group_size(workload).bit_length())]
         sizes = micro_batch_sizes(workload)
         instances = [instance_within_replay(workload, b, width) for width in widths for b in sizes]
@@ -137,10 +145,11 @@ class Ditto(Strategy):
 
 @dataclass(frozen=True)
 class DittoProblem(Problem):
-    """The workload as instances of Ditto's problem, one for each number of micro-batches. The best
-    of their templates is proposed."""
+    """The workload as instances of Ditto's problem. The best of their templates is proposed."""
 
     workload: Workload
+    # One for each micro-batch size; within the replay's memory, one for each micro-batch size and
+    # largest width.
     instances: Sequence[DittoData]
     # Time limit of methods that prove nothing. Oobleck's table of states takes hours on large
     # clusters and gives nothing before its end.
@@ -365,6 +374,7 @@ def instance_within_replay(workload: Workload, micro_batch: int, width: int) -> 
     capacities = {
         name: room(capacity, working) for name, capacity in data.memory.device_bytes.items()
     }
+    # split + M whole: `saved_bytes` is split + whole, `replicated_saved_bytes` is whole
     kept = [
         (layer.saved_bytes + (width - 1) * layer.replicated_saved_bytes) * micro_batch
         for layer in workload.profile.layers

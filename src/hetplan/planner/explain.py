@@ -213,10 +213,11 @@ def effects(plan: Plan, run: Replay, workload: Workload) -> dict[str, float]:
     """Change -> relative change of the plan's seconds, by replay. The changes: a device type in use
     computes a tenth faster; links are twice as fast, unless they were measured. run: the replay of
     the plan as it is."""
-    cluster, layers = workload.cluster, np.ones(len(workload.profile.layers))
+    cluster = workload.cluster
+    tenth_faster = np.full(len(workload.profile.layers), 1 / 1.1)  # [L] factor of seconds
     changed: dict[str, Workload] = {}
     for name in dict.fromkeys(plan.devices[device].type for device in plan.ranks):
-        faster = perturbed(workload.profile, {name: layers / 1.1})
+        faster = perturbed(workload.profile, {name: tenth_faster})
         changed[f"{name} 10 % faster"] = replace(workload, profile=faster)
     if workload.links is None:
         network = [replace(n, network_bandwidth=2 * n.network_bandwidth) for n in cluster.nodes]
@@ -318,8 +319,10 @@ def unit_names(plan: Plan, run: Replay) -> dict[int, str]:
 def busiest(plan: Plan, run: Replay) -> Bottleneck:
     """The stage, or the device of an SPMD program, that computes longest, with its waits."""
     unit = int(np.argmax(run.timeline.busy))
-    (replica, stage), busy = run.owners[unit], float(run.timeline.busy[unit])
-    device, share = run.devices[unit][0] if run.by_device else None, busy / run.seconds
+    replica, stage = run.owners[unit]
+    device = run.devices[unit][0] if run.by_device else None
+    busy = float(run.timeline.busy[unit])
+    share = busy / run.seconds
     facts = {"replica": replica, "stage": stage, "busy_share": share, "device": device}
     first, between, last = map(seconds_text, waits(run.timeline, unit))
     text = (

@@ -174,7 +174,10 @@ def replan(
     cluster = workload.cluster
     left = tuple(n for n in range(len(cluster.nodes)) if n not in lost)
     rest = replace(workload, cluster=cluster.part(left))
-    attempts, ready = [strategies], plan.templates  # strategies that are asked one after the other
+    ready = plan.templates
+    # The strategies of each attempt (None: all of them). A later attempt is made only if no plan of
+    # the earlier ones fits.
+    attempts = [strategies]
     if strategies is None and ready is not None:
         still_lost = max(ready.failures - len(lost), 0)  # each lost node counts as one failure
         attempts = [[Ditto(DittoSettings(failures=still_lost), ready)], None]
@@ -189,15 +192,16 @@ def replan(
         if candidate.plan is None or not candidate.fits_memory:
             continue
         on_cluster = on_devices(candidate, workload, numbers)
-        assert on_cluster.plan is not None
+        assert on_cluster.plan is not None  # `on_devices` keeps the plan
         places = in_place(plan, on_cluster.plan, workload, lost)
-        moved_less = on_devices(on_cluster, workload, places)
-        made = [
-            Choice(c, moves(plan, c.plan, workload, gone))
-            for c in (on_cluster, moved_less)
-            if c.plan is not None
+        rearranged = on_devices(on_cluster, workload, places)
+        assert rearranged.plan is not None
+        # the places are matched greedily, so that the rearranged plan may move more bytes
+        both = [
+            Choice(on_cluster, moves(plan, on_cluster.plan, workload, gone)),
+            Choice(rearranged, moves(plan, rearranged.plan, workload, gone)),
         ]
-        least = min(made, key=lambda choice: choice.moves.all_bytes)
+        least = min(both, key=lambda choice: choice.moves.all_bytes)
         choices.append(replace(least, candidate=with_inputs(least.candidate, inputs)))
     return Replanning(
         workload=workload,
@@ -211,7 +215,7 @@ def replan(
 
 def least_moved(choices: Sequence[Choice], within: float) -> int | None:
     """Index of the choice that moves the fewest bytes, among those at most `within` percent slower
-    than the fastest; None without choices."""
+    than the fastest; None without choices, or where a negative `within` admits none."""
     timed = []  # (seconds, bytes, index)
     for i, choice in enumerate(choices):
         seconds = choice.candidate.predicted_seconds
@@ -219,7 +223,8 @@ def least_moved(choices: Sequence[Choice], within: float) -> int | None:
             timed.append((seconds, choice.moves.all_bytes, i))
     if not timed:
         return None
-    limit = min(timed)[0] * (1 + within / 100)
+    fastest_seconds, *_ = min(timed)
+    limit = fastest_seconds * (1 + within / 100)
     near = [(size, i) for seconds, size, i in timed if seconds <= limit]
     return min(near)[1] if near else None
 

@@ -1,9 +1,13 @@
 """Prices of bytes for a cell, with the means over types beside them, by cutting planes.
 
-For any multipliers (module `means`) the least of their bound over a cell is at a vertex, where the
-best program is a shortest path. Each path that was met bounds from above, at every vertex, the
-bound that any multipliers can prove. A linear programme finds the multipliers for which the least
-of these upper bounds is largest. One mean serves for all stages here.
+Multipliers (module `means`) give every program at every point of the cell a cost that bounds its
+seconds from below. The bound that they prove for the cell is the least cost of all programs and
+points. It is attained at a vertex, and at a vertex the program of least cost is a shortest path of
+the graph. That path costs at most as much as any other path, so each known path bounds from above
+the bound that multipliers can prove. A linear programme finds the multipliers for which the least
+cost of the known paths at the vertices is largest; the shortest paths by these multipliers are
+added to the known ones. Of the multipliers' means over device types there is only one here: all
+stages share it.
 """
 
 from collections.abc import Sequence
@@ -43,8 +47,13 @@ class ProgramTotals:
 
 
 def first_multipliers(problem: HapProblem) -> Multipliers:
-    """Means by which all ratios cost the same, because sum_d n_d B_kd is 1, and bytes cost
-    nothing."""
+    """Means by which all ratios cost the same; bytes cost nothing.
+
+    Let B_kd be the ratio of each of the n_d devices of type d in segment k, and v_d their speed.
+    The weights are in proportion to n_d v_d for computing (whose cost is B_kd / v_d) and to n_d for
+    the largest ratio (whose cost is B_kd). Both costs are then in proportion to sum_d n_d B_kd, and
+    this sum is 1 for all ratios.
+    """
     speed_of_type = problem.speeds * problem.counts
     share_of_devices = problem.counts / problem.counts.sum()
     return Multipliers(
@@ -57,7 +66,10 @@ def first_multipliers(problem: HapProblem) -> Multipliers:
 def _totals(problem: HapProblem, graph: Graph, arcs: list[int]) -> ProgramTotals:
     """The sums of work along the arcs of a path."""
     work = graph.work[np.array(arcs, dtype=np.int64)]
-    comm, slow = work.comm, problem.speeds[-1] / problem.speeds
+    comm = work.comm
+    # [K] seconds on each type per second on the fastest one, which the work is counted in and which
+    # is the last
+    slow = problem.speeds[-1] / problem.speeds
     return ProgramTotals(
         program=tuple(graph.program(arcs)),
         fixed_comm=float(work.fixed_seconds[comm].sum()),
@@ -87,7 +99,8 @@ def best_multipliers(
     best, chosen = -np.inf, start
     for _ in range(ROUNDS):
         means.set_multipliers(multipliers)
-        cost = means.costs(graph.work, multipliers.type_weights[None])[:, 0]
+        one_mean = multipliers.type_weights[None]  # [1, K]
+        cost = means.costs(graph.work, one_mean)[:, 0]  # [arc, V] by this mean
         length, first_arc = shortest(graph, cost)
         least = float(length[graph.start].min())
         rounding = CUT_ROUNDING * (least + means.memory_seconds)

@@ -16,8 +16,8 @@ def game(P: Floats, options: Options) -> tuple[float, Floats, Floats]:
     P: [C, V] payoffs. The value is the least that the mixture theta of rows guarantees, a lower
     bound of the game's value in any case. HiGHS maximises it, and mu are the duals. Where HiGHS
     finds no theta, because of the native options perhaps, all rows have equal shares. Where all
-    payoffs are equal or some are infinite, the value is the least payoff, mu has equal shares and
-    theta is the first row.
+    payoffs are equal or some are +inf, the value is the least payoff, mu has equal shares and theta
+    is the first row. No payoff is -inf.
     """
     (C, V), low, high = P.shape, float(P.min()), float(P.max())
     if not (np.isfinite(high) and high > low):
@@ -28,16 +28,20 @@ def game(P: Floats, options: Options) -> tuple[float, Floats, Floats]:
     # last row, sum_c theta_c = 1, with P as shares.
     rows = np.vstack([np.column_stack([shares, -np.ones(V)]), np.ones(C + 1)])
     rows[V, C] = 0.0
+    cost = np.zeros(C + 1)
+    cost[C] = -1.0  # the value is maximised
+    row_lower = np.zeros(V + 1)
+    row_lower[V] = 1.0
     programme = LinearArrays(
-        cost=-np.eye(C + 1)[C],
+        cost=cost,
         constant=0.0,
-        lower=np.zeros(C + 1),
+        lower=np.zeros(C + 1),  # for the value too, since no share is negative
         upper=np.full(C + 1, np.inf),
         integer=np.zeros(C + 1, dtype=np.bool_),
         starts=np.arange(0, rows.size + 1, C + 1),
         columns=np.tile(np.arange(C + 1), V + 1),
         values=rows.ravel(),
-        row_lower=np.eye(V + 1)[V],
+        row_lower=row_lower,
         row_upper=np.append(np.full(V, np.inf), 1.0),
     )
     highs = loaded(programme, instance(options))
