@@ -96,9 +96,11 @@ class Decided:
 
         An operator's share is that of its first sliced tensor, the output before the inputs; by the
         sharding rules its other sliced tensors are of the same axis. A change from one sliced
-        dimension to another has the larger of both shares. Gathered factors are slices of the
-        batch: their share is the ratio itself, before rounding. A tensor in no slices has the
-        share 1.
+        dimension to another has the larger of both shares. A tensor in no slices has the share 1.
+
+        A `Synchronise` has the ratio itself as its share, before rounding, because factors that it
+        gathers are slices of the batch. For an all-reduce, which it may also be, the share has no
+        effect: no part of its seconds depends on ratios.
         """
         instruction = step.instruction
         if isinstance(instruction, Synchronise):
@@ -149,12 +151,15 @@ class Decided:
             if node.name in self.program.copies:
                 continue
             readings = self.readings.get(node.name, {(WHOLE, ())})
-            form, bounds = min(readings)  # the only one, where it is used
-            if len(readings) == 1 and form != WHOLE:
-                shards[node.name] = Shard(node.name, node.shape, form, bounds)
+            if len(readings) > 1:
+                # at most one reading is of the whole, so that another one is of slices
+                shards[node.name] = Shard(node.name, node.shape, gathers_gradient=True)
+                continue
+            [(form, bounds)] = readings
+            if form == WHOLE:
+                shards[node.name] = Shard(node.name, node.shape)
             else:
-                some_slice = any(form != WHOLE for form, _ in readings)
-                shards[node.name] = Shard(node.name, node.shape, gathers_gradient=some_slice)
+                shards[node.name] = Shard(node.name, node.shape, form, bounds)
         return shards
 
     def entries(self) -> Floats:

@@ -131,11 +131,15 @@ def search(
     number = itertools.count()
     heap = [(bound, next(number), node) for bound, node in roots]
     heapq.heapify(heap)
-    dropped_bound, bound_at_rise = math.inf, 0.0  # costs are not negative
+    dropped_bound = math.inf
+    # The proven bound at its last rise. It begins at 0, since costs are usually times. With costs
+    # below 0 a search with `patience` only gives up sooner.
+    bound_at_rise = 0.0
     expanded = idle_nodes = 0
 
     def proven_bound() -> float:
-        """A lower bound for the whole problem; infinite where nothing is proven."""
+        """A lower bound for the whole problem; -inf where nothing is proven, +inf where no decision
+        remains at all."""
         least = min(heap[0][0] if heap else math.inf, dropped_bound, incumbent.objective)
         return least * (1 - limits.rounding)
 

@@ -1,10 +1,11 @@
 """The label search of one configuration: stage by stage, and in a stage group by group.
 
 A label stands for a choice of layers for the first stages and of shapes for their tensor groups;
-the last of these stages may lack some groups. A *row* is a pipeline. label_children.py extends
-labels and bounds the extended ones, their children. The engine of solvers/labels.py keeps the
-undominated labels of least bound. Of the labels that it drops for lack of room it reports the least
-bound. A search that drops no label below its limit has therefore proven its best decision optimal.
+the last of these stages may lack some groups. A *row* is a pipeline. A *shape* is the cells of a
+group's ranks, in order (layout.py). label_children.py extends labels and bounds the extended ones,
+their children. The engine of solvers/labels.py keeps the undominated labels of least bound. Of the
+labels that it drops for lack of room it reports the least bound. A search that drops no label below
+its limit has therefore proven its best decision optimal.
 evidence/speed/amp_search.md has the proofs.
 """
 
@@ -35,7 +36,8 @@ Intervals = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class GroupLimits:
-    """Limits of one label search, chosen as the parameters of exact.py."""
+    """Limits of one label search, chosen on the packaged instances and those of
+    evidence/speed/amp.py."""
 
     # Most intervals of the slowest stage's time; neighbouring ones are joined until there are no
     # more. With more intervals bounds are higher, and each bound takes more time.
@@ -87,8 +89,8 @@ class GroupLabels:
         if not len(labelled.last):
             return None
         label = labelled.last[:1]  # `undominated` leaves only the best one
-        from_first = labelled.path(label[0])[-2::-1]  # labels of the path, without the root
-        choices = [int(on_path["choice"]) for on_path in from_first]
+        *extended, _ = labelled.path(label[0])  # from the label back to the root, which is left out
+        choices = [int(on_path["choice"]) for on_path in reversed(extended)]
         by_stage = np.array(choices).reshape(self.config.pipeline, 1 + self.config.data)
         ends, shapes = by_stage[:, 0], by_stage[:, 1:]
         placement = self.groups.cells.devices(self.groups.shape_cells[shapes])
@@ -167,6 +169,11 @@ class GroupLabels:
 
         Labels of equal states have the same completions. A label therefore dominates another one of
         the same state whose costs are all equal or higher.
+
+        The costs are `synced`, and of each row sums and (gas - 1) tops + sums. They suffice: if a
+        completion adds s to a row's sum and has t as its slowest stage, the row costs
+        (gas - 1) max(tops, t) + sums + s. That is s plus the larger of (gas - 1) tops + sums and
+        (gas - 1) t + sums.
 
         A state does not change when interchangeable cells are renamed or rows are reordered: cells
         and rows are sorted into a canonical order. Of a full cell the state has only its class of

@@ -12,11 +12,12 @@ The model of a configuration with degrees pp, dp, tp and gas micro-batches per p
 Sets   c cells of interchangeable devices (n_c devices of type k_c)
        p = (j, i, r) positions: stage j, data rank (pipeline) i, tensor rank r
        n = [a, b) intervals of layers for stage j
-       S profiles: sets of device types whose slowest type gives a group its times
+       S profiles: sets of device types; a group that has all of them takes on each layer at least
+       the seconds of the slowest of them
        λ levels: the distinct bandwidths B_λ, ascending; see `Tables` in layout.py
 Vars   x[c,p] in {0,1}: position p holds a device of cell c
        y[j,n] in {0,1}: stage j is interval n
-       v[j,l] in {0,1}: stage j ends before layer l
+       v[j,l] in {0,1}: layer l is the first one behind stage j
        on[j,i,k] in {0,1}: tensor group (j, i) has a device of type k
        reach[..,λ] in {0,1}: some pair of devices in a tensor group, on a link, or in the data
        groups of a stage has a bandwidth of level λ or lower
@@ -25,8 +26,8 @@ Vars   x[c,p] in {0,1}: position p holds a device of cell c
        iteration; all in seconds, >= 0
 min T  s.t.
 (1) sum_c x[c,p] = 1,  sum_p x[c,p] = n_c
-(2) sum_n y[0,n] = 1;  v[j,l] = sum of the y[j,n] that end before l = sum of the y[j+1,n] that begin
-    at l
+(2) sum_n y[0,n] = 1;  v[j,l] = sum of the y[j,n] with n = [a, l) = sum of the y[j+1,n] with
+    n = [l, b)
 (3) on[j,i,k] >= sum_{c of type k} x[c,p] for every position p of group (j, i)
 (4) for every pair of positions p, q that exchange data (two ranks of a tensor group, equal tensor
     ranks of two consecutive stages, two ranks of a data group) and every cell c
@@ -194,10 +195,10 @@ def cut_into_stages(m: Programme) -> None:  # (2)
         ends = np.unique(intervals.last)
         v = m.model.binary(f"v_{j}", len(ends))
         m.v.append(v)
-        for l, ends_before_l in zip(ends, v, strict=True):
+        for l, cut_at_l in zip(ends, v, strict=True):
             ending, beginning = intervals.last == l, next_intervals.first == l
-            m.model.row("boundary", m.y[j][ending].sum() == ends_before_l)
-            m.model.row("boundary", m.y[j + 1][beginning].sum() == ends_before_l)
+            m.model.row("boundary", m.y[j][ending].sum() == cut_at_l)
+            m.model.row("boundary", m.y[j + 1][beginning].sum() == cut_at_l)
 
 
 def price_compute(m: Programme) -> None:  # (3) (5)
@@ -210,8 +211,9 @@ def price_compute(m: Programme) -> None:  # (3) (5)
                 of_type = m.x[cells.type == k, j, i]  # [cell, lane]
                 m.model.row("held", on[k] >= of_type.sum(axis=0))
         # No group is faster than the fastest type on each layer. This first row always counts: its
-        # condition has no columns. With a single profile, of a single type, it has that profile's
-        # costs, and no column `on` is needed.
+        # condition has no columns. Every type is a profile, so a single profile means that there is
+        # a single type. The first row then has this type's costs, and the values of `on` may stay
+        # free.
         fastest = m.tables.stages[j].sums(m.tables.seconds.min(axis=0))
         costs = np.vstack([fastest, m.tables.compute(j)])
         always = on[:0]
@@ -368,7 +370,8 @@ class Sweep:
     method: str  # name of the general solver
     most_terms: float  # the most terms that a model may have
     minimise: Minimise
-    build_seconds: float = 0.0  # seconds in which all models so far were built
+    # seconds of the preparation, and those in which all models so far were built
+    build_seconds: float = 0.0
     models: int = 0  # number of models so far
     message: str = ""  # about the last model that was too large or met an error
     failed: bool = False  # whether a solver met an error
@@ -441,7 +444,10 @@ def solve_by(
             groups = lay_out(problem, cells, case.tables.configuration)
             bound = root_bound(row_model(groups), part.check)
             cases[at] = replace(case, bound=max(case.bound, bound))
-    sweep = Sweep(run, incumbent, method, parameters.most_terms, minimise, CLOCK.seconds() - begun)
+    preparation = CLOCK.seconds() - begun
+    sweep = Sweep(
+        run, incumbent, method, parameters.most_terms, minimise, build_seconds=preparation
+    )
     proof = search([(case.bound, case) for case in cases], sweep.expand, incumbent, run)
     stop, message = proof.verdict(run, NO_ROOM if cases else NO_CONFIGURATION)
     if not proof.proven:

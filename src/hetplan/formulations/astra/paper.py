@@ -76,15 +76,15 @@ class Enumeration:
         # The most layers n of a stage. All m stages of the type have n, all others at least one:
         # m n + P - m <= N.
         most = np.minimum(p.most_layers[used], (p.N - p.P) // m + 1)
-        # all combinations of n_i for the types but the last; the leading axis is there for the case
-        # that a single type is in use
+        # All combinations of n_i for the types but the last. A leading axis of length 1 makes an
+        # index array even where a single type is in use. Its zeros become the first column below,
+        # which is dropped.
         shape = (1, *most[:-1].tolist())
         for begin in range(0, math.prod(shape), self.piece):
             self.run.check()
             numbers = np.arange(begin, min(begin + self.piece, math.prod(shape)))
-            _, *all_but_last = np.unravel_index(numbers, shape)
-            # `numbers` is stacked only to give the array its rows where a single type is in use
-            n = np.stack([numbers, *all_but_last], axis=1)[:, 1:] + 1  # [R, used types - 1]
+            indices = np.stack(np.unravel_index(numbers, shape), axis=1)  # [R, used types]
+            n = indices[:, 1:] + 1  # [R, used types - 1]
             left = p.N - n @ m[:-1]
             n_last = left // m[-1]
             possible = (left % m[-1] == 0) & (n_last >= 1) & (n_last <= most[-1])

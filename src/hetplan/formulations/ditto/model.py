@@ -86,10 +86,11 @@ class Arcs:
 
     @property
     def totals(self) -> Totals:
-        """By which the model's writers choose their units: a lower bound on the optimum, an upper
-        bound on the objective of any template, and the number of stage seconds in an objective."""
+        """Bounds on the objective, from which the solvers' writers of models choose units."""
         p = self.problem
-        roundings = p.micro_batches + 2 * p.most_stages  # k*, and two passes of the other stages
+        # A writer rounds each stage's seconds. The objective counts those of k* at most N_b times,
+        # and those of every other stage at most twice.
+        roundings = p.micro_batches + 2 * p.most_stages
         largest = roundings * float(self.seconds.max(initial=0.0))
         return Totals(least=least_objective(p), largest=largest, roundings=roundings, error=FINEST)
 
@@ -173,7 +174,8 @@ def least_objective(problem: DittoProblem) -> float:
     """A lower bound on T: W + (N_b - S_max) theta, where every layer runs on its fastest option.
     It is 0 where layers take no time.
 
-    T = sum_k t_k + (N_b - S + k* - 1) theta + sum_{k >= k*} t_k >= sum_k t_k + (N_b - S) theta.
+    With stages k = 0 to S - 1, T = sum_k t_k + (N_b - S + k* - 1) theta + sum_{k >= k*} t_k. Since
+    k* >= 0, and the last sum has t_k* = theta, T >= sum_k t_k + (N_b - S) theta.
     sum_k t_k is at least W, the seconds of all layers. theta is at least the seconds of the slowest
     layer and at least W / S_max, each less `TIE`.
     """

@@ -1,4 +1,5 @@
-"""Programs without a search: cheapest derivations, for theories of any width.
+"""Programs without a search: cheapest derivations, for theories of any width (number of parallel
+branches).
 
 The preconditions of a triple cost their sum, or their maximum. A sum counts a shared branch once
 for each of its users. In a chain of residual blocks sums grow as 2^depth, until the cost of a late
@@ -79,9 +80,9 @@ def first_program(theory: ReducedTheory) -> list[int]:
 def fitting_program(theory: ReducedTheory, run: Run) -> tuple[list[int], float]:
     """(A program, its seconds under its best ratios; infinite where it does not fit in memory).
 
-    Without memory it is the first program. With memory, programs are derived with every byte at a
-    price in seconds, for several prices. The cheapest of these and of the first one that fits is
-    taken.
+    Without a memory limit it is `first_program`. With one, further programs are derived with every
+    byte at a price in seconds, for several prices. Of `first_program` and these programs it is the
+    fastest that fits in memory.
     """
     problem = theory.problem
 

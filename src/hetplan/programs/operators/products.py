@@ -143,7 +143,9 @@ def convolve(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> 
     from torch.nn.functional import conv2d
 
     x, weight = inputs[:2]
-    if 0 in x.shape or 0 in weight.shape:  # this device has none of the input channels
+    # A device without samples or output channels has an empty output. One without input channels
+    # adds the summand 0.
+    if 0 in x.shape or 0 in weight.shape:
         result = zeros(place.shape, inputs[:2])
     else:
         padding, stride = attributes.get("padding", 0), attributes.get("stride", 1)
