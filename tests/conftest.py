@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -64,6 +65,13 @@ def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
     brief = joint.JointSettings(seconds=0.5)
     monkeypatch.setattr(joint, "JointSettings", lambda: brief)
+
+
+def pytest_collection_finish() -> None:
+    """Python's garbage collector looks from here on through what tests make, and no longer through
+    the modules and the tens of thousands of test items that stay to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks

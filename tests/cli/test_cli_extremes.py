@@ -131,7 +131,7 @@ def corner(rng: Random, plain: dict[str, Any]) -> tuple[dict[str, Any], dict[str
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.wide) for seed in range(2, 10))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.wide) for seed in range(1, 10))]
 )
 def test_whatever_files_may_hold_can_be_planned(plan: Plan, two_blocks: Path, seed: int) -> None:
     """Every strategy gives finite numbers, or says that nothing fits."""
