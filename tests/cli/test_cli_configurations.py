@@ -9,6 +9,7 @@ import pytest
 
 from fakes.cli import Call
 from hetplan.plans.plan import Plan
+from quick import rest_wide
 
 FOLDER = Path(__file__).parents[1] / "files" / "configurations"
 # Released weights, in billions (the model cards).
@@ -94,7 +95,7 @@ def test_a_published_configuration_is_planned(hetplan: Call, tmp_path: Path, nam
     assert Plan.load(plan).prediction is not None
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", rest_wide(ENCODERS, 1))
 def test_an_encoder_is_planned(hetplan: Call, tmp_path: Path, cluster: Path, name: str) -> None:
     plan = tmp_path / "plan.json"
     ran = hetplan(

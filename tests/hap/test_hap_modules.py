@@ -94,6 +94,7 @@ def accumulated(module: Any, batch: int, runs: int) -> list[float]:
     return losses
 
 
+@pytest.mark.engine
 def test_the_commands_take_a_factory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from hetplan.profiling.rates.efficiency import LearnedLinks, LinkCurve, LinkEffi
 from hetplan.profiling.workload import Workload
 from hetplan.schema import parse
 from present import present
+from quick import rest_wide
 
 CONFIGURATIONS = sorted((Path(__file__).parent.parent / "files" / "configurations").glob("*.json"))
 TRACED = {
@@ -85,7 +86,7 @@ def check_equal(back: Workload, made: Workload) -> None:
     assert [back.model.tensor_degree_fits(t) for t in degrees] == fits
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", rest_wide(BUILT_IN, 8))
 def test_a_built_in_model_comes_back(name: str) -> None:
     made = workload_of(load_model(name), memory_margin=0.125)
     check_equal(again(made), made)

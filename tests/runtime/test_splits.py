@@ -63,7 +63,7 @@ COMMANDED = (("t5", "float32"), ("unet", "float64"))
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        ("gpt2", "float32"),
+        pytest.param("gpt2", "float32", marks=pytest.mark.engine),
         *(
             pytest.param(
                 name,
@@ -202,6 +202,7 @@ def test_masks_that_attention_can_say_by_itself_are_dropped(seen: Any, expected:
     assert loss.item() == pytest.approx(4 * Called(module)(*rows).item(), rel=1e-6)
 
 
+@pytest.mark.engine
 def test_names_of_traces_and_of_configurations() -> None:
     for name in ("gpt2", "llama"):
         module: Any = FACTORIES[name]()
