@@ -133,13 +133,14 @@ def test_native_values_keep_their_types(hetplan: Call, numbers: Write) -> None:
         "highs.d=text",
         "pyomo.e=nan",
         "highs.f.g=1=2",
+        f"pyomo.h={'1' * 310}",
     ]
     flags = [part for text in given for part in ("--native", text)]
     native = hetplan("solve", numbers(1), *flags, "--json").json["options"]["native"]
     assert native == {
         "cp-sat": {"a": True, "b": 3},
         "highs": {"c": 0.5, "d": "text", "f.g": "1=2"},
-        "pyomo": {"e": "nan"},
+        "pyomo": {"e": "nan", "h": "1" * 310},
     }
 
 

@@ -12,7 +12,13 @@ import pytest
 from ditto.ditto_oracle import solve as oracle, total
 from hetplan.formulations.ditto.data import DeviceType, DittoData, DittoDecision
 from hetplan.formulations.ditto.family import FAMILY
-from hetplan.formulations.ditto.oobleck import Division, fold, single_devices, virtual_cluster
+from hetplan.formulations.ditto.oobleck import (
+    BYTES_PER_STATE,
+    Division,
+    fold,
+    single_devices,
+    virtual_cluster,
+)
 from hetplan.formulations.ditto.problem import compile_problem
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Result, Run
@@ -156,6 +162,13 @@ def algorithm_1(
         if used > most:
             return None
     return [given[j] for j in range(len(template))] if len(given) == len(template) else None
+
+
+def test_the_limit_of_states_counts_their_bytes() -> None:
+    data = instance(0, 2, layers=9)
+    division = Division(compile_problem(virtual_cluster(data, fold(data))), Run())
+    tables = division.seconds.nbytes + division.left_part.nbytes
+    assert tables == division.states * BYTES_PER_STATE
 
 
 @pytest.mark.parametrize("seed", range(14))

@@ -97,6 +97,18 @@ def check_instantiation(
     assert len(found.pipelines) >= failures + 1
 
 
+def test_an_interrupted_instantiation_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user interrupts while the pipelines are counted for the first time."""
+    templates, nodes = random_templates(random.Random(0), 4)
+    run = Run(RUN)
+
+    def interrupted(*_: object) -> None:
+        run.cancel.set()
+
+    monkeypatch.setattr("hetplan.formulations.ditto.templates.count_pipelines", interrupted)
+    assert instantiate(templates, nodes, 4, run, failures=0).stop is Stop.INTERRUPTED
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_instantiation_equals_brute_force(seed: int) -> None:
     rng = random.Random(seed)

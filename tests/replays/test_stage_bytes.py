@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fakes.workloads import small
 from hetplan.profiling.models.model import load_model
+from hetplan.profiling.models.operators import REPEATED
 from hetplan.profiling.models.transformer import Experts
 from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.replays.costs import Costs
 from hetplan.replays.data import Kept
 from hetplan.replays.memory import gathered_for_experts, on_a_rank
-from hetplan.replays.pose import pose
+from hetplan.replays.pose import pose, table_of
 
 
 def test_what_a_rank_keeps() -> None:
@@ -54,3 +57,15 @@ def test_one_layer_is_computed_again_at_a_time() -> None:
     assert costs.working_bytes((0, 3), 2) == 50.0
     assert costs.working_bytes((1, 3), 2) == 40.0
     assert costs.saved_bytes((0, 3), 2) == 50.0 + 40.0
+
+
+def test_layers_of_equal_operators_and_another_kind_repeat_apart() -> None:
+    """The last layer of a traced module may have the operators of the middle ones. Its backward
+    pass follows at once, and nothing of it is computed again."""
+    on = small()
+    *first, last = on.model.layers
+    alike = replace(last, operators=first[-1].operators)
+    traced = replace(on, model=replace(on.model, layers=(*first, alike)))
+    (repeated,) = table_of(traced, on.profile.tables[0], ["full"]).repeated.values()
+    assert repeated == [float(layer.kind in REPEATED) for layer in traced.model.layers]
+    assert repeated[-2:] == [1.0, 0.0]

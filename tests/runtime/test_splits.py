@@ -155,6 +155,7 @@ def described(act: Any, names: list[str]) -> None:
         (lambda m, x, t: x.sum() + t.mean(), ["linear"], "not known as a mean"),
         (lambda m, x, t: (x if x.sum() > 0 else t).mean(), ["linear"], "finds no graph"),
         (lambda m, x, t: (x - t).mean(), ["a", "b", "c"], "does not match the plan"),
+        (lambda m, x, t: (m.linear(x) - t).mean(), ["a", "b"], "does not match the plan"),
         (
             lambda m, x, t: torch.zeros_like(t).copy_(x).mean(), ["linear"],
             "changes in place what is not one layer's",

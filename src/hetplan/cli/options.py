@@ -373,7 +373,8 @@ def native_value(text: str) -> NativeValue:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for convert in (int, float):
-        with contextlib.suppress(ValueError):
+        # OverflowError: a whole number beyond all floating-point numbers stays a text
+        with contextlib.suppress(ValueError, OverflowError):
             value = convert(text)
             if math.isfinite(value):  # `float` reads `inf` and `nan`, which are words here
                 return value

@@ -110,11 +110,14 @@ def table_of(workload: Workload, table: ProfileTable, modes: Sequence[Recomputat
     rates = Rates(table.device, spec, workload.precision, workload.stack)
     repeated: dict[Recomputation, list[float]] = {}
     for mode in modes:
+        # a layer's operators and kind are all that `repeated_share` reads of it
         shares = {
-            layer.operators: repeated_share(layer, mode, rates, table.micro_batch, table.tensor)
+            (layer.operators, layer.kind): repeated_share(
+                layer, mode, rates, table.micro_batch, table.tensor
+            )
             for layer in workload.model.layers
         }
-        repeated[mode] = [shares[layer.operators] for layer in workload.model.layers]
+        repeated[mode] = [shares[layer.operators, layer.kind] for layer in workload.model.layers]
     return Table(
         type=table.device,
         tensor=table.tensor,

@@ -181,7 +181,7 @@ def single_devices(data: DittoData, folding: Folding) -> DittoData:
 
 
 MOST_BYTES = 3 * 2**29  # of the table of states
-BYTES_PER_STATE = 5 * 8 + 4 * 8
+BYTES_PER_STATE = 4 * 8 + 4 * 8  # of `seconds` and of `left_part`
 # Columns of `seconds`, a state's record in seconds: T, T1, the slowest stage's time, T3.
 TOTAL, FIRST, SLOWEST, LAST = range(4)
 # Columns of `left_part`, a state's record in whole numbers: the place of the slowest stage, and the

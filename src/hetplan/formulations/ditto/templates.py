@@ -199,7 +199,7 @@ def instantiate(
         best = count_pipelines(useful, nodes, micro_batches, math.inf, failures, run)
     if best is None:
         if run.should_stop:
-            return Instantiation(Stop.LIMIT)
+            return Instantiation(stop_reason(run))
         reason = f"no templates add up to {failures + 1} pipelines on these nodes"
         message = f"{reason} with {micro_batches} micro-batches"
         return Instantiation(Stop.INFEASIBLE, message=message)

@@ -313,12 +313,15 @@ class Split:
         blocks = list(dict.fromkeys(filter(None, map(numbered, parts))))
         places = {name: k for k, name in enumerate(names)}  # submodule -> number of its layer
         if not set(parts) <= set(names):
+            expected = [", ".join(names)]
+            if len(names) > 2:
+                expected.append(f"{len(names) - 2} numbered blocks")
             require(
-                len(names) == len(blocks) + 2,
+                bool(blocks) and len(names) == len(blocks) + 2,
                 "model does not match the plan",
                 where=type(module).__name__,
                 got=f"the parts {', '.join(parts)}",
-                expected=f"{', '.join(names)}, or {len(names) - 2} numbered blocks",
+                expected=", or ".join(expected),
             )
             places = {part: 1 + blocks.index(numbered(part)) for part in parts if numbered(part)}
             last_in_blocks = list(places)[-1]
