@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -31,6 +31,7 @@ from hetplan.instances.answers import (
 from hetplan.instances.generate import draw
 from hetplan.instances.library import (
     SETS,
+    BestKnown,
     Entry,
     find,
     instance_schema,
@@ -271,28 +272,37 @@ def at_most(size: int | None, largest: int) -> bool:
     return size is not None and size <= largest
 
 
+class ChangedRecord(NamedTuple):
+    """A row of `change_table`."""
+
+    entry: Entry
+    old_objective: float | None  # None: the instance had no record
+    old_bound: float | None  # None: also where nothing was proven
+    record: BestKnown  # the new record
+
+
 def change_table(all_changes: list[Change], dry_run: bool) -> Table:
     """The table of the records that change; its title also counts the records that stay."""
-    changed = []  # (entry, old objective, old bound, new record)
+    changed = []
     for change in all_changes:
         if not change.changed or change.after is None:
             continue
         objective = bound = None
         if change.before is not None:
             objective, bound = change.before.objective, change.before.bound
-        changed.append((change.entry, objective, bound, change.after))
+        changed.append(ChangedRecord(change.entry, objective, bound, change.after))
     word = "would change" if dry_run else "changed"
     return Table.of(
         f"{len(changed)} of {len(all_changes)} records {word}",
         changed,
         [
-            Column("instance", lambda row: f"{row[0].problem}/{row[0].name}"),
-            Column("objective", lambda row: row[1], digits(8), right=True),
-            Column("objective now", lambda row: row[3].objective, digits(8), right=True),
-            Column("bound", lambda row: row[2], digits(8), right=True),
-            Column("bound now", lambda row: row[3].bound, digits(8), right=True),
-            Column("found by", lambda row: row[3].found_by),
-            Column("proved by", lambda row: row[3].proved_by or "-"),
+            Column("instance", lambda row: f"{row.entry.problem}/{row.entry.name}"),
+            Column("objective", lambda row: row.old_objective, digits(8), right=True),
+            Column("objective now", lambda row: row.record.objective, digits(8), right=True),
+            Column("bound", lambda row: row.old_bound, digits(8), right=True),
+            Column("bound now", lambda row: row.record.bound, digits(8), right=True),
+            Column("found by", lambda row: row.record.found_by),
+            Column("proved by", lambda row: row.record.proved_by or "-"),
         ],
     )
 

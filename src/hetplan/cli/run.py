@@ -460,7 +460,7 @@ def launch(
     check_header(value, "hetplan-job", 1, where=where)
     check_plain(value, where)
     job_file: Any = parse(JobFile, value, where=where)
-    given = job_file.model_dump(exclude_unset=True)
+    stated = job_file.model_dump(exclude_unset=True)  # the keys that stand in the file
     section = job_file.launcher
     launcher = LAUNCHERS[section.kind]
     local = section.kind == "local"
@@ -469,12 +469,12 @@ def launch(
     plan_keys = set(PLAN)
     if job_file.model:  # the planner takes the model, and the factory is for the run alone
         plan_keys.discard("factory")
-    planning = ["plan", *options(given, plan_keys), "--output", f"{folder}/plan.json"]
+    planning = ["plan", *options(stated, plan_keys), "--output", f"{folder}/plan.json"]
 
     run_keys = RUN.keys() - {"strategies"}  # strategies are for planning alone
     if not local:  # only this machine has the files of a prediction
         run_keys -= {"cluster", "profile"}
-    run_options = options(given, run_keys)
+    run_options = options(stated, run_keys)
     starting = [word.format(folder) for word in launcher.command.split()]
     if local:
         starting += run_options

@@ -126,8 +126,8 @@ class GpuPool:
             "intra": None if self.intra_gbit is None else self.intra_gbit * GBIT,
             "network": None if self.network_gbit is None else self.network_gbit * GBIT,
         }
-        given = {name: value for name, value in changes.items() if value is not None}
-        return tuple(replace(offer, **given) for offer in offers)
+        replaced = {field: value for field, value in changes.items() if value is not None}
+        return tuple(replace(offer, **replaced) for offer in offers)
 
     def pool(self) -> Pool:
         """The pool that the options describe. Where they name no mode, one type gives a homogeneous

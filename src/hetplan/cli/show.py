@@ -104,11 +104,11 @@ def show(
     full."""
     drawings = {"html": html, "png": png, "svg": svg}
     options = {**vars(setting), **drawings, "what-if": changes}
-    given = [name for name, value in options.items() if value is not None]
-    document = plan_document(subject, asked=bool(given))
+    stated_options = [name for name, value in options.items() if value is not None]
+    document = plan_document(subject, asked=bool(stated_options))
     if document is None:
-        if given:
-            raise InputError("is for plan files", where=f"--{given[0]}", got=subject)
+        if stated_options:
+            raise InputError("is for plan files", where=f"--{stated_options[0]}", got=subject)
         return show_decision(subject, decision, json=json)
     require(decision is None, "a plan has no second argument", got=decision)
     value, where = document

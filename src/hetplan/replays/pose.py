@@ -41,6 +41,29 @@ def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> ReplayDa
     switches = dict.fromkeys(node.switch for node in cluster.nodes)
     repeating_modes = [mode for mode in modes if mode != "none"]
     with derived(f"{model.name} on {cluster.name}"):
+        types = {
+            name: DeviceType(
+                memory_bytes=usable_bytes[name],
+                update=move_curve("binary", name, cluster.specs[name]),
+            )
+            for name in cluster.types
+        }
+        layers = [
+            Layer(
+                name=layer.name,
+                param_bytes=layer.param_bytes,
+                tied_param_bytes=layer.tied_param_bytes,
+                activation_bytes=layer.activation_bytes,
+                tensor_bytes=layer.tensor_bytes,
+                kept={mode: kept_of(workload, l, mode) for mode in modes},
+            )
+            for l, layer in enumerate(profile.layers)
+        ]
+        tables = [
+            table_of(workload, table, repeating_modes)
+            for table in profile.tables
+            if table.device in usable_bytes
+        ]
         return ReplayData(
             model=model.name,
             cluster=cluster.name,
@@ -57,29 +80,9 @@ def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> ReplayDa
             framework=workload.framework,
             tensor_degrees=[t for t in range(1, largest_node + 1) if model.tensor_degree_fits(t)],
             nodes=[node_of(node, switches) for node in cluster.nodes],
-            types={
-                name: DeviceType(
-                    memory_bytes=usable_bytes[name],
-                    update=move_curve("binary", name, cluster.specs[name]),
-                )
-                for name in cluster.types
-            },
-            layers=[
-                Layer(
-                    name=layer.name,
-                    param_bytes=layer.param_bytes,
-                    tied_param_bytes=layer.tied_param_bytes,
-                    activation_bytes=layer.activation_bytes,
-                    tensor_bytes=layer.tensor_bytes,
-                    kept={mode: kept_of(workload, l, mode) for mode in modes},
-                )
-                for l, layer in enumerate(profile.layers)
-            ],
-            tables=[
-                table_of(workload, table, repeating_modes)
-                for table in profile.tables
-                if table.device in usable_bytes
-            ],
+            types=types,
+            layers=layers,
+            tables=tables,
         )
 
 

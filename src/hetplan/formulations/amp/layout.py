@@ -133,9 +133,11 @@ def lay_out(
     kinds, shape_kind = np.unique(np.c_[present, inside], axis=0, return_inverse=True)
     types_of_kind, inside_of_kind = kinds[:, :-1] > 0, kinds[:, -1]
     prefix = [
-        prefix_of(seconds[present].max(axis=0), bandwidth)
-        for present, bandwidth in zip(types_of_kind, inside_of_kind, strict=True)
+        prefix_of(seconds[types_present].max(axis=0), bandwidth)
+        for types_present, bandwidth in zip(types_of_kind, inside_of_kind, strict=True)
     ]
+    # a group has the memory of its smallest device
+    capacity = [problem.capacity[types_present].min() for types_present in types_of_kind]
 
     burdens = find_burdens(seconds)
     zones = find_zones(problem, cells, config, prefix_of, burdens)
@@ -152,7 +154,7 @@ def lay_out(
         saved=np.r_[0.0, np.cumsum(problem.saved)],
         link=np.r_[0.0, problem.activation * config.micro_batch],
         sync=ring_factor(config.data) / tp,
-        capacity=np.array([problem.capacity[present].min() for present in types_of_kind]),
+        capacity=np.array(capacity),
         state_factor=problem.state_factor,
         shape_cells=shapes,
         shape_kind=shape_kind.reshape(-1).astype(np.int64),

@@ -148,13 +148,17 @@ def virtual_seconds(weakest: DeviceType, d: int) -> float:
     return total_seconds(weakest) / d + inside
 
 
+def next_power_of_two(count: int) -> int:
+    """The least power of two that is at least `count`."""
+    return 1 << (count - 1).bit_length()
+
+
 def mean_allreduce(kind: DeviceType, devices: int) -> float:
     """Mean seconds of one all-reduce of a layer on `devices` devices, l_c.in[d]; 0 for fewer than
     two devices."""
     if devices < 2:
         return 0.0
-    group_size = 1 << (devices - 1).bit_length()  # the next power of two
-    row = kind.allreduce_seconds[str(group_size)]
+    row = kind.allreduce_seconds[str(next_power_of_two(devices))]
     return math.fsum(row) / len(row)
 
 

@@ -57,6 +57,7 @@ from hetplan.formulations.ditto.oobleck import (
     Template,
     conclude,
     fold,
+    next_power_of_two,
     single_devices,
     virtual_cluster,
 )
@@ -326,11 +327,6 @@ def assign(
             groups[j] = (a, b, i, x)
             left -= x
     return groups, virtual_seconds
-
-
-def next_power_of_two(count: int) -> int:
-    """The least power of two that is at least `count`."""
-    return 1 << (count - 1).bit_length()
 
 
 def join_left_over(problem: DittoProblem, stages: Stages, virtual: list[float]) -> Stages:

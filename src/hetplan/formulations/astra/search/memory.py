@@ -221,8 +221,8 @@ def stage_bytes(
 ) -> tuple[Floats, Floats]:
     """(all bytes with the reserve, bytes of optimizer states among them) of a stage; parameters as
     for `held_by`."""
-    held = held_by(priced, layers, place, first, last)
-    return held.allocated + held.reserved, held.optimizer
+    peak = held_by(priced, layers, place, first, last)
+    return peak.allocated + peak.reserved, peak.optimizer
 
 
 def usable_bytes(priced: Priced) -> float:
