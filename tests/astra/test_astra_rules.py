@@ -158,7 +158,7 @@ conditions = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(conditions)
 def test_agrees_with_python_precedence(text: str) -> None:
     python = text.replace("&&", " and ").replace("||", " or ").replace("$", "")

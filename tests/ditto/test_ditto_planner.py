@@ -87,7 +87,7 @@ def test_templates_become_plans_that_hold(
     assert len(set(widths)) > 1  # the four T4 share the head: no plan of equal widths says that
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_every_template_finds_its_devices(draw: st.DataObject) -> None:
     """Any stages within the posed problem's devices are placed: whole groups in one node, no device

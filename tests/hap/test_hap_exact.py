@@ -216,7 +216,12 @@ def test_what_is_held_is_shown() -> None:
     assert "holds" not in tables[0].header and "held_bytes" not in document
 
 
-JOINT = [chain(*size, seed) for size in ((1, 3), (2, 2), (3, 2), (2, 3)) for seed in range(2)]
+# Two of each size by default.
+JOINT = [
+    pytest.param(chain(*size, seed), marks=() if seed < 2 else pytest.mark.wide)
+    for size in ((1, 3), (2, 2), (3, 2), (2, 3))
+    for seed in range(3)
+]
 
 
 @pytest.mark.parametrize("data", [*JOINT, residual(1, 2, operators=10)])
