@@ -2,10 +2,10 @@
 and every status.
 
 A CP-SAT model has integer variables and minimises an integer objective z. `Scale` converts z to the
-instance's unit and states the error of rounding. Every column of a `Model` becomes the variable of
-the same number: seconds are multiplied by a power of two (`integer_scale`, from the model's
-`Totals`), and continuous columns are in steps of their grid. The docstring of `solvers.model` says
-how values are rounded and which rules a model must keep to therefore.
+instance's unit and states the error of rounding. A `ConstraintModel` is solved as it stands. Every
+column of a `Model` becomes the variable of the same number: seconds are multiplied by a power of
+two (`solvers.ticks`), and continuous columns are in steps of their grid. The docstring of
+`solvers.model` says how values are rounded and which rules a model must keep to therefore.
 """
 
 import math
@@ -17,45 +17,18 @@ from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from hetplan.errors import InputError, UnsupportedError, require
+from hetplan.solvers.constraint_model import ConstraintModel
 from hetplan.solvers.expressions import Floats
 from hetplan.solvers.model import Model, ModelAnswer, Row, Totals, member_names
 from hetplan.solvers.native import GAP_SHARE, Latest, Scale, Sink, drive
 from hetplan.solvers.run import NativeValue, Options, Run, Stop, stop_reason
+from hetplan.solvers.ticks import UNSOUND, ticks_per_second
 
 BACKEND = "cp-sat"
 SOLVER = f"CP-SAT {version('ortools')}"
-# Where coefficients are large, CP-SAT 9.15 reports wrong values as optimal and feasible models as
-# infeasible: its presolve adds coefficients in 32 bits and drops enforcement literals
-# (github.com/google/or-tools/issues/5293), and its detection of "greater than at least one of" errs
-# too. With 9.15, both are switched off and totals are smaller; 9.12 to 9.14 are right.
-UNSOUND = version("ortools").startswith("9.15.")
-# The largest total of a model, in integers. Below it, products with small counts remain far from
-# the limits of int64, and sums of floats are exact.
-LARGEST_TOTAL = 2.0**31 if UNSOUND else 2.0**40
 # A row with fractions is multiplied by a power of two that brings its largest value to about this,
 # so that nine digits of it are left.
 LARGEST_ROW = 2.0**30
-
-
-def integer_scale(least: float, largest: float, roundings: float, *, error: float = 5e-8) -> float:
-    """The factor from the instance's unit to integers: the least power of two whose error of
-    rounding is at most `error`.
-
-    By a power of two products are exact, so that rounding down is the only error. The factor is
-    smaller where totals would exceed LARGEST_TOTAL; the error is roundings / factor in any case.
-
-    least: a positive lower bound on the objective. largest: an upper bound on every total of the
-    model. Both are in the instance's unit. roundings: how many values, each rounded by less than 1,
-    add up in one objective value. error: the error of rounding that the sum may have, relative to
-    `least`.
-    """
-    if not (0 < least <= largest and math.isfinite(largest)):
-        raise ValueError(
-            f"integer_scale: least {least!r}, largest {largest!r}, expected 0 < least <= largest"
-        )
-    precise = math.ceil(math.log2(max(1.0, roundings) / (error * least)))
-    most = math.floor(math.log2(LARGEST_TOTAL / largest))
-    return 2.0 ** min(precise, most)
 
 
 def write(model: Model) -> tuple[cp_model.CpModel, Scale]:
@@ -87,13 +60,7 @@ class _Writer:
     def __init__(self, model: Model) -> None:
         self.model, self.cp = model, cp_model.CpModel()
         totals = model.totals or Totals(least=1.0, largest=1.0)
-        # the totals may state no lower bound, or one that is far too low
-        least = min(totals.largest, max(totals.least, totals.largest * 1e-6))
-        self.per_second = 1.0  # where all totals are 0, any scale will do
-        if totals.largest > 0:
-            self.per_second = integer_scale(
-                least, totals.largest, totals.roundings, error=totals.error
-            )
+        self.per_second = ticks_per_second(totals)
         self.scale = Scale(
             per_unit=self.per_second,
             offset=totals.offset + model.constant,
@@ -224,7 +191,7 @@ def label(options: Options) -> str:
     return SOLVER
 
 
-def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
+def solve(model: Model | ConstraintModel, run: Run, report: Sink | None = None) -> ModelAnswer:
     """Minimise `model` within the remaining time of `run`.
 
     report: receives incumbents and bounds in the instance's unit. None: `run.report`, which is
@@ -232,7 +199,7 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     does not have, and the errors of `write`, including `Stopped`.
     """
     solver = _configured(run.options)
-    cp, scale = write(model)
+    cp, scale = (model.cp, model.scale) if isinstance(model, ConstraintModel) else write(model)
     run.check()
     if math.isfinite(run.remaining):
         solver.parameters.max_time_in_seconds = run.remaining
@@ -252,9 +219,11 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
             latest.incumbent = (list(solver.response_proto.solution), solver.objective_value)
             latest.on_bound(solver.best_objective_bound)
     (solution, objective), bound = latest.incumbent, latest.bound
-    properties = model.properties()
-    grid_units = np.maximum(properties["grid"], 1.0)
-    units = np.where(properties["seconds"], scale.per_unit, grid_units)
+    x = None if solution is None else np.array(solution, dtype=float)
+    if x is not None and isinstance(model, Model):
+        properties = model.properties()
+        grid_units = np.maximum(properties["grid"], 1.0)
+        x /= np.where(properties["seconds"], scale.per_unit, grid_units)
     return ModelAnswer(
         stop=stop,
         objective=None if objective is None else scale.value(objective),
@@ -262,8 +231,8 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
         solver=SOLVER,
         message=message,
         statistics=statistics,
-        x=None if solution is None else np.array(solution, dtype=float) / units,
-        model=model,
+        x=x,
+        model=model if isinstance(model, Model) else None,
     )
 
 

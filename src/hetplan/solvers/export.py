@@ -10,11 +10,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hetplan.errors import require
 from hetplan.files import write_bytes
 from hetplan.solvers.model import LinearArrays, Model, member_names
 from hetplan.solvers.run import Options
+
+if TYPE_CHECKING:  # importing it loads OR-Tools
+    from hetplan.solvers.constraint_model import ConstraintModel
 
 # File ending -> the method whose models such files contain.
 ENDINGS = {".mps": "milp", ".lp": "milp", ".pb": "cp-sat", ".pbtxt": "cp-sat"}
@@ -33,7 +37,7 @@ class Exported:
     offset: float  # seconds that every decision costs beside the model's objective
 
 
-def write_models(models: Sequence[Model], path: Path) -> list[Exported]:
+def write_models(models: "Sequence[Model | ConstraintModel]", path: Path) -> list[Exported]:
     """Write each model to a file: a single one to `path`, several ones to `path` with a number
     before its ending."""
     paths = [path]
@@ -55,10 +59,11 @@ def method_of(path: Path) -> str:
     return ENDINGS[path.suffix]
 
 
-def write_model(model: Model, path: Path) -> Exported:
+def write_model(model: "Model | ConstraintModel", path: Path) -> Exported:
     """Write one model in the format of the ending of `path`. The file appears when it is
     complete."""
     if ENDINGS[path.suffix] == "milp":
+        assert isinstance(model, Model), "the method milp states linear models"
         return write_milp(model, path)
     return write_cp_sat(model, path)
 
@@ -72,11 +77,11 @@ def write_milp(model: Model, path: Path) -> Exported:
     return Exported(str(path), rows, columns, discrete, scale.per_unit, scale.offset)
 
 
-def write_cp_sat(model: Model, path: Path) -> Exported:
+def write_cp_sat(model: "Model | ConstraintModel", path: Path) -> Exported:
     """Write a model as a CP-SAT model, whose variables are all integer."""
     from hetplan.solvers.cpsat import write
 
-    cp, scale = write(model)
+    cp, scale = write(model) if isinstance(model, Model) else (model.cp, model.scale)
     write_by_library(path, lambda file: bool(cp.export_to_file(file)))
     rows, columns = len(cp.proto.constraints), len(cp.proto.variables)
     return Exported(str(path), rows, columns, columns, scale.per_unit, scale.offset)

@@ -1,16 +1,17 @@
 """General solvers: from a stated model to an `Outcome`, by the method's name.
 
-A family's methods `cp-sat`, `milp` and `pyomo` name one function `formulate(data, run)`. It returns
-a `Formulation`, or an `Outcome` where the answer follows without a model. `solve_with` builds the
-model, has the solver minimise it and reads the decision; when time runs out, it returns the best
-bound and decision. Methods that solve several models call `minimise` for each of them.
+A family's methods `cp-sat-linear`, `milp` and `pyomo` name one function `formulate(data, run)` that
+states a linear model, and its method `cp-sat` names another one that states a constraint model.
+Both return a `Formulation`, or an `Outcome` where the answer follows without a model. `solve_with`
+builds the model, has the solver minimise it and reads the decision; when time runs out, it returns
+the best bound and decision. Methods that solve several models call `minimise` for each of them.
 """
 
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from hetplan.clock import CLOCK
 from hetplan.solvers.model import Model, ModelAnswer
@@ -27,9 +28,13 @@ from hetplan.solvers.run import (
     stop_reason,
 )
 
+if TYPE_CHECKING:  # importing it loads OR-Tools
+    from hetplan.solvers.constraint_model import ConstraintModel
+
 # Method -> the driver that minimises a `Model`, imported when it is used.
 DRIVERS = {
     "cp-sat": "hetplan.solvers.cpsat",
+    "cp-sat-linear": "hetplan.solvers.cpsat",
     "milp": "hetplan.solvers.highs",
     "pyomo": "hetplan.solvers.pyomo_driver",
 }
@@ -55,7 +60,7 @@ class Formulation(Generic[D]):
 
     # Builds the model. Raises Stopped when the run should stop: `Model` checks the run that it is
     # given.
-    build: Callable[[], Model]
+    build: Callable[[], "Model | ConstraintModel"]
     read: Callable[[ModelAnswer], D]  # answer with a solution -> its decision
     infeasible: str  # the message where the solver proves that there is no decision
     prior: PriorResult[D] = field(default_factory=PriorResult)  # before the model is solved
@@ -63,10 +68,12 @@ class Formulation(Generic[D]):
 
 Formulate = Callable[[Any, Run], Formulation[D] | Outcome[D]]  # of data and a run
 # The function `solve` of a driver. The sink receives incumbents and bounds; None: the run does.
-Solve = Callable[[Model, Run, Sink | None], ModelAnswer]
+Solve = Callable[[Any, Run, Sink | None], ModelAnswer]
 
 
-def minimise(method: str, model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
+def minimise(
+    method: str, model: "Model | ConstraintModel", run: Run, report: Sink | None = None
+) -> ModelAnswer:
     """The answer of the solver behind `method` to a model, within the time that is left of `run`.
 
     report: receives incumbents and bounds, in the instance's unit. Default: `run.report`, which is
@@ -79,7 +86,7 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
     Where the solver leaves open whether the model is infeasible or unbounded, it solves the model
     once more without costs, which tells the two apart.
     """
-    if run.tap is not None and model.properties()["integer"].any():
+    if run.tap is not None and model.discrete:
         run.tap(model)
         return ModelAnswer(
             stop=stop_reason(run),
@@ -93,6 +100,7 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
         answer = solve(model, run, report)
         if answer.message != UNCLEAR:  # with UNCLEAR the answer's `stop` is Stop.ERROR
             return answer
+        assert isinstance(model, Model), "CP-SAT always tells which of the two holds"
         # without costs, objectives and bounds say nothing of the instance: none is reported
         feasibility = solve(model.without_costs(), run, lambda incumbent, bound: None)
     except Stopped:

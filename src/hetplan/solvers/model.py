@@ -289,6 +289,11 @@ class Model:
         self.rows.append(row)
         self.row_names.append(name)
 
+    @property
+    def discrete(self) -> bool:
+        """Whether the model has integer columns."""
+        return bool(self.properties()["integer"].any())
+
     # The methods that the writers call.
 
     def properties(self) -> NDArray[Any]:
@@ -433,8 +438,9 @@ class ModelAnswer:
     solver: str = ""  # name and version
     message: str = ""
     statistics: Mapping[str, object] = field(default_factory=dict)  # JSON types only
-    x: Floats | None = None  # [n] the incumbent: integers whole, seconds in seconds
-    model: Model | None = None  # the model of these columns
+    # [n] the incumbent: integers whole, seconds in seconds, or in ticks for a `ConstraintModel`
+    x: Floats | None = None
+    model: Model | None = None  # the linear model of these columns
 
     @property
     def has_solution(self) -> bool:
@@ -450,6 +456,14 @@ class ModelAnswer:
             block = next(b for b in self.model.column_blocks if b.name == columns)
             return self.x[block.first : block.first + block.size].reshape(block.shape)
         return self.x[columns.numbers]
+
+    def value(self, variable: Any) -> int:
+        """The incumbent's value of a variable of a `ConstraintModel`."""
+        assert self.x is not None, "no incumbent to read"
+        index: int = variable.index
+        if index < 0:  # the negation of a 0-1 variable
+            return 1 - round(float(self.x[-index - 1]))
+        return round(float(self.x[index]))
 
     def counts(self, columns: Columns | str) -> Ints:
         """The incumbent's values of integer columns as integers, see `values`."""

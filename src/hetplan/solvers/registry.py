@@ -28,7 +28,12 @@ from hetplan.solvers.run import (
 from hetplan.text import number_text
 
 # Method that every family has -> the back ends whose native options it passes on.
-BACKENDS = {"cp-sat": ("cp-sat",), "milp": ("highs",), "pyomo": ("pyomo", "highs")}
+BACKENDS = {
+    "cp-sat": ("cp-sat",),
+    "cp-sat-linear": ("cp-sat",),
+    "milp": ("highs",),
+    "pyomo": ("pyomo", "highs"),
+}
 # A bound may exceed the objective by rounding in the last digits, not by more.
 BOUND_TOLERANCE = 1e-7
 

@@ -17,8 +17,12 @@ FAMILY = Family(
             "auto", f"{_HERE}.model:solve", True, "the fastest way to a proven optimum: `exact`"
         ),
         Method("exact", f"{_HERE}.model:solve", True, "the counted model through CP-SAT"),
+        Method("cp-sat", f"{_HERE}.cp:formulate", True, "a kind for every stage, by constraints"),
         Method(
-            "cp-sat", f"{_HERE}.model:formulate", True, "stages counted by type and layers, CP-SAT"
+            "cp-sat-linear",
+            f"{_HERE}.model:formulate",
+            True,
+            "stages counted by type and layers, CP-SAT",
         ),
         Method(
             "milp", f"{_HERE}.model:formulate", True, "stages counted by type and layers, HiGHS"

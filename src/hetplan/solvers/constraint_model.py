@@ -1,0 +1,70 @@
+"""A model in CP-SAT's own constraints: tables, elements, circuits, automata, intervals.
+
+`solvers.model` states linear rows, which every solver takes. This module is for models that are
+written for CP-SAT alone, in the idioms of constraint programming. CP-SAT knows whole numbers only,
+so that seconds become ticks: whole numbers of a fraction of a second, rounded down. Rounding down
+prices no decision too high, so that the bound holds as it is. An example, the choice of one of
+three machines for each of two jobs that take 2 and 3 seconds on a machine of speed 1:
+
+    model = ConstraintModel("jobs", run, Totals(least=1.0, largest=6.0, roundings=1))
+    cp = model.cp
+    speeds = np.array([1.0, 2.0, 3.0])
+    machine = [cp.new_int_var(0, 2, f"machine_{job}") for job in range(2)]
+    cp.add_all_different(machine)                                           # (1)
+    seconds = [model.time(f"seconds_{job}") for job in range(2)]
+    for job, work in enumerate((2.0, 3.0)):
+        cp.add_element(machine[job], model.ticks(work / speeds), seconds[job])  # (2)
+    slowest = model.time("slowest")
+    cp.add_max_equality(slowest, seconds)                                   # (3)
+    cp.minimize(slowest)
+    answer = hetplan.solvers.general.minimise("cp-sat", model, run)
+    answer.objective, [answer.value(each) for each in machine]              # 1.0, [1, 2]
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+from ortools.sat.python import cp_model
+
+from hetplan.solvers.model import Totals
+from hetplan.solvers.native import Scale
+from hetplan.solvers.run import Run
+from hetplan.solvers.ticks import ticks_per_second
+
+
+class ConstraintModel:
+    """A CP-SAT model `cp` whose objective is in ticks.
+
+    run: the run that builds the model; builders call `check` in long loops, which raises `Stopped`
+    once the run should stop. totals: bounds on the model's totals, by which the tick is chosen.
+    """
+
+    def __init__(self, name: str, run: Run | None, totals: Totals) -> None:
+        self.name, self.totals = name, totals
+        self.check = (run or Run()).check
+        self.cp = cp_model.CpModel()
+        per_second = ticks_per_second(totals)
+        self.scale = Scale(
+            per_unit=per_second, offset=totals.offset, under=totals.roundings / per_second
+        )
+        self.most_ticks = math.ceil(totals.largest * self.scale.per_unit)
+
+    @property
+    def discrete(self) -> bool:
+        """Whether the model has integer variables: it has no others."""
+        return True
+
+    def ticks(self, seconds: ArrayLike) -> list[int]:
+        """[n] seconds in ticks, rounded down."""
+        scaled = np.asarray(seconds, dtype=float) * self.scale.per_unit
+        return [math.floor(value) for value in scaled.ravel().tolist()]
+
+    def tick(self, seconds: float) -> int:
+        """Seconds in ticks, rounded down."""
+        return math.floor(seconds * self.scale.per_unit)
+
+    def time(self, name: str, largest: float | None = None) -> cp_model.IntVar:
+        """A variable in ticks. largest: seconds that it does not exceed; None: `totals.largest`."""
+        most = self.most_ticks if largest is None else math.ceil(largest * self.scale.per_unit)
+        return self.cp.new_int_var(0, most, name)
