@@ -34,12 +34,18 @@ FAMILY = Family(
         ),
         Method(
             "cp-sat",
+            f"{_HERE}.cp:formulate",
+            True,
+            "places of stages from the end, by constraints",
+        ),
+        Method(
+            "cp-sat-linear",
             f"{_HERE}.model:formulate",
             True,
-            "one CP-SAT model over stages as arcs of a path",
+            "stages as arcs of a path, CP-SAT",
             uses=("cp-sat", "highs"),
         ),
-        Method("milp", f"{_HERE}.model:formulate", True, "one mixed-integer programme, HiGHS"),
+        Method("milp", f"{_HERE}.model:formulate", True, "stages as arcs of a path, HiGHS"),
         Method(
             "pyomo",
             f"{_HERE}.model:formulate",
