@@ -18,8 +18,8 @@ Min    sum_j t_j + sum_j again_j + steady,  s.t.
 (3) t_j = clock_o[end_j] - clock_o[begin_j] where on[j, o]   elements        `read_the_clocks`
 (4) theta = max_j t_j                                        maximum         `take_the_slowest`
 (5) one j is slowest: t_j >= (1 - TIE) theta, s = j          conditions      `place_the_slowest`
-(6) again_j >= t_j where j < s                               conditions      `drain_behind_the_slowest`
-(7) steady = (N_b - 1 - s) theta                             product         `keep_up_the_steady_phase`
+(6) again_j >= t_j where j < s                               conditions      `drain_again`
+(7) steady = (N_b - 1 - s) theta                             product         `stay_steady`
 (8) begin_j >= least_jo[end_j] where on[j, o]                elements        `fit_memory`
 (9) theta >= a constant, sum_j t_j >= W                      implied         `outlast_the_fastest`
 S <= N_b, since there are no more places. The objective is T = T1 + T2 + T3: k* = S - 1 - s, and T3
@@ -31,6 +31,7 @@ Source Ditto, Section 3; Oobleck (SOSP 2023), Section 4.1.2; (8) is hetplan's, f
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +63,12 @@ class Option:
 
     type: int  # number of its device type in the instance
     devices: int
-    clock: NDArray[np.float64]  # [L + 1] seconds of the layers in front of every boundary
+    seconds: NDArray[np.float64]  # [L] of one micro-batch
+
+    @cached_property
+    def clock(self) -> NDArray[np.float64]:
+        """[L + 1] seconds of the layers in front of every boundary."""
+        return np.concatenate([[0.0], np.cumsum(self.seconds)])
 
 
 @dataclass(frozen=True)
@@ -81,9 +87,13 @@ class Instance:
 
     @property
     def bound(self) -> float:
-        """A lower bound on T: sum_k t_k >= W, and every stage behind k* saves at most theta of
-        (N_b - 1) theta."""
-        return self.work + (self.data.micro_batches - self.places) * self.least_slowest
+        """A lower bound on T = sum_k t_k + (N_b - 1) theta - sum_{k > k*} (theta - t_k).
+
+        The first sum is at least W, and each of at most S_max - 1 stages in the last one saves no
+        more than theta. The seconds of a tied k* may be less than those of the slowest by `TIE`.
+        """
+        steady = (self.data.micro_batches - self.places) * self.least_slowest
+        return (self.work + steady) * (1 - TIE)
 
     def least_begins(self, option: Option, j: int) -> NDArray[np.int64]:
         """[L + 1] least_jo; 0 without limits of memory. It is the boundary itself where not even
@@ -107,12 +117,11 @@ def read_instance(data: DittoData) -> Instance | None:
         return None
     devices = sum(kind.nodes for kind in data.device_types) * data.devices_per_node
     places = min(data.layers, data.micro_batches, devices)
-    layers = np.array([np.diff(option.clock) for option in options])  # [option, layer]
-    fastest = layers.min(axis=0)
+    fastest = np.array([option.seconds for option in options]).min(axis=0)  # [layer]
     work = float(fastest.sum())
     speed = min(float(places), fastest_speed(data, options, fastest))
     least_slowest = max(float(fastest.max()), work / speed)
-    return Instance(data, options, places, work * (1 - TIE), least_slowest * (1 - TIE))
+    return Instance(data, options, places, work, least_slowest)
 
 
 def fastest_speed(data: DittoData, options: list[Option], fastest: NDArray[np.float64]) -> float:
@@ -123,8 +132,8 @@ def fastest_speed(data: DittoData, options: list[Option], fastest: NDArray[np.fl
     per_device = [0.0] * len(data.device_types)  # [type]
     timed = fastest > 0
     for option in options:
-        seconds = np.diff(option.clock)[timed]
-        share = float((fastest[timed] / seconds).max(initial=0.0)) / option.devices
+        shares = fastest[timed] / option.seconds[timed]
+        share = float(shares.max(initial=0.0)) / option.devices
         per_device[option.type] = max(per_device[option.type], share)
     devices = [kind.nodes * kind.devices_per_node for kind in data.device_types]
     # where no layer takes any time, any speed will do
@@ -141,7 +150,7 @@ def options_of(data: DittoData) -> Iterator[Option]:
             seconds = compute / x
             if x > 1:
                 seconds = seconds + 2 * np.array(kind.allreduce_seconds[str(x)])
-            yield Option(i, x, np.concatenate([[0.0], np.cumsum(seconds)]))
+            yield Option(i, x, seconds)
 
 
 @dataclass(frozen=True)
@@ -175,7 +184,9 @@ def fill(instance: Instance, limit: float) -> Start | None:
     """A template from the last layer to the first one, each stage of the most layers per device
     that take at most `limit` seconds; None where places or devices do not suffice."""
     left = [instance.devices(i) for i in range(len(instance.data.device_types))]
-    begins, options, times = [], [], []
+    begins: list[int] = []
+    options: list[Option] = []
+    times: list[float] = []
     end = instance.data.layers
     while end > 0 and len(begins) < instance.places:
         best, begin, most_layers = None, end, 0.0
@@ -212,6 +223,7 @@ class Variables:
     again: list[IntVar]
     steady: IntVar
     s: IntVar
+    most: int  # ticks of a stage at most
 
     @property
     def begin(self) -> list[IntVar]:
@@ -226,6 +238,7 @@ def make_variables(model: ConstraintModel, instance: Instance, start: Start | No
     N_b - 1 - s and once more theta are parts of T.
     """
     cp, data, places = model.cp, instance.data, range(instance.places)
+    options = range(len(instance.options))
     longest = max(float(option.clock[-1]) for option in instance.options)
     if start is not None:
         at_least = data.micro_batches - instance.places + 1
@@ -237,15 +250,14 @@ def make_variables(model: ConstraintModel, instance: Instance, start: Start | No
             cp.new_constant(data.layers),
             *(cp.new_int_var(0, data.layers - 1, f"begin_{j}") for j in places),
         ],
-        on=[
-            [cp.new_bool_var(f"on_{j}_{o}") for o in range(len(instance.options))] for j in places
-        ],
+        on=[[cp.new_bool_var(f"on_{j}_{o}") for o in options] for j in places],
         ticks=[cp.new_int_var(-1, most, f"ticks_{j}") for j in places],
         theta=cp.new_int_var(0, most, "theta"),
         slowest=[cp.new_bool_var(f"slowest_{j}") for j in places],
         again=[cp.new_int_var(0, most, f"again_{j}") for j in places],
         steady=cp.new_int_var(0, data.micro_batches * most, "steady"),
         s=cp.new_int_var(0, instance.places - 1, "s"),
+        most=most,
     )
 
 
@@ -254,9 +266,8 @@ def cover_the_layers(model: ConstraintModel, instance: Instance, v: Variables) -
     cp = model.cp
     cp.add(v.begin[-1] == 0)
     for j, on in enumerate(v.on):
-        used = sum(on)
         taken = cp.new_bool_var(f"taken_{j}")
-        cp.add(used == taken)
+        cp.add(sum(on) == taken)
         cp.add(v.end[j] >= 1).only_enforce_if(taken)
         cp.add(v.begin[j] < v.end[j]).only_enforce_if(taken)
         cp.add(v.end[j] == 0).only_enforce_if(~taken)
@@ -309,16 +320,13 @@ def place_the_slowest(model: ConstraintModel, instance: Instance, v: Variables) 
     cp = model.cp
     cp.add_exactly_one(v.slowest)
     cp.add(v.s == sum(j * slowest for j, slowest in enumerate(v.slowest)))
-    most = v.theta.proto.domain[-1]
-    tied = math.ceil(TIE * most) + 2
+    tied = math.ceil(TIE * v.most) + 2
     for slowest, on, ticks in zip(v.slowest, v.on, v.ticks, strict=True):
         cp.add(ticks >= v.theta - tied).only_enforce_if(slowest)
         cp.add_at_least_one([*on, ~slowest])
 
 
-def drain_behind_the_slowest(
-    model: ConstraintModel, instance: Instance, v: Variables
-) -> None:  # (6)
+def drain_again(model: ConstraintModel, instance: Instance, v: Variables) -> None:  # (6)
     """Stages behind k* take their time once more."""
     for j, (again, ticks) in enumerate(zip(v.again, v.ticks, strict=True)):
         behind = model.cp.new_bool_var(f"behind_{j}")
@@ -326,9 +334,7 @@ def drain_behind_the_slowest(
         model.cp.add(again >= ticks).only_enforce_if(behind)
 
 
-def keep_up_the_steady_phase(
-    model: ConstraintModel, instance: Instance, v: Variables
-) -> None:  # (7)
+def stay_steady(model: ConstraintModel, instance: Instance, v: Variables) -> None:  # (7)
     """The steady phase and k* itself in T3 take theta N_b - 1 - s times."""
     times = instance.data.micro_batches - 1 - v.s
     model.cp.add_multiplication_equality(v.steady, [times, v.theta])
@@ -361,8 +367,8 @@ CONSTRAINTS = (
     read_the_clocks,
     take_the_slowest,
     place_the_slowest,
-    drain_behind_the_slowest,
-    keep_up_the_steady_phase,
+    drain_again,
+    stay_steady,
     fit_memory,
     outlast_the_fastest,
 )
@@ -428,11 +434,9 @@ def formulate(data: DittoData, run: Run) -> Formulation[DittoDecision] | Outcome
         v = made[-1]
         options = []
         for on in v.on:
-            options += [
-                option
-                for option, chosen in zip(instance.options, on, strict=True)
-                if answer.value(chosen)
-            ]
+            for option, chosen in zip(instance.options, on, strict=True):
+                if answer.value(chosen):
+                    options.append(option)
         return decision(data, [answer.value(begin) for begin in v.begin], options)
 
     return Formulation(
