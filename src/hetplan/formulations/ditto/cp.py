@@ -38,7 +38,13 @@ from numpy.typing import NDArray
 from ortools.sat.python.cp_model import IntVar
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.formulations.ditto.data import DittoData, DittoDecision, DittoStage, group_sizes
+from hetplan.formulations.ditto.data import (
+    DittoData,
+    DittoDecision,
+    DittoStage,
+    Memory,
+    group_sizes,
+)
 from hetplan.solvers.constraint_model import ConstraintModel
 from hetplan.solvers.general import Formulation, PriorResult
 from hetplan.solvers.model import ModelAnswer, Totals
@@ -52,7 +58,7 @@ SLACK = 1e-9
 # place of the slowest stage.
 FINEST = 1e-9
 # Entries of all tables together; with more, no model is built.
-MOST_ENTRIES = 20_000_000
+MOST_ENTRIES = 5_000_000
 STARTS = 40  # templates that are tried before the model is solved
 NO_DEVICE = "no device type has a node"
 
@@ -80,6 +86,8 @@ class Instance:
     places: int  # S_max
     work: float  # W, the seconds of all layers, each under its fastest option
     least_slowest: float  # a lower bound on the seconds of the slowest stage
+    # [place][option] least_jo by boundary; None without limits of memory
+    least_begins: list[list[NDArray[np.int64]]] | None
 
     def devices(self, i: int) -> int:
         """D_i."""
@@ -95,20 +103,6 @@ class Instance:
         steady = (self.data.micro_batches - self.places) * self.least_slowest
         return (self.work + steady) * (1 - TIE)
 
-    def least_begins(self, option: Option, j: int) -> NDArray[np.int64]:
-        """[L + 1] least_jo; 0 without limits of memory. It is the boundary itself where not even
-        one layer fits."""
-        memory = self.data.memory
-        if memory is None:
-            return np.zeros(self.data.layers + 1, dtype=np.int64)
-        in_flight = min(self.data.micro_batches, j + 1)
-        layer_bytes = np.array(memory.layer_state_bytes)
-        layer_bytes = layer_bytes + in_flight * np.array(memory.layer_activation_bytes)
-        before = np.concatenate([[0.0], np.cumsum(layer_bytes)])
-        device_bytes = memory.device_bytes[self.data.device_types[option.type].name]
-        room = device_bytes * option.devices * (1 + SLACK)
-        return np.searchsorted(before, before - room)
-
 
 def read_instance(data: DittoData) -> Instance | None:
     """The instance of the model; None where there is no device."""
@@ -121,7 +115,24 @@ def read_instance(data: DittoData) -> Instance | None:
     work = float(fastest.sum())
     speed = min(float(places), fastest_speed(data, options, fastest))
     least_slowest = max(float(fastest.max()), work / speed)
-    return Instance(data, options, places, work, least_slowest)
+    least_begins = None
+    if data.memory is not None:
+        least_begins = [
+            [least_begins_of(data, data.memory, option, j) for option in options]
+            for j in range(places)
+        ]
+    return Instance(data, options, places, work, least_slowest, least_begins)
+
+
+def least_begins_of(data: DittoData, memory: Memory, option: Option, j: int) -> NDArray[np.int64]:
+    """[L + 1] least_jo; it is the boundary itself where not even one layer fits."""
+    in_flight = min(data.micro_batches, j + 1)
+    layer_bytes = np.array(memory.layer_state_bytes)
+    layer_bytes = layer_bytes + in_flight * np.array(memory.layer_activation_bytes)
+    before = np.concatenate([[0.0], np.cumsum(layer_bytes)])
+    device_bytes = memory.device_bytes[data.device_types[option.type].name]
+    room = device_bytes * option.devices * (1 + SLACK)
+    return np.searchsorted(before, before - room)
 
 
 def fastest_speed(data: DittoData, options: list[Option], fastest: NDArray[np.float64]) -> float:
@@ -190,11 +201,12 @@ def fill(instance: Instance, limit: float) -> Start | None:
     end = instance.data.layers
     while end > 0 and len(begins) < instance.places:
         best, begin, most_layers = None, end, 0.0
-        for option in instance.options:
+        for o, option in enumerate(instance.options):
             if left[option.type] < option.devices:
                 continue
-            within = int(np.searchsorted(option.clock, option.clock[end] - limit))
-            fitting = max(within, int(instance.least_begins(option, len(begins))[end]))
+            fitting = int(np.searchsorted(option.clock, option.clock[end] - limit))
+            if instance.least_begins is not None:
+                fitting = max(fitting, int(instance.least_begins[len(begins)][o][end]))
             if (end - fitting) / option.devices > most_layers:
                 best, begin, most_layers = option, fitting, (end - fitting) / option.devices
         if best is None:
@@ -231,20 +243,26 @@ class Variables:
         return self.end[1:]
 
 
-def make_variables(model: ConstraintModel, instance: Instance, start: Start | None) -> Variables:
-    """The variables of the docstring.
+def longest_stage(instance: Instance, start: Start | None) -> float:
+    """The most seconds of a stage in a template that is no worse than the start.
 
-    No template that is better than the start has a stage slower than T / (N_b - S_max + 1), since
-    N_b - 1 - s and once more theta are parts of T.
+    The slowest stage counts at least N_b - S_max + 1 times in T: once among all stages, and
+    N_b - 1 - s times in the steady phase. A start that takes no time limits nothing: there would
+    be no time left to choose a tick by.
     """
+    longest = max(float(option.clock[-1]) for option in instance.options)
+    if start is None or start.objective == 0:
+        return longest
+    times = instance.data.micro_batches - instance.places + 1
+    return min(longest, start.objective / times * (1 + TIE))
+
+
+def make_variables(model: ConstraintModel, instance: Instance, start: Start | None) -> Variables:
+    """The variables of the docstring."""
     cp, data, places = model.cp, instance.data, range(instance.places)
     options = range(len(instance.options))
-    longest = max(float(option.clock[-1]) for option in instance.options)
-    if start is not None:
-        at_least = data.micro_batches - instance.places + 1
-        longest = min(longest, start.objective / at_least * (1 + TIE))
     # a stage without work may have -1 ticks, see `read_the_clocks`
-    most = model.tick(longest)
+    most = model.tick(longest_stage(instance, start))
     return Variables(
         end=[
             cp.new_constant(data.layers),
@@ -343,14 +361,14 @@ def stay_steady(model: ConstraintModel, instance: Instance, v: Variables) -> Non
 def fit_memory(model: ConstraintModel, instance: Instance, v: Variables) -> None:  # (8)
     """States and the activations of the micro-batches in flight fit in the memory of a stage."""
     cp, layers = model.cp, instance.data.layers
-    if instance.data.memory is None:
+    if instance.least_begins is None:
         return
-    for j, on in enumerate(v.on):
-        for o, option in enumerate(instance.options):
+    for j, tables in enumerate(instance.least_begins):
+        for o, table in enumerate(tables):
             model.check()
             least = cp.new_int_var(0, layers, f"least_{j}_{o}")
-            cp.add_element(v.end[j], instance.least_begins(option, j).tolist(), least)
-            cp.add(v.begin[j] >= least).only_enforce_if(on[o])
+            cp.add_element(v.end[j], table.tolist(), least)
+            cp.add(v.begin[j] >= least).only_enforce_if(v.on[j][o])
 
 
 def outlast_the_fastest(model: ConstraintModel, instance: Instance, v: Variables) -> None:  # (9)
@@ -379,10 +397,8 @@ def build(instance: Instance, start: Start | None, run: Run) -> tuple[Constraint
     # The objective counts the seconds of k* at most N_b - 1 times beside those of every stage,
     # once or twice, and every stage has two roundings.
     passes = instance.data.micro_batches - 1 + instance.places
-    longest = max(float(option.clock[-1]) for option in instance.options)
-    totals = Totals(
-        least=instance.bound, largest=passes * longest, roundings=2 * passes, error=FINEST
-    )
+    largest = max(2 * passes * longest_stage(instance, start), instance.bound)
+    totals = Totals(least=instance.bound, largest=largest, roundings=2 * passes, error=FINEST)
     model = ConstraintModel("ditto", run, totals)
     variables = make_variables(model, instance, start)
     for constrain in CONSTRAINTS:
