@@ -24,7 +24,11 @@ Min    sum_j t_j + sum_j again_j + steady,  s.t.
 (9) theta >= a constant, sum_j t_j >= W                      implied         `outlast_the_fastest`
 S <= N_b, since there are no more places. The objective is T = T1 + T2 + T3: k* = S - 1 - s, and T3
 holds t_k* once more, which makes (N_b - 2 - s) + 1 times theta beside T1.
-The model may choose any of the tied slowest stages as k*; the first gives the least T.
+The model may choose any of the tied slowest stages as k*; the first gives the least T. Ticks tell
+stages apart from about `FINEST` on; closer ones tie in the model, which only lowers its bound.
+A first template is CP-SAT's hint and limits the seconds of a stage: without it 50 layers on five
+devices are not proven in 15 s, with it in 9 s. Decision strategies and shares of work per option
+changed nothing.
 Source Ditto, Section 3; Oobleck (SOSP 2023), Section 4.1.2; (8) is hetplan's, for 1F1B.
 """
 

@@ -1,8 +1,8 @@
 """The Ditto family: the names of its schemas, its evaluator and its methods, whose modules are
 imported on first use.
 
-`exact` computes the prices of devices with HiGHS. The general solvers take HiGHS' options too,
-because they begin with a template of `exact`.
+`exact` computes the prices of devices with HiGHS. The methods of the linear model take HiGHS'
+options too, because they begin with a template of `exact`.
 """
 
 from hetplan.solvers.registry import Family, Method
