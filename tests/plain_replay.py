@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -236,8 +237,13 @@ def seconds_of(
     exchange: float = 0.0,
     buckets: int = 1,
     prefetch: int = 0,
+    update_seconds: Callable[[float, str], float] | None = None,
 ) -> float:
-    """Seconds of one iteration."""
+    """Seconds of one iteration.
+
+    update_seconds: (bytes that an update moves, device type) -> its seconds; None: those of the
+    measured rates.
+    """
     cluster, L = Cluster(workload), len(workload.profile.layers)
     layers = workload.profile.layers
     tasks: list[Task] = []
@@ -417,6 +423,9 @@ def seconds_of(
                         )
                     kind = workload.cluster.devices[device].type
                     params = held_bytes * part / {"fp32": 4}.get(workload.precision, 2)
+                    if update_seconds is not None:
+                        slowest = max(slowest, update_seconds(params * 28, kind))
+                        continue
                     spec = workload.cluster.specs[kind]
                     slowest = max(slowest, move_seconds("binary", params * 28, kind, spec).seconds)
             update = add(slowest)
