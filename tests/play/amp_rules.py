@@ -80,9 +80,10 @@ def layer_tables(
                 seconds = [one] * layers if alike else each
                 row = {"type": kind, "tensor": tensor, "micro_batch": micro_batch}
                 rows.append(row | {"seconds": seconds})
-    if not rows:
-        rows = [{"type": kind, "tensor": 1, "micro_batch": 1} for kind in kinds]
-        rows = [row | {"seconds": [second] * layers} for row in rows]
+    for kind in kinds:  # a file has to have some table of every type
+        if all(row["type"] != kind for row in rows):
+            row = {"type": kind, "tensor": 1, "micro_batch": 1}
+            rows.append(row | {"seconds": [second] * layers})
     return rows
 
 
