@@ -8,7 +8,6 @@ applied to the whole tree.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import os
 import subprocess
 import sys
@@ -286,13 +285,17 @@ def test_links_hide_no_module_of_the_standard_library(tmp_path: Path) -> None:
     assert str(ROOT) not in owner.replace(sys.prefix, "")
 
 
-def test_every_module_loads_once_under_one_name_and_torch_by_what_needs_it_alone() -> None:
+@pytest.mark.parametrize("torch_too", [False, pytest.param(True, marks=pytest.mark.engine)])
+def test_every_module_loads_once_under_one_name_and_torch_by_what_needs_it_alone(
+    torch_too: bool,
+) -> None:
     """First what may not import torch, not even where it is installed; then the others."""
-    names = [module_name(path) for path in modules() if path.name != "__main__.py"]
-    light = [name for name in names if not needs_torch(name)]
-    heavy = [name for name in names if needs_torch(name)]
-    if importlib.util.find_spec("torch") is None:
-        names, heavy = light, []
+    if torch_too:
+        pytest.importorskip("torch")
+    every = [module_name(path) for path in modules() if path.name != "__main__.py"]
+    light = [name for name in every if not needs_torch(name)]
+    heavy = [name for name in every if needs_torch(name)] if torch_too else []
+    names = light + heavy
     code = (
         f"import importlib, os, sys\nfor name in {light!r}:\n"
         "    importlib.import_module(name)\n"

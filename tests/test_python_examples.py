@@ -13,6 +13,7 @@ COMMANDS = {  # what each prints, among other things
 }
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize(("command", "expected"), COMMANDS.items())
 def test_examples_run(command: str, expected: str) -> None:
     ran = shell(command, ROOT / "examples")

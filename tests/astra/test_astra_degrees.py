@@ -182,9 +182,7 @@ def test_the_search_over_all_degrees_equals_enumeration() -> None:
         virtual=(1, 2),
         distributed_optimizer=(True,),
         sequence_parallel=(True, False),
-        recompute=(None, "full"),
-        recompute_method=("uniform",),
-        recompute_layers=(1,),
+        recompute=(None,),
         no_overlap_offload=(True,),
         offload=False,
     )

@@ -10,7 +10,7 @@ from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 
 ENTRIES = [entry for entry in library() if entry.problem == "ditto"]
-# More than a second: proven again with pytest -m wide. SLOW: of every second of the others.
+# More than a second: proven again with pytest -m wide. SLOW: of every fourth of the others.
 LARGE = ("three-types", "a100", "layers-96", "layers-192")
 SLOW = "ditto-ex3-nb32-memory"
 # Those small enough for Oobleck's exhaustive table.
@@ -18,9 +18,9 @@ SMALL = ("ex1", "ex2", "tiny")
 
 
 def cases(entries: list[Entry]) -> list[object]:
-    """By name. By default every second of those that are not large."""
+    """By name. By default every fourth of those that are not large."""
     small = [e for e in entries if not any(word in e.name for word in LARGE)]
-    quick = [e for e in small[::2] if e.name != SLOW]
+    quick = [e for e in small[::4] if e.name != SLOW]
     return [
         pytest.param(e, id=e.name, marks=() if e in quick else pytest.mark.wide) for e in entries
     ]

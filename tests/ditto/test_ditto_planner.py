@@ -97,7 +97,8 @@ def test_every_template_finds_its_devices(draw: st.DataObject) -> None:
         *(
             {"device": draw.draw(st.sampled_from(["T4", "P100-PCIE-16GB"])), "devices": n}
             for n in sizes
-        )
+        ),
+        model=small_model(layers=12),
     )
     data = pose(w, 1)
     left = Counter({kind.name: kind.nodes * data.devices_per_node for kind in data.device_types})

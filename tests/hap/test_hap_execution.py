@@ -66,7 +66,7 @@ def test_random_programs_equal_one_device(name: str, seed: int) -> None:
     agree(execute(theory, decision, values), expected)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", rest_wide(range(3), 1))
 @pytest.mark.parametrize("name", ["vit", "bert-moe"])
 def test_segments_have_ratios_of_their_own(name: str, seed: int) -> None:
     program, values, expected = tiny(name)
@@ -84,8 +84,8 @@ def test_segments_have_ratios_of_their_own(name: str, seed: int) -> None:
 ENTRIES = {entry.name: entry for entry in library("hap")}
 
 
-# One of each kind of layer, and one whose memory is limited.
-RECORDED = ("hap-vgg19-6", "hap-vit-6", "hap-bert-moe-6-memory", "hap-gpt2-6")
+# Convolutions, and experts under limited memory.
+RECORDED = ("hap-vgg19-6", "hap-bert-moe-6-memory")
 
 
 @pytest.mark.parametrize(

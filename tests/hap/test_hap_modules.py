@@ -24,6 +24,7 @@ from hetplan.runtime.launch.local import launch  # noqa: E402
 from hetplan.runtime.measured import Measured  # noqa: E402
 from hetplan.runtime.tracing.layers import trace as trace_layers  # noqa: E402
 from hetplan.runtime.tracing.program import plannable, trace_samples  # noqa: E402
+from quick import rest_wide  # noqa: E402
 
 STEPS, RATE = 3, 0.05
 
@@ -142,7 +143,7 @@ def test_modules_have_one_precision_and_data() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [strangers.resnet, strangers.vit, strangers.perceptron, strangers.chain]
+    "make", rest_wide([strangers.perceptron, strangers.vit, strangers.resnet, strangers.chain], 2)
 )
 def test_programs_have_the_layers_of_the_profile(make: Callable[[], Any]) -> None:
     """Operators between submodules count to the layer that ran last, those before the first to

@@ -190,7 +190,7 @@ def test_means_are_set_at_the_best_ratios(seed: int) -> None:
 @pytest.mark.parametrize(
     ("data", "states", "best"),
     [
-        (residual(6, 2), None, 0.22764840551313367),
+        pytest.param(residual(6, 2), None, 0.22764840551313367, marks=pytest.mark.wide),
         (residual(3, 3, 1), None, None),
         (chain(24, 4), 362, 0.07267252866714304),
         pytest.param(chain(24, 4, 1), 362, 0.07245094329438832, marks=pytest.mark.wide),

@@ -28,9 +28,9 @@ from hetplan.programs.work import Work, products_of, work_of  # noqa: E402
 from hetplan.runtime.tracing.aten import RULES  # noqa: E402
 from hetplan.runtime.tracing.program import Traced, trace  # noqa: E402
 
-# Network and blocks: convolutions, attention and experts by default.
+# Network and blocks: convolutions, and attention with experts, by default.
 NETWORKS = [
-    *(("vgg19", 2), ("vit", 2), ("bert-moe", 2)),
+    *(("vgg19", 2), ("bert-moe", 2), pytest.param("vit", 2, marks=pytest.mark.wide)),
     *(
         pytest.param(name, PUBLISHED, marks=pytest.mark.wide)
         for name in MAKERS

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hetplan.errors import InputError
-from hetplan.profiling.hardware.cluster import DeviceSpec, catalogue, device
+from hetplan.profiling.hardware.cluster import DeviceSpec, catalogue, device, example_cluster
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.models.operators import (
     DEFAULT_STACK,
@@ -22,6 +22,7 @@ from hetplan.profiling.models.operators import (
     flash_shares,
 )
 from hetplan.profiling.models.zoo import gpt2, text_model
+from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.rates.products import move_seconds, product_seconds
 from hetplan.profiling.rates.times import (
     FP8_CASTS,
@@ -116,6 +117,20 @@ def test_a_layer_takes_no_less_than_its_host() -> None:
     assert (t.forward_host, t.backward_host) == pytest.approx((2e-3, 3e-3))
     assert t.forward == pytest.approx((device_alone.forward**2 + 4e-6) ** 0.5)
     assert t.backward == pytest.approx((device_alone.backward**2 + 9e-6) ** 0.5)
+
+
+def test_layers_with_the_same_operators_may_take_different_times() -> None:
+    """The casts of a layer's weights are none of its operators."""
+    model = load_model("gpt2")
+    first, second = model.layers[1:3]
+    larger = replace(second, params=10 * second.params)
+    model = replace(model, layers=(model.layers[0], first, larger, model.layers[3]))
+    assert model.first_alike == (0, 1, 2, 1)
+    casting = replace(DEFAULT_STACK, casts=True)
+    cluster = example_cluster("p3-4")
+    (table,) = predict(model, cluster, micro_batches=[1], tensor_degrees=[1], stack=casting).tables
+    _, one, other, same = table.forward_seconds
+    assert other > 1.01 * one and same == one
 
 
 def test_widths_that_are_no_multiple_of_eight_are_slow() -> None:

@@ -12,6 +12,8 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 from parity.asking import run_forked  # noqa: E402
 from parity.recorded import PASS  # noqa: E402 (needs torch)
 
+pytestmark = pytest.mark.engine
+
 WIDTH = 8  # bytes of fp64
 LAYERS = [6 * 5 + 5, 5 * 5 + 5, 5 * 3 + 3]  # elements of those that have parameters
 ALL, BATCHES = sum(LAYERS), 2

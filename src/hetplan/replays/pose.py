@@ -111,16 +111,14 @@ def table_of(workload: Workload, table: ProfileTable, modes: Sequence[Recomputat
     no_seconds = [0.0] * len(table.forward_seconds)
     spec = workload.cluster.specs[table.device]
     rates = Rates(table.device, spec, workload.precision, workload.stack)
+    model = workload.model
     repeated: dict[Recomputation, list[float]] = {}
     for mode in modes:
-        # a layer's operators and kind are all that `repeated_share` reads of it
         shares = {
-            (layer.operators, layer.kind): repeated_share(
-                layer, mode, rates, table.micro_batch, table.tensor
-            )
-            for layer in workload.model.layers
+            l: repeated_share(model.layers[l], mode, rates, table.micro_batch, table.tensor)
+            for l in set(model.first_alike)
         }
-        repeated[mode] = [shares[layer.operators, layer.kind] for layer in workload.model.layers]
+        repeated[mode] = [shares[l] for l in model.first_alike]
     return Table(
         type=table.device,
         tensor=table.tensor,

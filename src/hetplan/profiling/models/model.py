@@ -40,6 +40,14 @@ class Model:
         """All parameters; tied ones count once."""
         return sum(layer.params for layer in self.layers)
 
+    @cached_property
+    def first_alike(self) -> tuple[int, ...]:
+        """[layers] the first layer that equals each one in all but the name."""
+        first: dict[Layer, int] = {}
+        return tuple(
+            first.setdefault(replace(layer, name=""), l) for l, layer in enumerate(self.layers)
+        )
+
     @property
     def tokens_per_sample(self) -> int:
         """Tokens of one sample; an image counts as one."""

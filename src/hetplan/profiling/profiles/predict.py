@@ -8,7 +8,7 @@ from itertools import product
 from hetplan.errors import require
 from hetplan.profiling.hardware.cluster import Cluster
 from hetplan.profiling.models.model import Model
-from hetplan.profiling.models.operators import DEFAULT_STACK, ELEMENT_BYTES, Operator, Stack
+from hetplan.profiling.models.operators import DEFAULT_STACK, ELEMENT_BYTES, Stack
 from hetplan.profiling.profiles.profile import Profile, ProfileLayer, ProfileTable, Provenance
 from hetplan.profiling.rates.efficiency import Learned
 from hetplan.profiling.rates.shipped import shipped
@@ -102,14 +102,14 @@ def _table(
     """The table of one device type, tensor degree and micro-batch size."""
 
     def layer_times(rates: Rates) -> list[LayerTime]:
-        """The times of every layer; layers of equal operators are computed once."""
-        by_operators: dict[tuple[Operator, ...], LayerTime] = {}
-        for layer in model.layers:
-            if layer.operators not in by_operators:
-                by_operators[layer.operators] = layer_time(
-                    layer, rates, micro_batch=micro_batch, tensor=tensor, learned=learned
-                )
-        return [by_operators[layer.operators] for layer in model.layers]
+        """The times of every layer; layers that are alike are computed once."""
+        times = {
+            l: layer_time(
+                model.layers[l], rates, micro_batch=micro_batch, tensor=tensor, learned=learned
+            )
+            for l in set(model.first_alike)
+        }
+        return [times[l] for l in model.first_alike]
 
     def total(times: list[LayerTime]) -> float:
         """Seconds of both passes of all layers."""

@@ -32,7 +32,14 @@ from numpy.typing import NDArray
 
 from hetplan.profiling.hardware.cluster import DeviceSpec, Floats, catalogue
 from hetplan.profiling.models.operators import ELEMENT_BYTES, Precision, Shape
-from hetplan.profiling.rates.shipped import Estimate, MoveRate, ProductTrees, Tiling, shipped
+from hetplan.profiling.rates.shipped import (
+    Errors,
+    Estimate,
+    MoveRate,
+    ProductTrees,
+    Tiling,
+    shipped,
+)
 from hetplan.schema import NonNegative, Positive, StrictModel
 
 
@@ -377,8 +384,35 @@ def move_seconds(
     moved: bytes that it reads and writes. device: its catalogue name, by which measurements are
     looked up. row: numbers in a row of a norm or softmax; None: `Moving.row`.
     """
+    return move_estimates(kind, device, spec, row=row, moving=moving).estimate(moved)
+
+
+@dataclass(frozen=True)
+class MoveEstimates:
+    """Estimated seconds of one kind of operator on one device type, by the bytes that it moves."""
+
+    curve: MoveCurve
+    errors: Errors | Moving  # factors from the estimate to the ends of its interval
+    source: str
+
+    def estimate(self, moved: float) -> Estimate:
+        """Estimated seconds of moving `moved` bytes."""
+        seconds = self.curve.move_seconds(moved)
+        return Estimate(seconds, seconds * self.errors.low, seconds * self.errors.high, self.source)
+
+
+def move_estimates(
+    kind: MoveKind,
+    device: str,
+    spec: DeviceSpec,
+    *,
+    row: float | None = None,
+    moving: Moving = MOVING,
+) -> MoveEstimates:
+    """The estimates of `move_seconds` for any number of bytes. Parameters: see there."""
     rate, measured = rate_of(device, spec.memory_bytes_per_s, kind)
-    seconds = move_curve(kind, device, spec, row=row, moving=moving).move_seconds(moved)
-    errors = rate.errors if measured else moving
-    source = rate.origin if measured else f"{rate.origin} on {rate.devices[0]}"
-    return Estimate(seconds, seconds * errors.low, seconds * errors.high, source)
+    return MoveEstimates(
+        curve=move_curve(kind, device, spec, row=row, moving=moving),
+        errors=rate.errors if measured else moving,
+        source=rate.origin if measured else f"{rate.origin} on {rate.devices[0]}",
+    )

@@ -43,7 +43,12 @@ from hetplan.profiling.models.operators import (
     launches,
 )
 from hetplan.profiling.rates.efficiency import Learned
-from hetplan.profiling.rates.products import MoveKind, move_seconds, product_seconds
+from hetplan.profiling.rates.products import (
+    MoveEstimates,
+    MoveKind,
+    move_estimates,
+    product_seconds,
+)
 from hetplan.profiling.rates.shipped import Estimate
 
 # The share of its speed that a 16-bit product keeps where k or n is no multiple of 8, by the
@@ -154,6 +159,11 @@ class Rates:
     edge: Literal["low", "seconds", "high"] = "seconds"
 
     @cached_property
+    def _moves(self) -> dict[Kind, MoveEstimates]:
+        """The estimates by kind of operator that `moved_seconds` has needed so far."""
+        return {}
+
+    @cached_property
     def flops_per_s(self) -> float:
         """FLOP/s of a large matrix product; raises InputError where the device lacks the
         precision."""
@@ -163,7 +173,9 @@ class Rates:
     def moved_seconds(self, elements: float, kind: Kind) -> float:
         """Seconds of moving `elements` numbers of the precision."""
         moved = elements * ELEMENT_BYTES[self.precision]
-        return self.end_of(move_seconds(MOVES[kind], moved, self.device, self.spec))
+        if kind not in self._moves:
+            self._moves[kind] = move_estimates(MOVES[kind], self.device, self.spec)
+        return self.end_of(self._moves[kind].estimate(moved))
 
     def end_of(self, estimate: Estimate) -> float:
         """The number of an estimate that `edge` names."""
