@@ -143,7 +143,8 @@ def closest_factor(weakest: DeviceType, most: int, total: float) -> int:
             alike, True, key=lambda d: (virtual_seconds(weakest, d) >= total) == rises
         )
         candidates |= {first, alike[-1], *alike[max(0, crossing - 1) : crossing + 1]}
-    return min(candidates, key=lambda d: (abs(virtual_seconds(weakest, d) - total), d))
+    closest: int = min(candidates, key=lambda d: (abs(virtual_seconds(weakest, d) - total), d))
+    return closest
 
 
 def total_seconds(kind: DeviceType) -> float:
