@@ -171,7 +171,8 @@ def tie_complaints(data: Data, result: dict[str, Any], best: float) -> list[str]
     """What is wrong with the sum of eq. 4, and with the claim that it is the least one."""
     idle = idle_and_seconds(data, result["decision"])[0]
     stated = result["details"].get("under_utilisation")
-    scale = best * sum(peak_speed(device) for device in data["devices"]) * data["global_batch"]
+    speed = sum(peak_speed(device) for device in data["devices"])
+    scale = result["objective"] * speed * data["global_batch"]
     found = []
     if stated is not None and abs(stated - idle) > 1e-9 * scale:
         found.append(f"under-utilisation {stated}, the decision's is {idle}")
