@@ -40,13 +40,14 @@ def drawn(name: str, seed: int, *, wild: bool = False) -> Data:
 def spread(rng: Random, data: Any) -> None:
     """Multiply some of the numbers inside by powers of ten.
 
-    Links stay as they are, because they are symmetric, and so do whole numbers, which count.
+    Links stay as they are, because they are symmetric, the tables of `joint`, because the host's
+    part of a pass is at most the pass, and whole numbers, because they count.
     """
     inside = data.items() if isinstance(data, dict) else enumerate(data)
     for key, value in list(inside):
         if isinstance(value, float) and rng.random() < 0.2:
             data[key] = value * 10.0 ** rng.randint(-7, 7)
-        elif isinstance(value, dict | list) and key != "bandwidth":
+        elif isinstance(value, dict | list) and key not in ("bandwidth", "tables"):
             spread(rng, value)
 
 
