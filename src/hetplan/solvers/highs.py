@@ -12,7 +12,7 @@ it in less time. Where the user turns it on, `general.minimise` takes plans from
 
 Errors without presolve are rarer, but there are some: in 1,800 runs of `milp` and `pyomo` on tiny
 instances of `amp` HiGHS 1.14 cut off one optimum (`python -m play amp --seed 1058 --count 1`). With
-another seed it does not, so that methods which contradict each other tell such an error.
+another seed it does not. `general.minimise` therefore asks for every quick proof a second time.
 """
 
 import logging
