@@ -32,7 +32,6 @@ from hetplan.solvers.native import (
 from hetplan.solvers.pyomo_options import (
     NAMES,
     configured,
-    label as label,  # every driver has one
     solver_label,
 )
 from hetplan.solvers.run import HIGHS, Options, Run, Stop, engine, stop_reason
@@ -132,6 +131,13 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
                 x[i] = float(variable.value)
         x = np.where(arrays.integer, np.round(x), x / model.milp_units())
     return replace(answer, x=x, model=model)
+
+
+def label(options: Options) -> str:
+    """The text of `solver_label`. Raises as `solve` does where the solver is unknown or not
+    installed, and for its native options."""
+    configured(options, None)
+    return solver_label(options)
 
 
 def _minimised(

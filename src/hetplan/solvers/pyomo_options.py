@@ -98,13 +98,6 @@ def solver_label(options: Options) -> str:
     return f"{options.pyomo_solver} (Pyomo {PYOMO_VERSION})"
 
 
-def label(options: Options) -> str:
-    """The text of `solver_label`. Raises as `solve` does where the solver is unknown or not
-    installed, and for its native options."""
-    configured(options, None)
-    return solver_label(options)
-
-
 def configured(options: Options, limit: float | None) -> Any:
     """The solver's Pyomo interface with its options set. limit: seconds; None: no limit."""
     name = options.pyomo_solver
