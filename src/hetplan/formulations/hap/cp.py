@@ -5,38 +5,38 @@ Sets   i triples that can help (c the collectives, e the computations among them
        k segments; d groups of devices of equal speed and memory, m devices in all.
 Data   pre_i, post_i; F_e, S_e FLOP; fixed_c, shared_c seconds; v_d FLOP/s and n_d devices of a
        group; V = sum_d n_d v_d; with memory P_i, A_i bytes and W_d bytes of one device.
-       G steps per unit of a ratio.
+       G steps in which ratios are counted.
 Vars   used_i in {0,1};  at_i position of triple i in the program;
        gives_ip in {0,1}: i is the first to establish p;  known_p in {0,1};  since_p a position;
        end_s the position at which stage s ends;  inside_es in {0,1}: computation e is in stage s;
-       b_kd steps of the ratio of one device of group d;  top_k the largest of them;
-       fixed_sd, shared_skd ticks that the stage's work F and S take on group d at ratio 1;
-       t_s ticks of computing in stage s;  r_c ticks that collective c takes for the largest ratio.
-Min    sum_s t_s + sum_c (fixed_c used_c + r_c),  s.t.
+       y_kd steps that all devices of group d have together, so that one has the ratio y / (n_d G);
+       t_s ticks of computing in stage s;  r_k ticks of collectives for the largest ratio.
+Min    sum_s t_s + sum_c fixed_c used_c + sum_k r_k,  s.t.
 (1) known_goal; known_p = sum_i gives_ip; gives_ip => used_i              `establish_the_goal`
 (2) used_i => known_p for p in pre_i                                      `need_what_is_known`
 (3) gives_ip => since_p >= at_i; used_i => at_i > since_p for p in pre_i  `derive_in_order`
 (4) used_e = sum_s inside_es; inside_es => used_s, at_s < at_e < end_s    `compute_in_one_stage`
 (5) the intervals [at_s, end_s) of used stages do not overlap             `take_turns`
-(6) G - m < sum_d n_d b_kd <= G                                           `share_out`
-(7) top_k = max_d b_kd                                  maximum           `find_the_largest_ratio`
-(8) fixed_sd = sum_e F_e / v_d inside_es, shared_skd = sum_e S_e / v_d inside_es `add_up_work`
-(9) G (t_s - fixed_sd) + G > sum_k shared_skd b_kd      products          `wait_for_the_slowest`
-(10) used_c => G r_c + G > shared_c top_k               under a condition `pay_for_the_largest`
-(11) sum_i used_i P_i + sum_k (sum_i used_i A_i) b_kd / G <= W_d products `fit_memory`
-(12) used_i => sum_p gives_ip >= 1; known_p => p is the goal or some used_i needs it
-                                                        dominance         `waste_nothing`
-(13) t_s >= sum_e (m F_e + S_e) / V inside_es, r_c >= shared_c / m used_c
-                                                        implied           `outlast_the_average`
-(14) with memory  m sum_i used_i P_i + sum_i used_i A_i <= sum_d n_d W_d
-                                                        implied           `fit_all_memory`
-(15) the triples of a program that fits with no ratios are not all used   `forbid`
-Devices of one group have equal ratios, since costs are convex in them. (12) loses nothing: without
-a triple that gives nothing new a program costs no more.
+(6) G - D < sum_d y_kd <= G, D the number of groups                       `share_out`
+(7) G (t_s - fixed_sd) + G > sum_k shared_skd y_kd for all d    products  `wait_for_the_slowest`
+    fixed_sd = sum_e F_e / v_d inside_es, shared_skd = sum_e S_e / (v_d n_d) inside_es
+(8) G r_k + G > (sum_c shared_c / n_d used_c) y_kd for all d    products  `pay_for_the_largest`
+(9) sum_i P_i used_i + sum_k (sum_i A_i used_i) y_kd / (n_d G) <= W_d     `fit_memory`
+(10) used_i => sum_p gives_ip >= 1; known_p => p is the goal or some used_i needs it
+                                                             dominance    `waste_nothing`
+(11) t_s >= sum_e (m F_e + S_e) / V inside_es                implied      `outlast_the_average`
+(12) r_k >= sum_c shared_c / m used_c                        implied      `exceed_the_average`
+(13) sum_i (m P_i + A_i) used_i <= sum_d n_d W_d             implied      `fit_all_memory`
+(14) the triples of a program that fits with no ratios are not all used   `forbid`
+Computations without work fit into any stage, and are not counted as computations e. Devices of one
+group have equal ratios, since costs are convex in them. (10) loses nothing: without a triple that
+gives nothing new, or nothing that is needed, a program costs no more.
 
-Ratios and seconds are rounded down, and (9), (10) round their left sides up, so that the model
-prices no decision too high and its bound holds. The ratios of the program in its answer are
-optimised again by a linear programme, so that rounding remains as a gap, of about m / G.
+Shares and seconds are rounded down, and the left sides of (7) and (8) up, so that the model prices
+no decision too high and its bound holds. The ratios of the program in its answer are optimised
+again by a linear programme, so that rounding remains as a gap, of about D / G. A coarse grid is
+solved first. It leaves the fine one a short interval for the optimum, without which CP-SAT crawls
+through the ratios.
 Source HAP, Section 3.2, 4.2, 5.2.
 """
 
@@ -58,23 +58,23 @@ from hetplan.formulations.hap.cp_programs import (
     useful_triples,
 )
 from hetplan.formulations.hap.data import Communication, Compute, HapData, HapDecision, Triple
-from hetplan.formulations.hap.problem import compile_problem
+from hetplan.formulations.hap.problem import HapProblem, compile_problem
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.solvers.constraint_model import ConstraintModel
 from hetplan.solvers.general import Formulation, PriorResult, solve_with
 from hetplan.solvers.highs import check_native
 from hetplan.solvers.model import ModelAnswer, Totals
-from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop
+from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, relative_gap
 
 FIRST = -1  # the number of the stage that no collective begins
 # Pairs of a computation and a stage beyond which no model is built: CP-SAT would not get far.
 MOST_PAIRS = 60_000
-# The most steps of a ratio, and the largest product of a work and a ratio that CP-SAT is given.
-MOST_STEPS, LARGEST_PRODUCT = 2**24, 2.0**58
-MEMORY_STEPS = 2.0**28  # whole numbers per memory of a device
+# G of the coarse and of the fine grid, and the largest product of a work and a share.
+GRIDS, LARGEST_PRODUCT = (2**12, 2**22), 2.0**58
+MEMORY_STEPS = 2.0**26  # whole numbers per memory of a device
 MEMORY_TOLERANCE = 1e-9  # the share of a memory by which rounding may exceed it
 # Memories of this share of all memory, and smaller ones, have the same unit.
-MOST_MEMORIES = 2.0**10
+MOST_MEMORIES = 2.0**8
 NONE_FITS = "no program fits in memory"
 TOO_WIDE = "the theory has too many computations and collectives for this method"
 
@@ -101,8 +101,12 @@ class Theory:
 
     @property
     def computations(self) -> dict[int, Compute]:
-        """Triple number -> computation."""
-        return {i: t for i, t in self.triples.items() if isinstance(t, Compute)}
+        """Triple number -> computation that takes time. Others fit into any stage."""
+        return {
+            i: t
+            for i, t in self.triples.items()
+            if isinstance(t, Compute) and (t.fixed_flops or t.shared_flops)
+        }
 
     @property
     def collectives(self) -> dict[int, Communication]:
@@ -142,10 +146,7 @@ class Variables:
     known: dict[str, IntVar]
     since: dict[str, IntVar]
     inside: dict[tuple[int, int], IntVar]
-    ratio: dict[tuple[int, int], IntVar]
-    largest: dict[int, IntVar]
-    fixed: dict[tuple[int, int], IntVar]
-    shared: dict[tuple[int, int, int], IntVar]
+    share: dict[tuple[int, int], IntVar]
     computing: dict[int, IntVar]
     for_ratio: dict[int, IntVar]
 
@@ -154,16 +155,11 @@ def make_variables(model: ConstraintModel, theory: Theory) -> Variables:
     """The variables of the docstring."""
     cp, segments = model.cp, range(theory.data.segments)
     triples, properties = theory.triples, theory.properties
-    collectives = theory.collectives
-    stages, groups = [FIRST, *collectives], range(len(theory.groups))
-    positions = min(len(triples), len(properties)) + 1  # each triple gives a property, by (12)
+    stages, groups = [FIRST, *theory.collectives], range(len(theory.groups))
+    positions = min(len(triples), len(properties)) + 1  # each triple gives a property, by (10)
 
     def position(name: str) -> IntVar:
         return cp.new_int_var(0, positions, name)
-
-    def most_work(d: int) -> float:
-        """Seconds of the shared work of a stage on one device of group d, at ratio 1."""
-        return theory.largest * theory.speed / theory.groups[d].speed
 
     at = {i: position(f"at_{i}") for i in triples}
     at[FIRST] = cp.new_constant(0)
@@ -182,21 +178,13 @@ def make_variables(model: ConstraintModel, theory: Theory) -> Variables:
         inside={
             (e, s): cp.new_bool_var(f"inside_{e}_{s}") for e in theory.computations for s in stages
         },
-        ratio={
-            (k, d): cp.new_int_var(0, theory.steps // theory.groups[d].count, f"ratio_{k}_{d}")
-            for k in segments
-            for d in groups
-        },
-        largest={k: cp.new_int_var(0, theory.steps, f"largest_{k}") for k in segments},
-        fixed={(s, d): model.time(f"fixed_{s}_{d}") for s in stages for d in groups},
-        shared={
-            (s, k, d): model.time(f"shared_{s}_{k}_{d}", most_work(d))
-            for s in stages
+        share={
+            (k, d): cp.new_int_var(0, theory.steps, f"share_{k}_{d}")
             for k in segments
             for d in groups
         },
         computing={s: model.time(f"computing_{s}") for s in stages},
-        for_ratio={c: model.time(f"for_ratio_{c}") for c in collectives},
+        for_ratio={k: model.time(f"for_ratio_{k}") for k in segments},
     )
 
 
@@ -252,62 +240,69 @@ def take_turns(model: ConstraintModel, theory: Theory, v: Variables) -> None:  #
 
 
 def share_out(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (6)
-    """The ratios of all devices sum to 1, where each is rounded down by less than a step."""
-    for k in v.largest:
-        total = sum(group.count * v.ratio[k, d] for d, group in enumerate(theory.groups))
-        model.cp.add_linear_constraint(total, theory.steps - theory.devices + 1, theory.steps)
+    """The shares of all groups sum to 1, where each is rounded down by less than a step."""
+    G, groups = theory.steps, range(len(theory.groups))
+    for k in v.for_ratio:
+        total = sum(v.share[k, d] for d in groups)
+        model.cp.add_linear_constraint(total, G - len(groups) + 1, G)
 
 
-def find_the_largest_ratio(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (7)
-    """The largest ratio of each segment."""
-    for k, largest in v.largest.items():
-        ratios = [v.ratio[k, d] for d in range(len(theory.groups))]
-        model.cp.add_max_equality(largest, ratios)
-
-
-def add_up_work(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (8)
-    """The work of a stage on each group, in ticks at ratio 1."""
-    computations = theory.computations
-    for s in v.end:
-        for d, group in enumerate(theory.groups):
-            fixed = sum(
-                model.tick(triple.fixed_flops / group.speed) * v.inside[e, s]
-                for e, triple in computations.items()
-            )
-            model.cp.add(v.fixed[s, d] == fixed)
-            for k in v.largest:
-                shared = sum(
-                    model.tick(triple.shared_flops / group.speed) * v.inside[e, s]
-                    for e, triple in computations.items()
-                    if triple.segment == k
-                )
-                model.cp.add(v.shared[s, k, d] == shared)
-
-
-def wait_for_the_slowest(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (9)
+def wait_for_the_slowest(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (7)
     """A stage takes as long as its slowest group computes, less a tick at most."""
-    cp, G = model.cp, theory.steps
-    most = G * (model.most_ticks + 1)
+    G, computations = theory.steps, theory.computations
     for s, computing in v.computing.items():
         model.check()
-        for d in range(len(theory.groups)):
+        for d, group in enumerate(theory.groups):
+            fixed = model.time(f"fixed_{s}_{d}")
+            parts = [
+                model.tick(triple.fixed_flops / group.speed) * v.inside[e, s]
+                for e, triple in computations.items()
+            ]
+            model.cp.add(fixed == sum(parts))
             products = []
-            for k in v.largest:
-                products.append(cp.new_int_var(0, most, f"product_{s}_{k}_{d}"))
-                cp.add_multiplication_equality(products[-1], [v.shared[s, k, d], v.ratio[k, d]])
-            cp.add(G * (computing - v.fixed[s, d]) + G - 1 >= sum(products))
+            for k in v.for_ratio:
+                # all devices together need no longer than the stage
+                most = theory.largest * theory.speed / (group.speed * group.count)
+                shared = model.time(f"shared_{s}_{k}_{d}", most)
+                parts = [
+                    model.tick(triple.shared_flops / (group.speed * group.count)) * v.inside[e, s]
+                    for e, triple in computations.items()
+                    if triple.segment == k
+                ]
+                model.cp.add(shared == sum(parts))
+                products.append(product_of(model, theory, shared, v.share[k, d]))
+            model.cp.add(G * (computing - fixed) + G - 1 >= sum(products))
 
 
-def pay_for_the_largest(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (10)
-    """A collective takes its shared seconds times the largest ratio, less a tick at most."""
+def product_of(
+    model: ConstraintModel, theory: Theory, shared: IntVar, share: IntVar
+) -> IntVar:
+    """A variable for the product of some shared work, in ticks, and the share of a group."""
+    most = theory.steps * (model.most_ticks + 1)
+    product = model.cp.new_int_var(0, most, f"{shared.name}_of_{share.name}")
+    model.cp.add_multiplication_equality(product, [shared, share])
+    return product
+
+
+def pay_for_the_largest(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (8)
+    """Collectives take their shared seconds times the largest ratio, less a tick at most."""
     G = theory.steps
-    for c, triple in theory.collectives.items():
-        shared = model.tick(triple.shared_seconds)
-        paid = G * v.for_ratio[c] + G - 1 >= shared * v.largest[triple.segment]
-        model.cp.add(paid).only_enforce_if(v.used[c])
+    for k, for_ratio in v.for_ratio.items():
+        for d, group in enumerate(theory.groups):
+            # the largest ratio is no smaller than the average one
+            most = theory.largest * theory.devices / group.count
+            shared = model.time(f"shared_comm_{k}_{d}", most)
+            parts = [
+                model.tick(triple.shared_seconds / group.count) * v.used[c]
+                for c, triple in theory.collectives.items()
+                if triple.segment == k
+            ]
+            model.cp.add(shared == sum(parts))
+            paid = product_of(model, theory, shared, v.share[k, d])
+            model.cp.add(G * for_ratio + G - 1 >= paid)
 
 
-def fit_memory(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (11)
+def fit_memory(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (9)
     """The bytes of a program fit in the memory of each group."""
     if theory.data.memory is None:
         return
@@ -319,16 +314,16 @@ def fit_memory(model: ConstraintModel, theory: Theory, v: Variables) -> None:  #
         held = [in_steps(t.fixed_bytes, unit) * v.used[i] for i, t in theory.triples.items()]
         cp.add(fixed == sum(held))
         products = []
-        for k in v.largest:
+        for k in v.for_ratio:
             shared = cp.new_int_var(0, most, f"shared_bytes_{k}_{d}")
             held = [
-                in_steps(t.shared_bytes, unit) * v.used[i]
+                in_steps((t.shared_bytes or 0.0) / group.count, unit) * v.used[i]
                 for i, t in theory.triples.items()
                 if t.segment == k
             ]
             cp.add(shared == sum(held))
             products.append(cp.new_int_var(0, G * room, f"bytes_{k}_{d}"))
-            cp.add_multiplication_equality(products[-1], [shared, v.ratio[k, d]])
+            cp.add_multiplication_equality(products[-1], [shared, v.share[k, d]])
         cp.add(sum(products) <= G * (room - fixed))
 
 
@@ -339,7 +334,7 @@ def in_steps(size: float | None, unit: float, *, up: bool = False) -> int:
     return math.ceil(steps * (1 + MEMORY_TOLERANCE)) if up else math.floor(steps)
 
 
-def waste_nothing(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (12)
+def waste_nothing(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (10)
     """Dominance: each triple gives something new, each known property is needed."""
     for i, used in v.used.items():
         model.cp.add_bool_or(~used, *(v.gives[j, p] for j, p in v.gives if j == i))
@@ -349,21 +344,28 @@ def waste_nothing(model: ConstraintModel, theory: Theory, v: Variables) -> None:
             model.cp.add_bool_or(~known, *users)
 
 
-def outlast_the_average(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (13)
-    """Implied: a stage lasts as long as if the devices shared all its work by speed, and the
-    largest ratio is no smaller than the average."""
+def outlast_the_average(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (11)
+    """Implied: a stage lasts as long as if the devices shared all its work by speed."""
     for s, computing in v.computing.items():
         shares = [
             model.tick(average_seconds(theory.data, triple)) * v.inside[e, s]
             for e, triple in theory.computations.items()
         ]
         model.cp.add(computing >= sum(shares))
-    for c, triple in theory.collectives.items():
-        average = model.tick(triple.shared_seconds / theory.devices)
-        model.cp.add(v.for_ratio[c] >= average * v.used[c])
 
 
-def fit_all_memory(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (14)
+def exceed_the_average(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (12)
+    """Implied: the largest ratio is no smaller than the average."""
+    for k, for_ratio in v.for_ratio.items():
+        shares = [
+            model.tick(triple.shared_seconds / theory.devices) * v.used[c]
+            for c, triple in theory.collectives.items()
+            if triple.segment == k
+        ]
+        model.cp.add(for_ratio >= sum(shares))
+
+
+def fit_all_memory(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (13)
     """Implied: all devices together hold the bytes of a program."""
     if theory.data.memory is None:
         return
@@ -375,7 +377,7 @@ def fit_all_memory(model: ConstraintModel, theory: Theory, v: Variables) -> None
     model.cp.add(sum(held) <= in_steps(theory.memory, unit, up=True))
 
 
-def forbid(model: ConstraintModel, v: Variables, program: Sequence[int]) -> None:  # (15)
+def forbid(model: ConstraintModel, v: Variables, program: Sequence[int]) -> None:  # (14)
     """Not all triples of a program that no ratios fit in memory are used again."""
     model.cp.add_bool_or(*(~v.used[i] for i in program))
 
@@ -387,136 +389,160 @@ CONSTRAINTS = (
     compute_in_one_stage,
     take_turns,
     share_out,
-    find_the_largest_ratio,
-    add_up_work,
     wait_for_the_slowest,
     pay_for_the_largest,
     fit_memory,
     waste_nothing,
     outlast_the_average,
+    exceed_the_average,
     fit_all_memory,
 )
-
-
-def theory_of(data: HapData, least: float, known: Known | None) -> Theory:
-    """The part of an instance that the model is about.
-
-    least: seconds, a lower bound on every program. known: a program that fits in memory. Without
-    one, no program takes longer than all triples on the slowest device with all of the work.
-    """
-    triples = useful_triples(data)
-    memory = [0.0] * len(data.devices) if data.memory is None else data.memory.device_bytes
-    speeds = [device.flops_per_second for device in data.devices]
-    counts = Counter(zip(speeds, memory, strict=True))
-    groups = [Group(speed, size, count) for (speed, size), count in counts.items()]
-    if known is not None:
-        largest = known.seconds
-    else:
-        largest = math.fsum(most_seconds(triple, min(speeds)) for triple in triples.values())
-    return Theory(data, triples, groups, MOST_STEPS, least, largest)
-
-
-def most_seconds(triple: Triple, speed: float) -> float:
-    """Seconds of a triple on a device of some speed that has all of the work."""
-    if isinstance(triple, Communication):
-        return triple.fixed_seconds + triple.shared_seconds
-    return (triple.fixed_flops + triple.shared_flops) / speed
 
 
 def build(
     theory: Theory, unfit: Sequence[Sequence[int]], run: Run
 ) -> tuple[ConstraintModel, Variables]:
     """The model and its variables. unfit: programs that fit in memory with no ratios."""
-    # A triple has a fixed and a shared part that are rounded down, and (9) or (10) rounds their sum.
-    roundings = 3 * (len(theory.triples) + 1)
+    # each triple has two parts, and each stage and segment has a sum, that are rounded down
+    roundings = 3 * (len(theory.triples) + 1) + theory.data.segments
     totals = Totals(least=theory.least, largest=theory.largest, roundings=roundings)
     model = ConstraintModel("hap", run, totals)
-    theory = replace(theory, steps=steps_of_a_ratio(theory, model.most_ticks))
-    # all ratios together are rounded down by less than m / G
-    by_ratios = theory.largest * theory.devices / theory.steps
-    model.scale = replace(model.scale, under=model.scale.under + by_ratios)
+    theory = replace(theory, steps=affordable_steps(theory, model.most_ticks))
+    by_shares = theory.largest * len(theory.groups) / theory.steps  # seconds lost by rounding
+    model.scale = replace(model.scale, under=model.scale.under + by_shares)
     v = make_variables(model, theory)
     for constrain in CONSTRAINTS:
         constrain(model, theory, v)
     for program in unfit:
         forbid(model, v, program)
-    seconds = sum(
-        model.tick(triple.fixed_seconds) * v.used[c] + v.for_ratio[c]
-        for c, triple in theory.collectives.items()
-    )
-    cost = sum(v.computing.values()) + seconds
-    model.cp.add(cost <= model.most_ticks)
+    fixed = [
+        model.tick(triple.fixed_seconds) * v.used[c] for c, triple in theory.collectives.items()
+    ]
+    cost = sum(v.computing.values()) + sum(v.for_ratio.values()) + sum(fixed)
+    model.cp.add_linear_constraint(cost, model.tick(theory.least), model.most_ticks)
     model.cp.minimize(cost)
     return model, v
 
 
-def steps_of_a_ratio(theory: Theory, most_ticks: int) -> int:
-    """G, the largest power of two up to MOST_STEPS that keeps products of work and ratio small.
-
-    The shared work of a stage takes the time of all devices together, `theory.largest` at most.
-    """
-    largest_work = max(theory.speed / (group.speed * group.count) for group in theory.groups)
-    most = LARGEST_PRODUCT / (max(1, most_ticks) * largest_work)
+def affordable_steps(theory: Theory, most_ticks: int) -> int:
+    """G: as in `theory`, or less where products of a work and a share would be too large."""
+    work = max(theory.speed / (group.speed * group.count) for group in theory.groups)
+    largest = max(1, most_ticks) * max(work, theory.devices)
     if theory.data.memory is not None:
-        most = min(most, LARGEST_PRODUCT / (MOST_MEMORIES * MEMORY_STEPS))
-    return int(min(MOST_STEPS, 2.0 ** math.floor(math.log2(most))))
+        largest = max(largest, MOST_MEMORIES * MEMORY_STEPS)
+    return int(min(theory.steps, 2.0 ** math.floor(math.log2(LARGEST_PRODUCT / largest))))
 
 
-def formulate(
-    unfit: list[list[int]], data: HapData, run: Run
-) -> Formulation[HapDecision | None] | Outcome[HapDecision | None]:
-    """The model of an instance, or the outcome where the answer follows without it.
+@dataclass(frozen=True)
+class Search:
+    """An instance with what is known of its optimum so far."""
 
-    unfit: programs that fit in memory with no ratios. `read` adds the program of an answer that
-    turns out to be one, and returns the decision that was known before.
-    """
+    theory: Theory
+    problem: HapProblem  # for the linear programme of ratios alone
+    known: Known | None
+    unfit: list[list[int]]  # programs that fit in memory with no ratios; `read` adds to it
+
+
+def begin(data: HapData, run: Run) -> Search | Outcome[HapDecision]:
+    """The search, or the outcome where the answer follows without one."""
     reason = reason_against(data)
     if reason:
         return Outcome(stop=Stop.INFEASIBLE, message=reason)
-    problem = compile_problem(data)  # for the linear programme of ratios alone
+    problem = compile_problem(data)
     if data.program is not None:
         return ratios_only(problem, data.program, run)
-    bound = least_seconds(data)
-    known = first_program(data, problem, run)
-    if known is not None and known.seconds <= bound * (1 + OPTIMAL_GAP):
-        return Outcome(stop=Stop.OPTIMAL, decision=known.decision, bound=min(bound, known.seconds))
-    theory = theory_of(data, bound, known)
-    prior = PriorResult[HapDecision | None](bound=bound)
+    least, known = least_seconds(data), first_program(data, problem, run)
+    if known is not None and known.seconds <= least * (1 + OPTIMAL_GAP):
+        return Outcome(stop=Stop.OPTIMAL, decision=known.decision, bound=known.seconds)
+    theory = Theory(data, useful_triples(data), groups_of(data), GRIDS[0], least, math.inf)
+    if len(theory.computations) * len(theory.collectives) > MOST_PAIRS:
+        decision = None if known is None else known.decision
+        return Outcome(stop=Stop.LIMIT, decision=decision, bound=least, message=TOO_WIDE)
+    # without a known program, no program takes longer than all triples do in turn
+    theory = replace(theory, largest=seconds_of_all(theory))
+    return Search(theory, problem, known, [])
+
+
+def groups_of(data: HapData) -> list[Group]:
+    """The groups of devices of equal speed and memory."""
+    memory = [0.0] * len(data.devices) if data.memory is None else data.memory.device_bytes
+    speeds = [device.flops_per_second for device in data.devices]
+    counts = Counter(zip(speeds, memory, strict=True))
+    return [Group(speed, size, count) for (speed, size), count in counts.items()]
+
+
+def seconds_of_all(theory: Theory) -> float:
+    """Seconds of all triples one after the other, with all work on one of the slowest devices."""
+    slowest = min(group.speed for group in theory.groups)
+    collectives = sum(t.fixed_seconds + t.shared_seconds for t in theory.collectives.values())
+    flops = sum(t.fixed_flops + t.shared_flops for t in theory.computations.values())
+    return collectives + flops / slowest
+
+
+def formulate(search: Search, data: HapData, run: Run) -> Formulation[Known | None]:
+    """The model of the programs of an instance that cost no more than the one that is known."""
+    known, problem, theory = search.known, search.problem, search.theory
+    prior = PriorResult[Known | None](bound=theory.least)
     if known is not None:
-        prior = replace(prior, decision=known.decision, objective=known.seconds)
-    pairs = len(theory.computations) * len(theory.collectives)
-    if pairs > MOST_PAIRS:
-        return Outcome(
-            stop=Stop.LIMIT, decision=prior.decision, bound=bound, message=TOO_WIDE
-        )
+        theory = replace(theory, largest=known.seconds)
+        prior = replace(prior, decision=known, objective=known.seconds)
     made: list[Variables] = []  # by `build`, for `read`
 
     def build_model() -> ConstraintModel:
-        model, variables = build(theory, unfit, run)
+        model, variables = build(theory, search.unfit, run)
         made.append(variables)
         return model
 
-    def read(answer: ModelAnswer) -> HapDecision | None:
+    def read(answer: ModelAnswer) -> Known | None:
         v = made[-1]
         program = [i for i, used in v.used.items() if answer.value(used)]
         program.sort(key=lambda i: answer.value(v.at[i]))
-        priced = best_ratios(problem, problem.cost_of(program), run)
-        if priced.proven_unfit:
-            unfit.append(program)
-        if not priced.fits or (known is not None and known.seconds < priced.seconds):
-            return prior.decision
-        return problem.decision(program, priced.ratios)
+        best = best_ratios(problem, problem.cost_of(program), run)
+        if best.proven_unfit:
+            search.unfit.append(program)
+        if not best.fits or (known is not None and known.seconds <= best.seconds):
+            return known
+        return Known(problem.decision(program, best.ratios), best.seconds)
 
     return Formulation(build=build_model, read=read, infeasible=NONE_FITS, prior=prior)
 
 
-def solve_by(method: str, data: HapData, run: Run) -> Outcome[HapDecision | None]:
-    """The outcome of CP-SAT on the model. It is solved again as long as the program of its answer
-    turns out to fit in memory with no ratios: by rounding it seemed to fit."""
+def solve_by(method: str, data: HapData, run: Run) -> Outcome[HapDecision]:
+    """The outcome of CP-SAT on the model, first on a coarse grid and then on a fine one.
+
+    The model is solved again where the program of its answer turns out to fit in memory with no
+    ratios: by rounding it seemed to fit.
+    """
     check_native(run.options)
-    unfit: list[list[int]] = []
+    search = begin(data, run)
+    if isinstance(search, Outcome):
+        return search
+    grids = list(GRIDS)
+    if run.tap is not None:  # the model that is handed over is the fine one
+        grids = grids[-1:]
+    build_seconds = 0.0
     while True:
-        before = len(unfit)
-        outcome = solve_with(method, partial(formulate, unfit), data, run)
-        if len(unfit) == before or outcome.stop is not Stop.OPTIMAL:
-            return outcome
+        search = replace(search, theory=replace(search.theory, steps=grids[0]))
+        unfit = len(search.unfit)
+        outcome = solve_with(method, partial(formulate, search), data, run)
+        build_seconds += outcome.build_seconds
+        search = improved(search, outcome)
+        is_last = len(grids) == 1 and len(search.unfit) == unfit
+        if is_last or outcome.stop is not Stop.OPTIMAL or is_proven(search, run):
+            decision = None if search.known is None else search.known.decision
+            return replace(outcome, decision=decision, build_seconds=build_seconds)
+        grids = grids[1:] or grids
+
+
+def improved(search: Search, outcome: Outcome[Known | None]) -> Search:
+    """The search with the bound and the program of an outcome."""
+    least = max(search.theory.least, outcome.bound or 0.0)
+    theory = replace(search.theory, least=least)
+    return replace(search, theory=theory, known=outcome.decision or search.known)
+
+
+def is_proven(search: Search, run: Run) -> bool:
+    """Whether the known program is within the gap asked for of the bound."""
+    seconds = None if search.known is None else search.known.seconds
+    gap = relative_gap(seconds, search.theory.least)
+    return gap is not None and gap <= run.options.gap
