@@ -44,7 +44,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from ortools.sat.python.cp_model import IntVar
 
@@ -68,7 +68,7 @@ from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, relative_gap
 
 FIRST = -1  # the number of the stage that no collective begins
 # Pairs of a computation and a stage beyond which no model is built: CP-SAT would not get far.
-MOST_PAIRS = 60_000
+MOST_PAIRS = 30_000
 # G of the coarse and of the fine grid, and the largest product of a work and a share.
 GRIDS, LARGEST_PRODUCT = (2**12, 2**22), 2.0**58
 MEMORY_STEPS = 2.0**26  # whole numbers per memory of a device
@@ -99,7 +99,7 @@ class Theory:
     least: float  # seconds, a lower bound on every program
     largest: float  # seconds that the best program does not exceed
 
-    @property
+    @cached_property
     def computations(self) -> dict[int, Compute]:
         """Triple number -> computation that takes time. Others fit into any stage."""
         return {
@@ -108,16 +108,27 @@ class Theory:
             if isinstance(t, Compute) and (t.fixed_flops or t.shared_flops)
         }
 
-    @property
+    @cached_property
     def collectives(self) -> dict[int, Communication]:
         """Triple number -> collective."""
         return {i: t for i, t in self.triples.items() if isinstance(t, Communication)}
 
-    @property
-    def properties(self) -> list[str]:
-        """The properties that matter: those that some triple needs, and the goal."""
-        needed = dict.fromkeys(p for t in self.triples.values() for p in t.pre)
-        return list({self.data.goal: None} | needed)
+    @cached_property
+    def users(self) -> dict[str, list[int]]:
+        """Property that matters, the goal or one that is needed -> the triples that need it."""
+        users: dict[str, list[int]] = {self.data.goal: []}
+        for i, triple in self.triples.items():
+            for p in dict.fromkeys(triple.pre):
+                users.setdefault(p, []).append(i)
+        return users
+
+    @cached_property
+    def gifts(self) -> dict[int, list[str]]:
+        """Triple number -> the properties that matter of which it can be the first giver."""
+        return {
+            i: [p for p in dict.fromkeys(t.post) if p in self.users and p not in t.pre]
+            for i, t in self.triples.items()
+        }
 
     @property
     def devices(self) -> int:
@@ -154,8 +165,9 @@ class Variables:
 def make_variables(model: ConstraintModel, theory: Theory) -> Variables:
     """The variables of the docstring."""
     cp, segments = model.cp, range(theory.data.segments)
-    triples, properties = theory.triples, theory.properties
+    triples, properties = theory.triples, theory.users
     stages, groups = [FIRST, *theory.collectives], range(len(theory.groups))
+    number = {p: n for n, p in enumerate(properties)}
     positions = min(len(triples), len(properties)) + 1  # each triple gives a property, by (10)
 
     def position(name: str) -> IntVar:
@@ -168,13 +180,12 @@ def make_variables(model: ConstraintModel, theory: Theory) -> Variables:
         at=at,
         end={s: cp.new_int_var(1, positions + 1, f"end_{s}") for s in stages},
         gives={
-            (i, p): cp.new_bool_var(f"gives_{i}_{n}")
-            for n, p in enumerate(properties)
-            for i, triple in triples.items()
-            if p in triple.post and p not in triple.pre
+            (i, p): cp.new_bool_var(f"gives_{i}_{number[p]}")
+            for i, gifts in theory.gifts.items()
+            for p in gifts
         },
-        known={p: cp.new_bool_var(f"known_{n}") for n, p in enumerate(properties)},
-        since={p: position(f"since_{n}") for n, p in enumerate(properties)},
+        known={p: cp.new_bool_var(f"known_{n}") for p, n in number.items()},
+        since={p: position(f"since_{n}") for p, n in number.items()},
         inside={
             (e, s): cp.new_bool_var(f"inside_{e}_{s}") for e in theory.computations for s in stages
         },
@@ -191,11 +202,12 @@ def make_variables(model: ConstraintModel, theory: Theory) -> Variables:
 def establish_the_goal(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (1)
     """The goal is known, and each known property has one triple that is the first to give it."""
     model.cp.add(v.known[theory.data.goal] == 1)
-    for p in v.known:
-        givers = [v.gives[i, q] for i, q in v.gives if q == p]
-        model.cp.add(sum(givers) == v.known[p])
-    for (i, _), gives in v.gives.items():
+    givers: dict[str, list[IntVar]] = {p: [] for p in v.known}
+    for (i, p), gives in v.gives.items():
+        givers[p].append(gives)
         model.cp.add_implication(gives, v.used[i])
+    for p, known in v.known.items():
+        model.cp.add(sum(givers[p]) == known)
 
 
 def need_what_is_known(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (2)
@@ -249,35 +261,44 @@ def share_out(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # 
 
 def wait_for_the_slowest(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (7)
     """A stage takes as long as its slowest group computes, less a tick at most."""
-    G, computations = theory.steps, theory.computations
+    G = theory.steps
+    fixed_ticks: dict[int, dict[int, int]] = {}  # group -> computation -> ticks on the group
+    shared_ticks: dict[tuple[int, int], dict[int, int]] = {}  # (segment, group) -> likewise
+    for d, group in enumerate(theory.groups):
+        fixed_ticks[d] = {
+            e: model.tick(t.fixed_flops / group.speed)
+            for e, t in theory.computations.items()
+            if t.fixed_flops
+        }
+        for k in v.for_ratio:
+            shared_ticks[k, d] = {
+                e: model.tick(t.shared_flops / (group.speed * group.count))
+                for e, t in theory.computations.items()
+                if t.shared_flops and t.segment == k
+            }
     for s, computing in v.computing.items():
         model.check()
         for d, group in enumerate(theory.groups):
             fixed = model.time(f"fixed_{s}_{d}")
-            parts = [
-                model.tick(triple.fixed_flops / group.speed) * v.inside[e, s]
-                for e, triple in computations.items()
-            ]
+            parts = [ticks * v.inside[e, s] for e, ticks in fixed_ticks[d].items()]
             model.cp.add(fixed == sum(parts))
             products = []
             for k in v.for_ratio:
                 # all devices together need no longer than the stage
                 most = theory.largest * theory.speed / (group.speed * group.count)
                 shared = model.time(f"shared_{s}_{k}_{d}", most)
-                parts = [
-                    model.tick(triple.shared_flops / (group.speed * group.count)) * v.inside[e, s]
-                    for e, triple in computations.items()
-                    if triple.segment == k
-                ]
-                model.cp.add(shared == sum(parts))
+                parts = [ticks * v.inside[e, s] for e, ticks in shared_ticks[k, d].items()]
+                model.cp.add(shared >= sum(parts))
                 products.append(product_of(model, theory, shared, v.share[k, d]))
             model.cp.add(G * (computing - fixed) + G - 1 >= sum(products))
 
 
-def product_of(
-    model: ConstraintModel, theory: Theory, shared: IntVar, share: IntVar
-) -> IntVar:
-    """A variable for the product of some shared work, in ticks, and the share of a group."""
+def product_of(model: ConstraintModel, theory: Theory, shared: IntVar, share: IntVar) -> IntVar:
+    """A variable for the product of some shared work, in ticks, and the share of a group.
+
+    `shared` is at least the work, not equal to it, which is the same at the optimum. Where it is a
+    multiple of a 0-1 variable, OR-Tools 9.14 ends the process ("int_prod with arity > 2").
+    """
     most = theory.steps * (model.most_ticks + 1)
     product = model.cp.new_int_var(0, most, f"{shared.name}_of_{share.name}")
     model.cp.add_multiplication_equality(product, [shared, share])
@@ -297,7 +318,7 @@ def pay_for_the_largest(model: ConstraintModel, theory: Theory, v: Variables) ->
                 for c, triple in theory.collectives.items()
                 if triple.segment == k
             ]
-            model.cp.add(shared == sum(parts))
+            model.cp.add(shared >= sum(parts))
             paid = product_of(model, theory, shared, v.share[k, d])
             model.cp.add(G * for_ratio + G - 1 >= paid)
 
@@ -321,7 +342,7 @@ def fit_memory(model: ConstraintModel, theory: Theory, v: Variables) -> None:  #
                 for i, t in theory.triples.items()
                 if t.segment == k
             ]
-            cp.add(shared == sum(held))
+            cp.add(shared >= sum(held))
             products.append(cp.new_int_var(0, G * room, f"bytes_{k}_{d}"))
             cp.add_multiplication_equality(products[-1], [shared, v.share[k, d]])
         cp.add(sum(products) <= G * (room - fixed))
@@ -337,21 +358,19 @@ def in_steps(size: float | None, unit: float, *, up: bool = False) -> int:
 def waste_nothing(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (10)
     """Dominance: each triple gives something new, each known property is needed."""
     for i, used in v.used.items():
-        model.cp.add_bool_or(~used, *(v.gives[j, p] for j, p in v.gives if j == i))
+        model.cp.add_bool_or(~used, *(v.gives[i, p] for p in theory.gifts[i]))
     for p, known in v.known.items():
         if p != theory.data.goal:
-            users = [v.used[i] for i, triple in theory.triples.items() if p in triple.pre]
-            model.cp.add_bool_or(~known, *users)
+            model.cp.add_bool_or(~known, *(v.used[i] for i in theory.users[p]))
 
 
 def outlast_the_average(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (11)
     """Implied: a stage lasts as long as if the devices shared all its work by speed."""
+    average = {
+        e: model.tick(average_seconds(theory.data, t)) for e, t in theory.computations.items()
+    }
     for s, computing in v.computing.items():
-        shares = [
-            model.tick(average_seconds(theory.data, triple)) * v.inside[e, s]
-            for e, triple in theory.computations.items()
-        ]
-        model.cp.add(computing >= sum(shares))
+        model.cp.add(computing >= sum(ticks * v.inside[e, s] for e, ticks in average.items()))
 
 
 def exceed_the_average(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (12)
