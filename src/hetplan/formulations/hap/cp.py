@@ -548,8 +548,15 @@ def solve_by(method: str, data: HapData, run: Run) -> Outcome[HapDecision]:
         search = improved(search, outcome)
         is_last = len(grids) == 1 and len(search.unfit) == unfit
         if is_last or outcome.stop is not Stop.OPTIMAL or is_proven(search, run):
-            decision = None if search.known is None else search.known.decision
-            return replace(outcome, decision=decision, build_seconds=build_seconds)
+            return Outcome(
+                stop=outcome.stop,
+                decision=None if search.known is None else search.known.decision,
+                bound=outcome.bound,
+                build_seconds=build_seconds,
+                solver=outcome.solver,
+                message=outcome.message,
+                details=outcome.details,
+            )
         grids = grids[1:] or grids
 
 

@@ -256,8 +256,9 @@ def solve_reduced(
 
     The ratios of the program in the solver's answer are optimised again.
 
-    method: cp-sat-linear, milp or pyomo. known: a program (triple numbers) that fits in memory; None: one
-    is derived here. floor: a lower bound in seconds. details: further details of the outcome.
+    method: cp-sat-linear, milp or pyomo. known: a program (triple numbers) that fits in memory;
+    None: one is derived here. floor: a lower bound in seconds. details: further details of the
+    outcome.
     """
     problem, solver = theory.problem, label(method, run.options)
     clock_begun = CLOCK.seconds()
