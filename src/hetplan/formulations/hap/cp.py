@@ -427,8 +427,11 @@ def build(
     totals = Totals(least=theory.least, largest=theory.largest, roundings=roundings)
     model = ConstraintModel("hap", run, totals)
     theory = replace(theory, steps=affordable_steps(theory, model.most_ticks))
-    by_shares = theory.largest * len(theory.groups) / theory.steps  # seconds lost by rounding
-    model.scale = replace(model.scale, under=model.scale.under + by_shares)
+    by_shares = (
+        len(theory.groups) / theory.steps
+    )  # the share of a cost that rounding them takes off
+    model.totals = replace(totals, error=totals.error + by_shares)
+    model.scale = replace(model.scale, under=model.scale.under + by_shares * theory.largest)
     v = make_variables(model, theory)
     for constrain in CONSTRAINTS:
         constrain(model, theory, v)
