@@ -56,7 +56,7 @@ def packaged(name: str) -> Any:
     return chain(48, 4) if name == CHAIN else load_from_library(name).data
 
 
-@pytest.mark.parametrize("method", ["exact", "milp", "cp-sat", "pyomo", "paper"])
+@pytest.mark.parametrize("method", ["exact", "milp", "cp-sat", "cp-sat-linear", "pyomo", "paper"])
 @pytest.mark.parametrize("name", ["hap-vit-2blocks-6-segments2", "hap-gpt2-6-memory"])
 def test_a_limit_that_has_passed_leaves_a_program(method: str, name: str) -> None:
     """The first program found, and the bound that needs no search."""

@@ -40,6 +40,13 @@ FAMILY = Family(
         ),
         Method(
             "cp-sat",
+            f"{_HERE}.cp:solve_by",
+            True,
+            "triples at positions, stages as intervals, ratios on a grid, by constraints",
+            uses=("cp-sat", "highs"),
+        ),
+        Method(
+            "cp-sat-linear",
             f"{_HERE}.model:solve_by",
             True,
             "paths in the graph of needs times ratios on a grid, CP-SAT",
