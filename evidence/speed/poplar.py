@@ -36,7 +36,7 @@ from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Result, Run
 
 POPLAR = family("poplar")
-GENERAL = ("cp-sat", "milp", "pyomo")
+GENERAL = ("cp-sat", "cp-sat-linear", "milp", "pyomo")
 HEURISTICS = ("paper", "deepspeed", "whale")
 # (devices, types, global batch): seconds allowed at stages 0 and 1, at stages 2 and 3.
 TARGETS = {
