@@ -306,7 +306,7 @@ def report(limit: float, quick: bool) -> Iterator[str]:
     types = device_types()
     warm_up(types, limit)
     yield "# Poplar benchmark\n"
-    yield from targets(types, limit, GENERAL[:2] if quick else GENERAL)
+    yield from targets(types, limit, GENERAL[:3] if quick else GENERAL)
     yield from growth(types, limit, quick)
     yield from shards(limit, quick)
     yield from first_calls()

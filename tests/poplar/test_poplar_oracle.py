@@ -78,6 +78,17 @@ def test_exact_methods_equal_enumeration(seed: int, method: str) -> None:
             assert waste == pytest.approx(best[1], rel=1e-7, abs=1e-7)
 
 
+@pytest.mark.parametrize("method", ["exact", "cp-sat", "cp-sat-linear", "milp", "pyomo"])
+@pytest.mark.parametrize("stage", [0, 3])
+def test_curves_with_holes_ask_for_the_whole_batch_and_no_more(method: str, stage: int) -> None:
+    """Two devices that take 3 s for one sample and 1 s for two: four samples would take 1 s, three
+    take 3 s."""
+    curves = [[3.0, 1.0], [3.0, 1.0, 9.0]]
+    devices = [Device(name="x", step_seconds=curve) for curve in curves]
+    data = PoplarData(zero_stage=stage, global_batch=3, comm_seconds=0.5, devices=devices)
+    agrees(run(data, method), (3.5, 0.0))
+
+
 def linear(stage: int, batch: int) -> PoplarData:
     """0.043 s a sample: every micro-batch takes as long, but for the last bit."""
     devices = [Device(name="x", step_seconds=[0.043 * b for b in range(1, 9)])]
