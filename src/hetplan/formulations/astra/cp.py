@@ -14,11 +14,12 @@ Min    sum_i,j t[i, j] + (K-1) theta,  s.t.
 (6) n[i, j] = n[i, 0] where used[i, j]                    under a condition `one_number_per_type`
 (7) P theta >= sum_i,j t[i, j]                            implied          `outlast_the_average`
 (6) holds with equal layers per type. By (4) the first slot of a type is its slowest stage, and slot
-j is one of j+1 with at least as many layers, which bounds n[i, j] (`most_layers`).
+j is one of j+1 with at least as many layers, which bounds n[i, j] (`most_layers`). So does a known
+plan: numbers of layers that cost more in one stage alone are left out (`affordable`).
 Source Astra, eq. 22-23.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ortools.sat.python.cp_model import IntVar
 
@@ -32,7 +33,7 @@ from hetplan.solvers.run import Outcome, Run, Stop
 MOST_VALUES = 200_000
 TOO_LARGE = "too many slots and numbers of layers for CP-SAT's own constraints; the method exact \
 does not need them"
-# Share by which `least_seconds` may exceed the evaluator's objective, which adds in another order.
+# Share by which sums of seconds may differ from the evaluator's, which adds in another order.
 ROUNDING = 1e-12
 
 Slot = tuple[int, int]  # (number of the type, number of the slot on it)
@@ -107,13 +108,53 @@ def infeasible_because(data: AstraData, types: list[StageType]) -> str | None:
     return None
 
 
-def least_seconds(data: AstraData, types: list[StageType]) -> float:
-    """A lower bound on the objective: all layers and transfers at the fastest type's pace, and the
-    slowest stage takes its even share of them."""
+def least_work(data: AstraData, types: list[StageType]) -> float:
+    """A lower bound on the sum of all stages' seconds: all layers and transfers at the fastest
+    type's pace."""
     layer = min(device_type.layer_seconds for device_type in types)
     transfer = min(device_type.p2p_seconds for device_type in types)
-    work = data.layers * layer + data.stages * transfer
-    return (work + (data.micro_batches - 1) * work / data.stages) * (1 - ROUNDING)
+    return (data.layers * layer + data.stages * transfer) * (1 - ROUNDING)
+
+
+def least_seconds(data: AstraData, work: float) -> float:
+    """A lower bound on the objective: the slowest stage takes an even share of the least work."""
+    return work + (data.micro_batches - 1) * work / data.stages
+
+
+def even_seconds(data: AstraData, types: list[StageType]) -> float | None:
+    """The objective of the plan that fills the slots of the fastest types, with numbers of layers
+    that differ by one at most; None where the instance does not allow it."""
+    fastest = sorted(types, key=lambda device_type: device_type.layer_seconds)
+    slots = [device_type for device_type in fastest for _ in range(device_type.slots)]
+    base, more = divmod(data.layers, data.stages)
+    if data.equal_layers_per_type and more > 0:
+        return None
+    seconds = []
+    for number, device_type in enumerate(slots[: data.stages]):
+        layers = base + 1 if number < more else base
+        if layers > device_type.layers:
+            return None
+        seconds.append(device_type.seconds(layers))
+    return sum(seconds) + (data.micro_batches - 1) * max(seconds)
+
+
+def affordable(
+    data: AstraData, types: list[StageType], work: float, upper: float
+) -> list[StageType]:
+    """The types with no more layers per stage than a plan of `upper` seconds can have. The slowest
+    stage takes (K-1) times its time beside the least work, and K times its time in all."""
+    passes = data.micro_batches
+    kept = []
+    for device_type in types:
+        most = 0
+        for layers in range(1, device_type.layers + 1):
+            seconds = device_type.seconds(layers)
+            if max(passes * seconds, (passes - 1) * seconds + work) > upper * (1 + ROUNDING):
+                break
+            most = layers
+        if most > 0:
+            kept.append(replace(device_type, layers=most))
+    return kept
 
 
 @dataclass(frozen=True)
@@ -236,7 +277,10 @@ def formulate(data: AstraData, run: Run) -> Formulation[AstraDecision] | Outcome
     reason = infeasible_because(data, types)
     if reason is not None:
         return Outcome(stop=Stop.INFEASIBLE, message=reason)
-    least = least_seconds(data, types)
+    work = least_work(data, types)
+    least, upper = least_seconds(data, work), even_seconds(data, types)
+    if upper is not None:
+        types = affordable(data, types, work, upper)
     values = sum(most_layers(data, each, slot) for each in types for slot in range(each.slots))
     if values > MOST_VALUES:
         return Outcome(stop=Stop.LIMIT, bound=least, message=TOO_LARGE)
