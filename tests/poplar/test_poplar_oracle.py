@@ -260,7 +260,7 @@ def test_long_batches_equal_a_plain_programme(seed: int) -> None:
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_tables_without_end_are_left_to_other_methods(stage: int) -> None:
-    """A hundred thousand devices of two samples: a bound, and no table that fills the memory."""
+    """Sixty thousand devices of two samples: a bound, and no table that fills the memory."""
     device = Device(name="x", step_seconds=[1.0, 1.5])
     data = PoplarData(
         zero_stage=stage, global_batch=10**6, comm_seconds=0.25, devices=[device] * 60_000
