@@ -295,11 +295,18 @@ class Written:
 
 
 def show_shipped_rules(wanted: bool) -> None:
-    """The callback of `--show-rules`: print the shipped rules and stop."""
-    if wanted:
-        rules = files("hetplan.formulations.astra.search") / "default.rules"
-        typer.echo(rules.read_text(encoding="utf-8"), nl=False)
-        raise typer.Exit()
+    """The callback of `--show-rules`: print the shipped rules, and the names that rules may use as
+    comments, and stop."""
+    if not wanted:
+        return
+    from hetplan.formulations.astra.search.rule_names import MEANINGS
+
+    rules = files("hetplan.formulations.astra.search") / "default.rules"
+    typer.echo(rules.read_text(encoding="utf-8"), nl=False)
+    typer.echo("\n# Names:")
+    for name, meaning in MEANINGS.items():
+        typer.echo(f"#   ${name}: {meaning}")
+    raise typer.Exit()
 
 
 def search(
