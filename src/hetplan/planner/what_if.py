@@ -29,7 +29,7 @@ from hetplan.planner.explain import longer
 from hetplan.planner.joint import Joint
 from hetplan.planner.planning import Planning
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.search import OnCandidate, on_devices, shortest
+from hetplan.planner.search import OnCandidate, on_devices, shortest, with_figures
 from hetplan.planner.strategy import Strategy, make_strategies
 from hetplan.planner.variants import places_of
 from hetplan.plans.plan import Plan
@@ -394,13 +394,23 @@ def plan_as_it_is(
     places = places_of(change.numbers, len(workload.cluster.devices))
     if any(places[number] < 0 for number in best.plan.ranks):
         return None
+    return moved(best, changed, places, "the plan as it is")
+
+
+def moved(best: Candidate, workload: Workload, numbers: Sequence[int], message: str) -> Candidate:
+    """The candidate for another cluster, replayed on the workload's, without objective and bound,
+    which are of the other cluster. numbers: as in `renumbered`. message: of the new candidate."""
+    there = on_devices(best, workload, numbers)
+    assert there.plan is not None  # `on_devices` keeps the plan
+    none: dict[str, None] = {"closed_form_seconds": None, "objective": None}
     return replace(
-        on_devices(best, changed, places),
+        there,
         status="feasible",
         closed_form_seconds=None,
-        objective=None,  # objective and bound are of the unchanged cluster
+        objective=None,
         bound=None,
-        message="the plan as it is",
+        message=message,
+        plan=with_figures(there.plan, none),
     )
 
 
@@ -416,4 +426,4 @@ def on_cluster_as_it_is(
     if best.replay is None and change.added_devices >= 0:
         return None
     numbers = [*change.numbers, *[-1] * change.added_devices]  # no -1 after a removal
-    return replace(on_devices(best, workload, numbers), message=f"{FOUND_FOR}{change.name}")
+    return moved(best, workload, numbers, f"{FOUND_FOR}{change.name}")
