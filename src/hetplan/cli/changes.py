@@ -260,9 +260,12 @@ def what_if_notes(answer: WhatIf, results: Sequence[ChangeResult]) -> Iterator[s
         for reason in changed.reasons:
             yield f"{changed.change.name}: {reason}"
     for changed in results:
-        # Another row's plan won here, since this row's own search found no better one.
-        if changed.best is not None and asking.FOUND_FOR in changed.best.message:
-            yield f"{changed.change.name}: {changed.best.message}"
+        # A plan won here that this row's own search did not find: another row's, or the given one.
+        message = "" if changed.best is None else changed.best.message
+        if message.startswith((asking.FOUND_FOR, asking.GIVEN)):
+            yield f"{changed.change.name}: {message}"
+    for text in answer.left_out:
+        yield f"the plan that was given is left out: {text}"
 
 
 def money(changed: ChangeResult) -> float | None:
