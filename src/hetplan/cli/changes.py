@@ -167,8 +167,8 @@ def what_if(
         first_plans = [loaded]
     workload = with_margin(workload, memory_margin)
     cluster = workload.cluster
-    changes = [asking.addition(text, cluster) for text in split_list(add or [])]
-    changes += [asking.removal(text, cluster) for text in split_list(remove or [])]
+    changes = [asking.addition(text, cluster) for text in named_entries(add, "--add")]
+    changes += [asking.removal(text, cluster) for text in named_entries(remove, "--remove")]
     changes += [asking.faster_network(gbit, cluster) for gbit in network or []]
     if not changes:
         changes = list(asking.marginal(cluster))
@@ -188,6 +188,14 @@ def what_if(
     )
     emit(answer.document(), [what_if_table(answer)], json=json)
     return 0 if answer.base.best is not None else 1
+
+
+def named_entries(values: Sequence[str] | None, option: str) -> list[str]:
+    """The entries that an option lists; none where it is not given. Raises InputError for an option
+    that is given without an entry."""
+    entries = split_list(values or [])
+    require(entries or not values, "names nothing", where=option, expected="an entry, or no option")
+    return entries
 
 
 def with_margin(workload: Workload, margin: float | None) -> Workload:

@@ -305,9 +305,13 @@ def named_strategies(
 ) -> "list[Strategy]":
     """The strategies that `--strategies` names; all strategies where it is None. Raises
     InputError."""
+    from hetplan.planner import STRATEGIES
     from hetplan.planner.strategy import make_strategies
 
-    return make_strategies(None if names is None else split_list(names), settings)
+    listed = None if names is None else split_list(names)
+    expected = f"some of {', '.join(STRATEGIES)}"
+    require(listed != [], "no strategy named", where="--strategies", expected=expected)
+    return make_strategies(listed, settings)
 
 
 def write_plan(winner: "Candidate | None", path: Path | None) -> None:
