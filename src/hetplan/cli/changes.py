@@ -29,7 +29,7 @@ from hetplan.cli.options import (
     split_list,
     target,
 )
-from hetplan.cli.output import Display, emit, watched
+from hetplan.cli.output import Display, emit, note, watched
 from hetplan.cli.plan import SCREEN_WIDTH, devices_used, named_strategies, write_plan
 from hetplan.cli.setting import Setting
 from hetplan.errors import require
@@ -162,6 +162,7 @@ def what_if(
     first_plans = []
     if plan is None:
         workload = question.without_plan(setting)
+        note(*workload.model.notes)
     else:
         workload, loaded = question.of_plan(setting, plan)
         first_plans = [loaded]

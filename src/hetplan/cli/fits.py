@@ -17,7 +17,7 @@ from hetplan.cli.options import (
     number,
     open_cluster,
 )
-from hetplan.cli.output import emit
+from hetplan.cli.output import emit, note
 from hetplan.planner import fits as memory
 from hetplan.text import (
     Column,
@@ -110,6 +110,7 @@ def fits(
         recomputation=recomputation,
         micro_batch=micro_batch,
     )
+    note(*fit.workload.model.notes)
     return emit(fit.document(), fit_tables(fit, zero), json=json, ok=fit.fits)
 
 

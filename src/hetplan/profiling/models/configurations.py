@@ -123,7 +123,10 @@ def read_sizes(
         check_sizes(sizes, where)
     assumed = []
     for key, entry in keys.items():
-        if key in value or entry is CAPACITY:
+        # Where its default is None, the width of a head is hidden / heads, which nearly all files
+        # leave out.
+        usual_width = "head_dim" in entry.fields and entry.default is None
+        if key in value or entry is CAPACITY or usual_width:
             continue
         assumed_value = config[key]
         if assumed_value is None:  # it follows from other sizes
