@@ -45,14 +45,14 @@ def plan(tmp_path: Path) -> Path:
     ("changes", "error"),
     [
         ({"stepz": 1, "steps": None}, "stepz: unknown key; did you mean steps?"),
-        ({"steps": "x"}, "steps: not usable (got 'x', expected a valid integer)"),
+        ({"steps": "x"}, "steps: not usable (got 'x', expected a whole number)"),
         ({"global_batch": None}, "global_batch: required key is missing"),
         ({"launcher": None}, "launcher: required key is missing"),
         (
             {"launcher": {"kind": "slrum"}},
-            "launcher: Input tag 'slrum' found using 'kind' does not",
+            "launcher.kind: not usable (got 'slrum', expected one of local, ssh, slurm, kubeflow",
         ),
-        ({"launcher": {"hosts": []}}, "launcher: Unable to extract tag using discriminator 'kind'"),
+        ({"launcher": {"hosts": []}}, "launcher.kind: required key is missing"),
         ({"launcher": {"kind": "slurm", "optoins": {}}}, "optoins: unknown key; did you mean opti"),
         ({"launcher": {"kind": "ray", "hosts": []}}, "launcher.ray.hosts: unknown key"),
         ({"launcher": {"kind": "kubeflow"}}, "launcher.kubeflow.image: required key is missing"),

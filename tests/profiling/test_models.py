@@ -667,15 +667,15 @@ def test_windows_reach_back_but_in_full_blocks() -> None:
             r"too\)$",
         ),
         ([1], "not an object"),
-        ({}, r"model_type: model type is not supported \(expected one of gpt2, llama"),
+        ({}, "model_type: required key is missing"),
         (
             {"model_type": "mamba"},
             r"not supported \(got 'mamba', expected one of gpt2, llama, .*, gemma3, llama4; any "
             r"torch module goes by `hetplan profile predict --factory",
         ),
         ({"model_type": ["gpt2"]}, "model type is not supported"),
-        ({**GPT2_XL, "n_layer": "12"}, r"n_layer: not usable \(got '12', expected a valid integer"),
-        ({**GPT2_XL, "n_layer": None}, r"n_layer: not usable \(expected a valid integer"),
+        ({**GPT2_XL, "n_layer": "12"}, r"n_layer: not usable \(got '12', expected a whole number"),
+        ({**GPT2_XL, "n_layer": None}, r"n_layer: not usable \(got nothing, expected a whole number"),
         ({**GPT2_XL, "n_layer": 0}, "n_layer: not usable"),
         ({**GPT2_XL, "n_layer": 10**6}, "n_layer: not usable"),
         (

@@ -78,8 +78,9 @@ def fits(
         str | None,
         typer.Option(
             "--recomputation",
-            metavar="none|selective|operators|full",
-            help="Recomputation of layers; default any.",
+            metavar="MODE",
+            help="Recomputation of layers: none, selective or full; under fsdp none, operators "
+            "or full; default any.",
         ),
     ] = None,
     micro_batch: Annotated[

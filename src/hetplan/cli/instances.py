@@ -97,6 +97,13 @@ def show_list(
     rows = [row for row in rows if not (unsolved and row["status"] == "optimal")]
     if largest is not None:
         rows = [row for row in rows if at_most(library_size(row["problem"], row["name"]), largest)]
+    require(
+        rows,
+        "none of the packaged instances matches",
+        where=None if name is None else "--name",
+        got=name,
+        expected="fewer conditions, or names from `hetplan instances list`",
+    )
     table = Table.of(
         "",
         rows,
@@ -191,7 +198,14 @@ def generate(
 
 
 def validate(
-    files: Annotated[list[Path], typer.Argument(help="Instance files.")], json: JsonOption = False
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Instance files, - for standard input, or names of the library.",
+            autocompletion=offer("instances"),
+        ),
+    ],
+    json: JsonOption = False,
 ) -> int:
     """Check instance files against their schemas.
 
@@ -200,7 +214,7 @@ def validate(
     rows: list[dict[str, Any]] = []
     for path in files:
         try:
-            opened = load_instance(path)
+            opened = open_instance(str(path))
             row = {"valid": True, "problem": opened.problem, "name": opened.name}
         except InputError as error:
             row = {"valid": False, "error": str(error)}

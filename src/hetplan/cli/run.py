@@ -35,6 +35,7 @@ from hetplan.cli.options import (
     number,
     open_cluster,
     target,
+    usable_folder,
 )
 from hetplan.cli.output import emit, note, write_document
 from hetplan.cli.plan import named_strategies, plan
@@ -460,6 +461,7 @@ def launch(
             "-o",
             metavar="FOLDER",
             help="Folder for the plan and the files; default JOB-launch beside the job file.",
+            callback=usable_folder,
         ),
     ] = None,
     planned: Annotated[

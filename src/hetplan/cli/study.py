@@ -29,6 +29,7 @@ from hetplan.cli.options import (
     require_option,
     split_list,
     target,
+    usable_folder,
     whole_numbers,
 )
 from hetplan.cli.output import emit, note, stopping
@@ -140,6 +141,7 @@ def run(
             "-o",
             metavar="DIR",
             help="Folder of the rows, of earlier ones too; default study-SETS.",
+            callback=usable_folder,
         ),
     ] = None,
     methods: Annotated[
@@ -261,7 +263,7 @@ def report(
     png: PngOption = None,
     packed: Annotated[
         Path | None,
-        typer.Option("--rows", metavar="FILE", help="The rows as one Parquet file, to keep."),
+        target("--rows", help="The rows as one Parquet file, to keep."),
     ] = None,
     json: JsonOption = False,
 ) -> int:

@@ -47,6 +47,12 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
         notes.append(f"{where}: the text model alone; encoders of images are left out")
         kind, value = WRAPPERS[kind], text_config
     require(
+        kind is not None,
+        "required key is missing",
+        where=f"{where}: model_type",
+        expected="the name of the model's class, as gpt2 or llama",
+    )
+    require(
         isinstance(kind, str) and kind in KEYS,
         "model type is not supported",
         where=f"{where}: model_type",
