@@ -420,6 +420,18 @@ def replan_tables(answer: Replanning) -> Iterator[Table]:
     )
 
 
+@described(
+    examples=(
+        (
+            "A template for every part of the cluster of an instance",
+            "hetplan plan templates ditto-ex1-nb32-head",
+        ),
+        (
+            "Pipelines of them that survive the loss of one node",
+            "hetplan plan templates ditto-ex1-nb32-head --failures 1 --micro-batches 32",
+        ),
+    ),
+)
 def templates(
     instance: InstanceArgument,
     fewest: Annotated[

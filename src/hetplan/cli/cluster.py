@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hetplan.cli.help_page import described
 from hetplan.cli.options import JsonOption, number, target
 from hetplan.cli.output import emit, note
 from hetplan.errors import require
@@ -30,6 +31,18 @@ from hetplan.text import (
 )
 
 
+@described(
+    examples=(
+        (
+            "This machine, or the nodes of the Slurm job that runs here",
+            "hetplan cluster detect -o cluster.yaml",
+        ),
+        (
+            "The nodes of a hostfile, each with GPUs of one type",
+            "hetplan cluster detect --hostfile hosts --device A100-SXM4-80GB -o cluster.yaml",
+        ),
+    ),
+)
 def detect(
     hostfile: Annotated[
         Path | None,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
+from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     InstanceArgument,
     JsonOption,
@@ -62,6 +63,14 @@ ProblemOption = Annotated[
 ]
 
 
+@described(
+    examples=(
+        (
+            "The instances of one problem whose names begin alike",
+            "hetplan instances list --problem ditto --name 'ditto-ex1*'",
+        ),
+    ),
+)
 def show_list(
     sets: Annotated[
         list[str] | None,
@@ -134,6 +143,14 @@ def summary(entry: Entry) -> dict[str, Any]:
     return row
 
 
+@described(
+    examples=(
+        (
+            "An instance as a file, to change or to solve elsewhere",
+            "hetplan instances show tiny-mixed --json",
+        ),
+    ),
+)
 def show(
     instance: Annotated[
         str, typer.Argument(help="A name or a file.", autocompletion=offer("instances"))
@@ -174,6 +191,14 @@ def size_text(value: Any) -> str:
     return str(value)
 
 
+@described(
+    examples=(
+        (
+            "A random instance, the same for the same seed",
+            "hetplan instances generate amp --seed 1 -o mine.json",
+        ),
+    ),
+)
 def generate(
     problem: Annotated[str, typer.Argument(help="The problem.", autocompletion=offer("problems"))],
     seed: Annotated[
@@ -197,6 +222,11 @@ def generate(
     return 0
 
 
+@described(
+    examples=(
+        ("Files of your own", "hetplan instances validate mine.json"),
+    ),
+)
 def validate(
     files: Annotated[
         list[Path],
@@ -228,6 +258,14 @@ def validate(
     return 0 if len(valid) == len(rows) else 2
 
 
+@described(
+    examples=(
+        (
+            "What runs found that is better than the records, written nowhere",
+            "hetplan instances update answer.json my-study --dry-run",
+        ),
+    ),
+)
 def update(
     sources: Annotated[
         list[str],
@@ -328,6 +366,14 @@ CONFIGURATIONS = (
 ROUNDED = "costs are rounded down to whole units, which may lower the optimum by up to"
 
 
+@described(
+    examples=(
+        (
+            "The model of an instance for another solver",
+            "hetplan instances export tiny-mixed -o it.mps",
+        ),
+    ),
+)
 def export_model(
     instance: InstanceArgument,
     output: Annotated[
@@ -405,6 +451,11 @@ MODELS = {
 }
 
 
+@described(
+    examples=(
+        ("The schema of a cluster file", "hetplan instances schema cluster"),
+    ),
+)
 def schema(
     kind: Annotated[Kind, typer.Argument(help="Which kind of file.")],
     problem: ProblemOption = None,

@@ -452,6 +452,21 @@ def check_inputs(job_file: Any, where: str) -> None:
         raise InputError(str(error), where=where) from None
 
 
+@described(
+    sections={
+        "Plan": "--plan",
+        "Start": "--submit --dry-run",
+        "Output": "--output --help",
+    },
+    examples=(
+        ("The commands that a job file stands for", "hetplan launch job.yaml --dry-run"),
+        (
+            "Plan, write the launcher's files, and hand them over",
+            "hetplan launch job.yaml --submit",
+        ),
+        ("Launch a plan that you have", "hetplan launch job.yaml --plan plan.json"),
+    ),
+)
 def launch(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file (YAML).")],
     output: Annotated[

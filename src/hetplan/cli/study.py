@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     GapOption,
     JsonOption,
@@ -125,6 +126,15 @@ class Workers:
             yield lambda work: run_on(client, work, memory_bytes=limit, stop=stop.is_set)
 
 
+@described(
+    examples=(
+        (
+            "All methods on the papers' instances, a minute a run",
+            "hetplan study run papers --methods all --time-limit 60 -o papers",
+        ),
+        ("Whether everything works here", "hetplan study run --smoke"),
+    ),
+)
 def run(
     workers: Workers,
     sets: Annotated[
@@ -250,6 +260,11 @@ def summary(folder: Path, work: Sequence[Task], tally: Tally) -> Iterator[Table]
     yield Table(f"{folder}: {tally.text()}", header, tuple(lines), right=number_columns)
 
 
+@described(
+    examples=(
+        ("The findings as one web page", "hetplan study report my-study -o report.html"),
+    ),
+)
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study.")],
     name: Annotated[
