@@ -37,9 +37,7 @@ def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
     read, and for one of more than `most` bytes."""
     name = os.fspath(path)
     try:
-        is_pipe = stat.S_ISFIFO(os.stat(name).st_mode)
-        file: BinaryIO = io.BytesIO(pipe_content(name, most + 1)) if is_pipe else open(name, "rb")
-        with file:
+        with opened(name, most + 1) as file:
             stream: Any = gzip.GzipFile(fileobj=file) if name.endswith(".gz") else file
             content = stream.read(most + 1)
     except InputError:  # is a ValueError too
@@ -53,6 +51,13 @@ def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
         raise InputError(what, where=name) from None
     require(len(content) <= most, "file is too large", where=name, expected=f"at most {most} bytes")
     return bytes(content)
+
+
+def opened(name: str, most: int) -> BinaryIO:
+    """The bytes of a file, or the first `most` of those that come through a named pipe."""
+    if stat.S_ISFIFO(os.stat(name).st_mode):
+        return io.BytesIO(pipe_content(name, most))
+    return open(name, "rb")
 
 
 def pipe_content(name: str, most: int) -> bytes:

@@ -232,7 +232,9 @@ def input_error(
         place, got = f"{place}.{key_of_tag(first)}", first["ctx"]["tag"]
     if first["type"] == "union_tag_not_found":
         return InputError(
-            f"required key is missing{more}", where=f"{place}.{key_of_tag(first)}", expected=expected
+            f"required key is missing{more}",
+            where=f"{place}.{key_of_tag(first)}",
+            expected=expected,
         )
     if got is None:
         got = NOTHING

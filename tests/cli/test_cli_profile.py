@@ -34,8 +34,18 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "predict": ("--cluster", "g4dn-4", "--json"),
     "search": ("--gpus", "T4:4", "--global-batch", 32, "--precision", "fp16", "--json"),
     "fits": ("--cluster", "g4dn-4", "--json"),
-    "what-if": ("--cluster", "g4dn-4", "--global-batch", 32, "--strategies", "dp", "--json",
-                "--network-gbit-per-s", 100, "-q"),
+    "what-if": (
+        "--cluster",
+        "g4dn-4",
+        "--global-batch",
+        32,
+        "--strategies",
+        "dp",
+        "--json",
+        "--network-gbit-per-s",
+        100,
+        "-q",
+    ),
 }
 
 

@@ -45,7 +45,7 @@ REFUSALS: dict[str, dict[str, str]] = {
         "study report . --png no/such": "no: no such folder",
         "study report . --rows no/such.parquet": "no: no such folder",
         "launch job.yaml -o no/such": "no: no such folder",
-        "instances list --name 'zzz*'": "--name: none of the packaged instances matches (got 'zzz*'",
+        "instances list --name 'zzz*'": "--name: none of the packaged instances matches (got",
         "instances list amp --largest 0": "none of the packaged instances matches",
         "cluster detect --hostfile nothere": "nothere: no such file",
         "fits --model gpt2 --cluster home --recomputation foo": "--recomputation: recomputation of "

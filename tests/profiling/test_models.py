@@ -675,7 +675,10 @@ def test_windows_reach_back_but_in_full_blocks() -> None:
         ),
         ({"model_type": ["gpt2"]}, "model type is not supported"),
         ({**GPT2_XL, "n_layer": "12"}, r"n_layer: not usable \(got '12', expected a whole number"),
-        ({**GPT2_XL, "n_layer": None}, r"n_layer: not usable \(got nothing, expected a whole number"),
+        (
+            {**GPT2_XL, "n_layer": None},
+            r"n_layer: not usable \(got nothing, expected a whole number",
+        ),
         ({**GPT2_XL, "n_layer": 0}, "n_layer: not usable"),
         ({**GPT2_XL, "n_layer": 10**6}, "n_layer: not usable"),
         (

@@ -37,7 +37,6 @@ from hetplan.instances.library import (
     find,
     instance_schema,
     library,
-    load_instance,
     save_instance,
 )
 from hetplan.solvers.export import method_of, write_models
@@ -223,9 +222,7 @@ def generate(
 
 
 @described(
-    examples=(
-        ("Files of your own", "hetplan instances validate mine.json"),
-    ),
+    examples=(("Files of your own", "hetplan instances validate mine.json"),),
 )
 def validate(
     files: Annotated[
@@ -452,9 +449,7 @@ MODELS = {
 
 
 @described(
-    examples=(
-        ("The schema of a cluster file", "hetplan instances schema cluster"),
-    ),
+    examples=(("The schema of a cluster file", "hetplan instances schema cluster"),),
 )
 def schema(
     kind: Annotated[Kind, typer.Argument(help="Which kind of file.")],

@@ -93,7 +93,7 @@ def usage_text(error: Exception) -> str:
     format_message = getattr(error, "format_message", error.__str__)
     text = one_line(str(format_message())).replace(": Value error, ", ": ").removesuffix(".")
     begin, of_pydantic, _ = text.partition(": Input should be ")
-    problems = getattr(error.__cause__, "errors", list)()
+    problems: list[Any] = getattr(error.__cause__, "errors", list)()
     if of_pydantic and problems:
         text = f"{begin} (got {shorten(problems[0]['input'])}, expected {wanted(problems[0])})"
     return f"{text[:1].lower()}{text[1:]}"

@@ -592,9 +592,7 @@ def operators(
 
 
 @described(
-    examples=(
-        ("Ten operators in a minute", "hetplan profile quick --device cuda -o quick.json"),
-    ),
+    examples=(("Ten operators in a minute", "hetplan profile quick --device cuda -o quick.json"),),
 )
 def quick(
     device: DeviceOption = "cuda",

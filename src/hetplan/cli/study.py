@@ -261,9 +261,7 @@ def summary(folder: Path, work: Sequence[Task], tally: Tally) -> Iterator[Table]
 
 
 @described(
-    examples=(
-        ("The findings as one web page", "hetplan study report my-study -o report.html"),
-    ),
+    examples=(("The findings as one web page", "hetplan study report my-study -o report.html"),),
 )
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study.")],
