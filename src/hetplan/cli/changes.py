@@ -162,7 +162,6 @@ def what_if(
     first_plans = []
     if plan is None:
         workload = question.without_plan(setting)
-        note(*workload.model.notes)
     else:
         workload, loaded = question.of_plan(setting, plan)
         first_plans = [loaded]
@@ -187,6 +186,8 @@ def what_if(
         display,
         quiet=quiet,
     )
+    if plan is None:
+        note(*workload.model.notes)
     emit(answer.document(), [what_if_table(answer)], json=json)
     return 0 if answer.base.best is not None else 1
 
