@@ -106,7 +106,7 @@ def show_list(
     if largest is not None:
         rows = [row for row in rows if at_most(library_size(row["problem"], row["name"]), largest)]
     require(
-        rows,
+        rows or json,  # to a program an empty list says the same
         "none of the packaged instances matches",
         where=None if name is None else "--name",
         got=name,
