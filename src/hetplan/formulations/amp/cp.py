@@ -60,6 +60,7 @@ Piece = tuple[int, int]  # [first, end) layers
 
 NO_CONFIGURATION = "no degrees and micro-batch size divide devices and batch and have all tables"
 NO_ROOM = "proven by CP-SAT: for no degrees and micro-batch size do all layers fit into memory"
+BACKEND = "cp-sat"  # whose native options the models use
 TOO_LARGE = "more than {} entries in its tables; the method exact has no such limit"
 # Bytes may exceed a capacity by this relative amount: rounding.
 MEMORY_TOLERANCE = 1e-9
@@ -649,6 +650,10 @@ class Parameters:
     worth: float = 0.5
     # Seconds of each model in the first round; every further round has twice as many.
     first_seconds: float = 1.0
+    # The first round looks for decisions up to this multiple of the least bound; every further
+    # round squares it. Close targets leave few pieces, and far ones are not needed where there is
+    # an incumbent.
+    growth: float = 1.5
     # A configuration whose tables have more entries is left open.
     most_terms: int = 2_000_000
 
@@ -673,42 +678,83 @@ class Sweep:
 
     def go(self) -> None:
         """Solve all models. Raises `Stopped` where the run should stop."""
-        seconds = self.parameters.first_seconds
+        seconds, growth = self.parameters.first_seconds, self.parameters.growth
         while self.open:
+            target = self.bound * growth
             for case in list(self.open):
                 self.run.check()
-                self.solve(case, seconds)
+                self.solve(case, target, seconds)
                 if math.isfinite(self.bound):
                     self.run.report(bound=self.bound)
             if self.run.tap is not None:  # the models were handed over
                 return
             seconds *= 2
+            growth *= growth
 
-    def close(self, case: Case, bound: float, *, proven: bool = True) -> None:
+    def close(self, case: Case, *, proven: bool = True) -> None:
         """Take a configuration off the open ones, with the bound that it has then."""
         self.open.remove(case)
-        self.done = min(self.done, max(case.bound, bound))
+        self.done = min(self.done, case.bound)
         self.complete = self.complete and proven
 
     def give_up(self, case: Case, message: str) -> None:
         """Take a configuration off the open ones, unproven."""
         self.message = f"{case.chosen}: {message}"
-        self.close(case, case.bound, proven=False)
+        self.close(case, proven=False)
 
-    def solve(self, case: Case, seconds: float) -> None:
-        """Solve a model once, for `seconds` at most unless it is the last one."""
-        cutoff = self.incumbent.threshold
+    def raise_bound(self, case: Case, bound: float) -> Case:
+        """The configuration with this bound, if it is higher."""
+        raised = replace(case, bound=max(case.bound, bound))
+        self.open[self.open.index(case)] = raised
+        return raised
+
+    def solve(self, case: Case, target: float, seconds: float) -> None:
+        """Look for decisions of a configuration that cost less than the incumbent and `target`, for
+        `seconds` at most unless no other configuration is open. A target of 0 stands for none."""
+        cutoff, slowest = self.incumbent.threshold, case.slowest()
         if case.bound >= cutoff:
-            return self.close(case, case.bound)
+            return self.close(case)
         if terms_of(case) > self.parameters.most_terms:
             return self.give_up(case, TOO_LARGE.format(self.parameters.most_terms))
+        below = cutoff if cutoff <= slowest else math.inf  # infinite: no decision is left out
+        if 0 < target < min(cutoff, slowest) and self.run.tap is None:
+            below = target
+        if case.bound >= below:
+            return None  # its turn comes in a later round
         self.run.report(note=str(case.chosen))
-        part = self.run.part(time_limit=seconds if len(self.open) > 1 else None)
+        part = self.part(seconds if len(self.open) > 1 else None)
         begun = CLOCK.seconds()
-        programme = Programme(case, min(cutoff, case.slowest()), self.run)
+        programme = Programme(case, min(below, slowest), self.run)
         self.build_seconds += CLOCK.seconds() - begun
-        if not programme.possible:
-            return self.close(case, cutoff)
+        if programme.possible:
+            answer = self.minimise(programme, part)
+        else:
+            answer = ModelAnswer(stop=Stop.INFEASIBLE)
+        # the model has only decisions below that, so that it proves no more
+        proven = below if answer.stop is Stop.INFEASIBLE else min(answer.bound or 0.0, below)
+        case = self.raise_bound(case, proven)
+        if answer.stop is Stop.ERROR:
+            self.failed = True
+            self.give_up(case, answer.message)
+        elif answer.stop is Stop.OPTIMAL:
+            # a model with a far cut-off has coarse ticks: it has another turn with a closer one
+            close_enough = case.bound >= self.incumbent.objective * (1 - self.run.options.gap)
+            if close_enough or below == cutoff:
+                self.close(case)
+        elif answer.stop is Stop.LIMIT and part.remaining > seconds / 2 and self.run.tap is None:
+            self.give_up(case, "a native option ended its model")
+        return None
+
+    def part(self, seconds: float | None) -> Run:
+        """The run of one model. Probing takes most of the time of these models and is left out,
+        unless the user's native options say otherwise."""
+        part = self.run.part(time_limit=seconds)
+        native = dict(part.options.native)
+        native[BACKEND] = {"cp_model_probing_level": 0, **native.get(BACKEND, {})}
+        return replace(part, options=replace(part.options, native=native))
+
+    def minimise(self, programme: "Programme", part: Run) -> ModelAnswer:
+        """The answer to a model; its decision is offered as the incumbent."""
         self.models += 1
         answer = general.minimise(
             self.method, programme.model, part,
@@ -717,22 +763,8 @@ class Sweep:
         )  # fmt: skip
         if answer.has_solution:
             decision = read(programme, answer)
-            self.incumbent.offer(seconds_of(case.data, decision), decision)
-        if answer.stop is Stop.INFEASIBLE:
-            return self.close(case, cutoff)
-        # the model holds only decisions up to the cut-off, so that it proves no more
-        raised = replace(case, bound=max(case.bound, min(answer.bound or 0.0, cutoff)))
-        self.open[self.open.index(case)] = raised
-        if answer.stop is Stop.ERROR:
-            self.failed = True
-            return self.give_up(raised, answer.message)
-        if answer.stop is Stop.OPTIMAL:
-            # without a cut-off the model may have been too coarse; it then has another turn
-            close_enough = raised.bound >= self.incumbent.objective * (1 - self.run.options.gap)
-            if close_enough or math.isfinite(cutoff):
-                self.close(raised, raised.bound)
-        elif self.run.tap is None and part.remaining > seconds / 2:
-            self.give_up(raised, "ended by an option before its time")
+            self.incumbent.offer(seconds_of(programme.case.data, decision), decision)
+        return answer
 
 
 def read(m: Programme, answer: ModelAnswer) -> AmpDecision:
