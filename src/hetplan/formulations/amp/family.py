@@ -25,7 +25,7 @@ FAMILY = Family(
         ),
         Method(
             "cp-sat",
-            f"{_HERE}.cp:solve_by",
+            f"{_HERE}.cp_search:solve_by",
             True,
             "one constraint model per degrees and micro-batch, in tables",
         ),
