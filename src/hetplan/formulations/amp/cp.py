@@ -49,8 +49,8 @@ from hetplan.formulations.amp.cp_tables import (
     Position,
     equal_nodes,
     paces_of,
-    pieces_of,
-    sums,
+    prefix,
+    reach,
 )
 from hetplan.formulations.amp.data import AmpDecision
 from hetplan.solvers.constraint_model import ConstraintModel
@@ -63,18 +63,22 @@ class Programme:
 
     def __init__(self, case: Case, largest: float, run: Run) -> None:
         """largest: seconds; decisions above are left out."""
-        self.case, c = case, case.chosen
-        least = min(case.bound, largest)
-        totals = Totals(least=least, largest=largest, roundings=c.roundings)
+        self.case, self.largest = case, largest
+        self.paces = paces_of(case)
+        # the sums of whole chains are totals, too
+        slow = [self.sums(row)[-1] for row in self.paces.rows]
+        slow += [self.sums(case.reduce_bytes / case.levels[0])[-1]]
+        slow += [self.sums(case.sync_bytes / case.levels[0])[-1]]
+        totals = Totals(
+            least=min(case.bound, largest),
+            largest=max(largest, *slow),
+            roundings=case.chosen.roundings,
+        )
         self.model = ConstraintModel("amp", run, totals)
         self.cp, self.most = self.model.cp, self.model.tick(largest)
-        self.pieces = [pieces_of(case, j, largest) for j in range(c.pipeline)]
-        self.paces = paces_of(case)
-        self.possible = all(self.pieces)  # whether every stage has a piece
-        if self.possible:
-            self.make_variables()
-            for constrain in CONSTRAINTS:
-                constrain(self)
+        self.make_variables()
+        for constrain in CONSTRAINTS:
+            constrain(self)
 
     def make_variables(self) -> None:
         """The variables of the docstring."""
@@ -91,8 +95,9 @@ class Programme:
             for p in case.positions
             for k in range(len(case.classes))
         }
-        self.piece = [cp.new_int_var(0, len(self.pieces[j]) - 1, f"piece_{j}") for j in stages]
-        self.cut = [cp.new_int_var(0, layers, f"cut_{j}") for j in range(c.pipeline + 1)]
+        # every stage before a cut and every stage behind it has a layer, at least
+        inner = [cp.new_int_var(j, layers - c.pipeline + j, f"cut_{j}") for j in stages[1:]]
+        self.cut = [cp.new_constant(0), *inner, cp.new_constant(layers)]
         self.pace = {g: cp.new_int_var(0, most_pace, f"pace_{g}") for g in groups}
         least_level = 0 if case.reduce_bytes.any() else top  # nothing to reduce: it does not matter
         self.level = {g: cp.new_int_var(least_level, top, f"level_{g}") for g in groups}
@@ -106,17 +111,30 @@ class Programme:
         """A variable in ticks up to the largest of interest."""
         return self.cp.new_int_var(0, self.most, name)
 
-    def ticks(self, seconds: Floats) -> list[int]:
-        """Seconds in ticks, rounded down, and cut off above the largest of interest."""
-        return [min(ticks, self.most + 1) for ticks in self.model.ticks(seconds)]
+    def sums(self, seconds: Floats) -> Floats:
+        """[L + 1] sums of the first layers' seconds, where a layer that takes longer than the
+        largest of interest counts as twice that: no piece with it is of interest."""
+        return prefix(np.minimum(seconds, 2 * self.largest))
 
-    def of_piece(self, j: int, seconds: Floats, name: str) -> IntVar:
-        """A variable: the ticks of the piece of stage j. seconds: [L] of each layer."""
+    def of_stage(self, j: int, seconds: Floats, name: str) -> IntVar:
+        """A variable: the ticks of the layers of stage j, the sum up to its end, rounded down, less
+        the one up to its begin, rounded up. seconds: [L] of each layer."""
         self.model.check()
-        ticks = self.ticks(sums(seconds, self.pieces[j]))
-        variable = self.cp.new_int_var(min(ticks), max(ticks), name)
-        self.cp.add_element(self.piece[j], ticks, variable)
-        return variable
+        sums = self.sums(seconds)
+        up_to_end, up_to_begin = self.model.ticks(sums), [-t for t in self.model.ticks(-sums)]
+        end = self.cp.new_int_var(0, up_to_end[-1], f"{name}_up_to_end")
+        begin = self.cp.new_int_var(0, up_to_begin[-1], f"{name}_up_to_begin")
+        self.cp.add_element(self.cut[j + 1], up_to_end, end)
+        self.cp.add_element(self.cut[j], up_to_begin, begin)
+        ticks = self.cp.new_int_var(-1, up_to_end[-1], name)  # -1: two roundings of the same sum
+        self.cp.add(ticks == end - begin)
+        return ticks
+
+    def one_of(self, choice: IntVar, ticks: list[IntVar], name: str) -> IntVar:
+        """A variable: the chosen one of these, which is not above the largest of interest."""
+        chosen = self.cp.new_int_var(-1, self.most, name)
+        self.cp.add_element(choice, ticks, chosen)
+        return chosen
 
     def among(self, positions: Sequence[Position], classes: Sequence[int], name: str) -> BoolVarT:
         """A variable: whether a device of one of these classes is at one of these positions."""
@@ -151,11 +169,19 @@ def place_every_device(m: Programme) -> None:  # (1)
         m.cp.add(sum(m.at[p, k] for p in m.case.positions) == len(each.devices))
 
 
-def cut_into_pieces(m: Programme) -> None:  # (2)
-    """The pieces follow one another."""
-    for j, pieces in enumerate(m.pieces):
-        m.cp.add_element(m.piece[j], [first for first, _ in pieces], m.cut[j])
-        m.cp.add_element(m.piece[j], [end for _, end in pieces], m.cut[j + 1])
+def cut_into_stages(m: Programme) -> None:  # (2)
+    """Every stage has a layer, and no more layers than time and memory allow on any type."""
+    room = max(m.case.capacities())
+    for j, (begin, end) in enumerate(pairwise(m.cut)):
+        m.cp.add(begin < end)
+        reach_at_most(m, j, reach(m.case, j, m.largest, room), f"reach_{j}")
+
+
+def reach_at_most(m: Programme, j: int, ends: list[int], name: str, *when: BoolVarT) -> None:
+    """Under a condition stage j ends at the end for its begin, or before. ends: [begin]."""
+    end = m.cp.new_int_var(0, len(ends), name)
+    m.cp.add_element(m.cut[j], ends, end)
+    m.cp.add(m.cut[j + 1] <= end).only_enforce_if(when)
 
 
 def slow_down_to_types(m: Programme) -> None:  # (3)
@@ -188,17 +214,18 @@ def reduce_over_slowest_link(m: Programme) -> None:  # (4)
 
 def time_the_stages(m: Programme) -> None:  # (5)
     """A stage computes at its pace and reduces at its level."""
-    for j in range(m.case.chosen.pipeline):
-        work = [m.of_piece(j, row, f"work_{j}_{q}") for q, row in enumerate(m.paces.rows)]
-        reduce = [
-            m.of_piece(j, m.case.reduce_bytes / bandwidth, f"reduce_{j}_{k}")
-            for k, bandwidth in enumerate(m.case.levels)
-        ]
-        for i in range(m.case.chosen.data):
-            work_time, reduce_time = m.time(f"work_{j}_{i}"), m.time(f"reduce_{j}_{i}")
-            m.cp.add_element(m.pace[j, i], work, work_time)
-            m.cp.add_element(m.level[j, i], reduce, reduce_time)
-            m.cp.add(m.stage_time[j, i] == work_time + reduce_time)
+    case, reduces = m.case, bool(m.case.reduce_bytes.any())
+    for j in range(case.chosen.pipeline):
+        work = [m.of_stage(j, row, f"work_{j}_{q}") for q, row in enumerate(m.paces.rows)]
+        reduce = []
+        if reduces:
+            for k, bandwidth in enumerate(case.levels):
+                reduce.append(m.of_stage(j, case.reduce_bytes / bandwidth, f"reduce_{j}_{k}"))
+        for i in range(case.chosen.data):
+            ticks = [m.one_of(m.pace[j, i], work, f"work_{j}_{i}")]
+            if reduces:
+                ticks.append(m.one_of(m.level[j, i], reduce, f"reduce_{j}_{i}"))
+            m.cp.add(m.stage_time[j, i] >= sum(ticks))
 
 
 def send_activations(m: Programme) -> None:  # (6)
@@ -219,11 +246,10 @@ def send_activations(m: Programme) -> None:  # (6)
             links.append(link)
         slowest = m.cp.new_int_var(0, len(case.levels) - 1, f"link_{j}_{i}")
         m.cp.add_min_equality(slowest, links)
-        cuts = sorted({end for _, end in m.pieces[j]})
         tuples = []
         for k, bandwidth in enumerate(case.levels):
-            ticks = m.ticks(case.send_bytes / bandwidth)
-            tuples += [(k, end, ticks[end - 1]) for end in cuts]
+            ticks = m.model.ticks(case.send_bytes / bandwidth)
+            tuples += [(k, last + 1, t) for last, t in enumerate(ticks) if t <= m.most]
         m.cp.add_allowed_assignments([slowest, m.cut[j + 1], send_time], tuples)
 
 
@@ -250,36 +276,29 @@ def synchronise(m: Programme) -> None:  # (8)
     if not case.sync_bytes.any():
         m.cp.add(m.sync == 0)
         return
-    times = []
     for j in range(case.chosen.pipeline):
         level = m.cp.new_int_var(0, len(case.levels) - 1, f"data_level_{j}")
         for r in range(case.chosen.tensor):
             m.limit_level(level, data_group(case, j, r), f"data_{j}_{r}")
-        reduce = [
-            m.of_piece(j, case.sync_bytes / bandwidth, f"sync_{j}_{k}")
+        sync = [
+            m.of_stage(j, case.sync_bytes / bandwidth, f"sync_{j}_{k}")
             for k, bandwidth in enumerate(case.levels)
         ]
-        times.append(m.time(f"sync_{j}"))
-        m.cp.add_element(level, reduce, times[-1])
-    m.cp.add_max_equality(m.sync, times)
+        m.cp.add(m.sync >= m.one_of(level, sync, f"sync_{j}"))
 
 
 def fit_memory(m: Programme) -> None:  # (9)
-    """A piece that only the i-th smallest capacity holds needs devices with it, or more."""
+    """A stage with a device of a small memory has no more layers than fit into it."""
     if m.case.data.memory is None:
         return
     capacities = m.case.capacities()
-    sizes = sorted(set(capacities))
-    rank = [sizes.index(capacity) for capacity in capacities]
-    for j, pieces in enumerate(m.pieces):
-        held = sums(m.case.held_bytes(j), pieces)
-        needed = np.searchsorted(sizes, held).tolist()  # the least rank that holds a piece
-        need = m.cp.new_int_var(0, len(sizes) - 1, f"memory_{j}")
-        m.cp.add_element(m.piece[j], needed, need)
-        for p in (p for p in m.case.positions if p[0] == j):
-            room = m.cp.new_int_var(0, len(sizes) - 1, f"memory_{p}")
-            m.cp.add_element(m.device_class[p], rank, room)
-            m.cp.add(need <= room)
+    for size in sorted(set(capacities))[:-1]:  # (2) has the largest one
+        small = [k for k, capacity in enumerate(capacities) if capacity == size]
+        for j in range(m.case.chosen.pipeline):
+            positions = [p for p in m.case.positions if p[0] == j]
+            is_small = m.among(positions, small, f"memory_{size:.0f}_{j}")
+            ends = reach(m.case, j, m.largest, size)
+            reach_at_most(m, j, ends, f"reach_{size:.0f}_{j}", is_small)
 
 
 def order_ranks(m: Programme) -> None:  # (10)
@@ -321,7 +340,7 @@ def outlast_averages(m: Programme) -> None:  # (12)
     faster than on the fastest types and links."""
     c = m.case.chosen
     least = m.model.tick(float(m.case.fastest().sum()) * (1 - 1e-12))
-    least -= 2 * c.pipeline  # stage times are rounded down by less than this
+    least -= 4 * c.pipeline  # stage times are rounded down by less than this
     for i in range(c.data):
         stages = sum(m.stage_time[j, i] for j in range(c.pipeline))
         m.cp.add(c.pipeline * m.slowest_stage[i] >= stages)
@@ -330,7 +349,7 @@ def outlast_averages(m: Programme) -> None:  # (12)
 
 CONSTRAINTS = (
     place_every_device,
-    cut_into_pieces,
+    cut_into_stages,
     slow_down_to_types,
     reduce_over_slowest_link,
     time_the_stages,
@@ -357,5 +376,5 @@ def read(m: Programme, answer: ModelAnswer) -> AmpDecision:
         tensor=c.tensor,
         micro_batch=c.micro_batch,
         placement=placement,
-        stages=[m.pieces[j][int(answer.value(piece))] for j, piece in enumerate(m.piece)],
+        stages=list(pairwise(int(answer.value(cut)) for cut in m.cut)),
     )

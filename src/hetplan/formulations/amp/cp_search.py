@@ -118,10 +118,7 @@ class Sweep:
         begun = CLOCK.seconds()
         programme = Programme(case, min(below, slowest), self.run)
         self.build_seconds += CLOCK.seconds() - begun
-        if programme.possible:
-            answer = self.minimise(programme, part)
-        else:
-            answer = ModelAnswer(stop=Stop.INFEASIBLE)
+        answer = self.minimise(programme, part)
         # the model has only decisions below that, so that it proves no more
         proven = below if answer.stop is Stop.INFEASIBLE else min(answer.bound or 0.0, below)
         case = self.raise_bound(case, proven)

@@ -19,7 +19,6 @@ from hetplan.solvers.run import Run
 
 Floats = NDArray[np.float64]
 Position = tuple[int, int, int]  # (stage, pipeline, tensor rank)
-Piece = tuple[int, int]  # [first, end) layers
 
 # Bytes may exceed a capacity by this relative amount: rounding.
 MEMORY_TOLERANCE = 1e-9
@@ -43,8 +42,9 @@ class Configuration:
 
     @property
     def roundings(self) -> int:
-        """Values in one objective: two for each stage time, one for each link, one for S."""
-        return 2 * (self.pipeline + self.gas - 1) + (self.pipeline - 1) + 1
+        """Values in one objective: two sums each for a stage's computation, for its all-reduces and
+        for S, and one value for each link."""
+        return 4 * (self.pipeline + self.gas - 1) + 2 + (self.pipeline - 1)
 
 
 def configurations(data: AmpData) -> Iterator[Configuration]:
@@ -246,39 +246,32 @@ def prefix(values: Floats) -> Floats:
     return np.concatenate([[0.0], np.cumsum(values)])
 
 
-def sums(values: Floats, pieces: list[Piece]) -> Floats:
-    """[piece] the sum of the values of each piece's layers."""
-    return np.array([values[first:end].sum() for first, end in pieces])
-
-
-def pieces_of(case: Case, j: int, largest: float) -> list[Piece]:
-    """The pieces of stage j that some type has memory for and that take no longer than `largest`
-    seconds in all micro-batches."""
-    c, layers = case.chosen, len(case.data.layers)
-    behind = c.pipeline - 1 - j  # stages, with a layer each at least
-    firsts = [0] if j == 0 else range(j, layers - behind)
-    held, seconds = prefix(case.held_bytes(j)), c.gas * prefix(case.fastest())
-    # differences of sums of floats: a little more is let pass, which (5) and (9) refuse
-    room, time = max(case.capacities()) + 1e-9 * held[-1], largest + 1e-9 * seconds[-1]
-    pieces = []
-    for first in firsts:
-        for end in [layers] if behind == 0 else range(first + 1, layers - behind + 1):
-            fits = case.data.memory is None or held[end] - held[first] <= room
-            if fits and seconds[end] - seconds[first] <= time:
-                pieces.append((first, end))
-    return pieces
+def reach(case: Case, j: int, largest: float, room: float) -> list[int]:
+    """[first] the last end of a piece of stage j that begins there: it takes no longer than
+    `largest` seconds in all micro-batches, even on the fastest types and links, and no more than
+    `room` bytes. It is `first` where there is no such piece."""
+    layers = len(case.data.layers)
+    held, seconds = prefix(case.held_bytes(j)), case.chosen.gas * prefix(case.fastest())
+    ends = []
+    for first in range(layers):
+        # a difference of sums of floats: a little more time is let pass, since times add up exactly
+        most_seconds = seconds[first] + largest + 1e-9 * seconds[-1]
+        end = int(np.searchsorted(seconds, most_seconds, side="right")) - 1
+        if case.data.memory is not None:
+            end = min(end, int(np.searchsorted(held, held[first] + room, side="right")) - 1)
+        ends.append(max(first, end))
+    return ends
 
 
 def terms_of(case: Case) -> int:
-    """The entries of all tables of the largest model of a configuration, about."""
+    """The entries of all tables of a model of the configuration, about."""
     c, layers, types = case.chosen, len(case.data.layers), len(case.seconds)
-    lengths = layers - c.pipeline + 1
+    classes, levels = len(case.classes), len(case.levels)
     paces = sum(math.comb(types, count) for count in range(1, min(types, c.tensor) + 1))
-    pieces = min(c.pipeline, 2) * lengths + max(0, c.pipeline - 2) * lengths**2 // 2
     groups = c.pipeline * (c.data + c.tensor)
-    classes = len(case.classes)
     placing = (len(case.data.devices) + groups * classes) * classes
-    return placing + groups * paces + pieces * (paces + 2 * len(case.levels))
+    timing = c.pipeline * layers * (paces + 2 * levels + c.data * levels)
+    return placing + groups * paces + timing
 
 
 @dataclass(frozen=True)
