@@ -1,38 +1,40 @@
 """Problem `amp` for CP-SAT: one model for each choice of degrees and micro-batch size, in elements
 of tables.
 
-A class is a set of devices that may be exchanged for one another: equal type, equal bandwidth to
-every other device. A piece of stage j is a range of layers that it may hold. A pace is the seconds
-of all layers on a tensor group; it follows from the types in the group. Bandwidths are numbered
-from the lowest one, the levels.
+A class is a set of devices that may be exchanged for one another: equal node, equal type, equal
+bandwidth to every other device. The levels are the bandwidths of links, from the lowest one. A pace
+is the seconds of all layers on a tensor group, which follow from the types in the group.
 
 Sets   j in 0..pp-1 stages, i in 0..dp-1 pipelines, r in 0..tp-1 tensor ranks; p = (j, i, r)
        positions; l in 0..L-1 layers; c classes; k levels; q paces.
-Data   count_c devices; level_cd of the link of two classes; gas micro-batches; for each piece of
-       stage j its seconds work_jq at each pace, seconds reduce_jk of its tensor all-reduces and
-       seconds sync_jk of its gradients' all-reduce at each level; seconds of activations.
-Vars   class_p;  piece_j;  cut_j in 0..L;  pace_ij;  level_ij of the tensor group, link_ij of the
-       slowest link to the next stage, level_j of the slowest data group of stage j;
-       ticks t_ij, e_ij, theta_i, T_i, S_j, T and S.
+Data   count_c devices; level_cd of a link between two classes; gas micro-batches; in seconds, sums
+       over the first layers: work_q at a pace, reduce_k of tensor all-reduces and sync_k of
+       gradients' all-reduces at a level; send_kl at a level of layer l's output.
+Vars   class_p;  cut_j in 0..L, cut_0 = 0, cut_pp = L;  pace_ij and level_ij of a tensor group;
+       link_ij, the level to the next stage;  level_j of the data groups of stage j;
+       ticks t_ij of stages, e_ij of sends, theta_i of slowest stages, T of pipelines, S.
 Min    T + S,  s.t.
-(1) sum_p [class_p = c] = count_c                       counts          `place_every_device`
-(2) cut_j, cut_(j+1) = first and end of piece_j         element         `cut_into_pieces`
-(3) pace_ij by the types in group (j, i)                allowed tuples  `slow_down_to_types`
-(4) level_ij <= level_cd for classes c, d in (j, i)     under conditions `reduce_over_slowest_link`
-(5) t_ij = work_j[pace_ij] + reduce_j[level_ij]         element         `time_the_stages`
-(6) link_ij = min_r level of class_(j,i,r), class_(j+1,i,r);  e_ij by link_ij and cut_(j+1)
-                                                        allowed tuples  `send_activations`
-(7) theta_i = max_j t_ij,  T_i = sum_j t_ij + (gas - 1) theta_i + sum_j e_ij,  T = max_i T_i
-                                                        maximum         `add_up`
-(8) level_j <= level_cd for c, d in a data group of j;  S_j = sync_j[level_j],  S = max_j S_j
-                                                        element         `synchronise`
-(9) a device of stage j holds piece_j                   element         `fit_memory`
-(10) pipelines and tensor ranks ascend, read position by position       `order_ranks`   symmetry
-(11) of two equal nodes the first one is used first                     `order_nodes`   symmetry
-(12) pp theta_i >= sum_j t_ij >= seconds on the fastest types           `outlast_averages` implied
-Conditions (4) and (8) hold a level from above only. A lower one makes the decision more expensive,
-so that the best decision has the level of its slowest link.
-Every table is rounded down and cut off above the largest time that is of interest.
+(1)  sum_p [class_p = c] = count_c                            counts      `place_every_device`
+(2)  cut_j < cut_(j+1) <= reach_j[cut_j]                      element     `cut_into_stages`
+(3)  pace_ij by the types among class_(j,i,*)                 table       `slow_down_to_types`
+(4)  level_ij <= level_cd where c and d are in (j, i)         conditions  `reduce_over_slowest_link`
+(5)  t_ij >= work over [cut_j, cut_(j+1)) at pace_ij
+             + reduce over [cut_j, cut_(j+1)) at level_ij     element     `time_the_stages`
+(6)  link_ij = min_r level of class_(j,i,r), class_(j+1,i,r);
+     e_ij = send at link_ij of layer cut_(j+1) - 1            table, min  `send_activations`
+(7)  theta_i = max_j t_ij;
+     T = max_i (sum_j t_ij + (gas - 1) theta_i + sum_j e_ij)  max         `add_up`
+(8)  level_j <= level_cd where c and d are in a data group of j;
+     S >= sync over [cut_j, cut_(j+1)) at level_j             element     `synchronise`
+(9)  cut_(j+1) <= reach_j[cut_j] of the memory of class_p, for all p in j
+                                                              element     `fit_memory`
+(10) pipelines and tensor ranks ascend, read position by position         `order_ranks`    symmetry
+(11) of two equal nodes the first one is used first                       `order_nodes`    symmetry
+(12) pp theta_i >= sum_j t_ij >= seconds on the fastest types and links   `outlast_averages` implied
+(4) and (8) bound a level from above only: a lower one makes the decision more expensive, so that
+the best decision has the level of its slowest link. (10) and (11) hold for the first one, read
+position by position, of all decisions that differ by exchanges, so that they go together.
+Times and sums at the end of a stage are rounded down, sums at its begin up.
 Source AMP, eq. 3-5; the memory constraint, for 1F1B, is hetplan's.
 """
 
