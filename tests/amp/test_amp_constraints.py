@@ -13,7 +13,6 @@ import pytest
 from amp.cases import CASES, QUICK, SMALL, data_of
 from amp.mixed import mixed_cluster
 from amp.oracle import Enumeration
-from hetplan.formulations.amp import cp_search
 from hetplan.formulations.amp.cp import Programme, read
 from hetplan.formulations.amp.cp_search import Parameters, seconds_of, solve_by
 from hetplan.formulations.amp.cp_tables import (
@@ -27,6 +26,7 @@ from hetplan.formulations.amp.cp_tables import (
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.family import FAMILY
+from hetplan.solvers import general
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import ModelAnswer
 from hetplan.solvers.registry import solve
@@ -161,7 +161,7 @@ def test_a_failing_back_end_is_an_error_that_keeps_the_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answer = ModelAnswer(stop=Stop.ERROR, message="broken")
-    monkeypatch.setattr(cp_search.general, "minimise", lambda *arguments: answer)
+    monkeypatch.setattr(general, "minimise", lambda *arguments: answer)
     data = mixed_cluster(nodes=2, per_node=2, layers=6)
     outcome = solve_by("cp-sat", data, run())
     assert outcome.stop is Stop.ERROR and "broken" in outcome.message
