@@ -115,7 +115,7 @@ class Programme:
 
     def sums(self, seconds: Floats) -> Floats:
         """[L + 1] sums of the first layers' seconds, where a layer that takes longer than the
-        largest of interest counts as twice that: no piece with it is of interest."""
+        largest of interest counts as twice that: no stage with it is of interest."""
         return prefix(np.minimum(seconds, 2 * self.largest))
 
     def of_stage(self, j: int, seconds: Floats, name: str) -> IntVar:

@@ -43,9 +43,9 @@ class Parameters:
     # Seconds of each model in the first round; every further round has twice as many.
     first_seconds: float = 1.0
     # The first round looks for decisions up to this multiple of the least bound; every further
-    # round squares it. Close targets leave few pieces, and far ones are not needed where there is
-    # an incumbent.
-    growth: float = 1.5
+    # round squares it. Close targets leave little to search, and where there is an incumbent, far
+    # ones are not needed.
+    growth: float = 2.0
     # A configuration whose tables have more entries is left open.
     most_terms: int = 2_000_000
 

@@ -1,8 +1,8 @@
 """The sets and tables of problem `amp`'s constraint models, made from the data alone.
 
 A configuration is a choice of degrees and micro-batch size, and each has a model of its own. A case
-is a configuration with all that its models are made of: classes of devices, levels of bandwidth,
-pieces of the chain of layers and paces of tensor groups.
+is a configuration with all that its models are made of: classes of devices, levels of bandwidth
+and paces of tensor groups.
 """
 
 import math
@@ -226,12 +226,15 @@ def simple_bound(case: Case) -> float:
     All groups together get through all layers of dp pipelines.
     """
     c, bandwidth = case.chosen, case.levels[-1]
-    fastest = np.min(list(case.seconds.values()), axis=0)
+    seconds = case.seconds
+    fastest = np.min(list(seconds.values()), axis=0)
+    worked = fastest > 0  # the layers that take any time
     speeds = 0.0
-    worked = fastest > 0
     for name, count in Counter(device.type for device in case.data.devices).items():
-        ratios = case.seconds[name][worked] / fastest[worked]
-        speeds += count / ratios.min(initial=math.inf) if worked.any() else count
+        slowdown = 1.0
+        if worked.any():
+            slowdown = float((seconds[name][worked] / fastest[worked]).min())
+        speeds += count / slowdown
     theta = c.data * float(fastest.sum()) / (speeds / c.tensor)
     chain = case.fastest()
     theta = max(theta, float(chain.sum()) / c.pipeline, float(chain.max()))
@@ -247,9 +250,9 @@ def prefix(values: Floats) -> Floats:
 
 
 def reach(case: Case, j: int, largest: float, room: float) -> list[int]:
-    """[first] the last end of a piece of stage j that begins there: it takes no longer than
+    """[first] the last end of a stage j that begins there: it takes no longer than
     `largest` seconds in all micro-batches, even on the fastest types and links, and no more than
-    `room` bytes. It is `first` where there is no such piece."""
+    `room` bytes. It is `first` where there is no such end."""
     layers = len(case.data.layers)
     held, seconds = prefix(case.held_bytes(j)), case.chosen.gas * prefix(case.fastest())
     ends = []
