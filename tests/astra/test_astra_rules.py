@@ -3,11 +3,14 @@ Python reading."""
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from hetplan.errors import InputError
+from hetplan.formulations.astra.search.parameters import MEANINGS as PARAMETERS
 from hetplan.formulations.astra.search.rule_names import MEANINGS
 from hetplan.formulations.astra.search.rules import (
     Column,
@@ -15,7 +18,7 @@ from hetplan.formulations.astra.search.rules import (
     compile_rule,
     rules_from_text,
 )
-from hetplan.formulations.astra.search.space import rule_columns
+from hetplan.formulations.astra.search.space import Space, rule_columns
 
 NONE = np.nan
 WORDS = ("selective", "full", "hybrid")
@@ -188,3 +191,7 @@ def test_any_text_is_a_rule_or_a_placed_error(text: str) -> None:
 
 def test_every_name_has_a_meaning() -> None:
     assert set(MEANINGS) == set(rule_columns(("A100",)))
+
+
+def test_every_parameter_has_a_meaning() -> None:
+    assert set(PARAMETERS) == {field.name for field in fields(Space)}

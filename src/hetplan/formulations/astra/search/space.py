@@ -38,8 +38,9 @@ from hetplan.replays.facts import ModelFacts
 
 @dataclass(frozen=True)
 class Space:
-    """The values that each parameter may take. None stands for the whole range of Table 3, which
-    depends on the model. The parameters `context` to `uneven` are hetplan's."""
+    """The values that each parameter may take (`parameters` says for people what each means). None
+    stands for the whole range of Table 3, which depends on the model. The parameters `context` to
+    `uneven` are hetplan's."""
 
     pipeline: tuple[int, ...] | None = None  # pipeline degrees; None: 1..number of layers
     tensor: tuple[int, ...] | None = None  # tensor degrees; None: 1..number of heads
