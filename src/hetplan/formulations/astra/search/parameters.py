@@ -1,5 +1,5 @@
-"""The parameters of a search for people: the values that `--param NAME=VALUES` takes, their meaning,
-and the values that are tried without it. docs/search.md lists them."""
+"""The parameters of a search for people: their values, their meaning, and the values that are tried
+without them. docs/search.md lists them."""
 
 from typing import NamedTuple
 
