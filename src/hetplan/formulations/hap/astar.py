@@ -34,7 +34,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetplan.formulations.hap.astar_moves import Bits, Move, numbers_in
-from hetplan.formulations.hap.astar_states import EMPTY, State, Transitions
+from hetplan.formulations.hap.astar_states import Transitions
 from hetplan.formulations.hap.problem import Floats
 from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.run import Run
@@ -50,7 +50,7 @@ COMPUTED_AGAIN = "no program computes each tensor once; each property counts as 
 class Partial(NamedTuple):
     """A partial program: the beginning of a program."""
 
-    state: State
+    state: int  # its number
     # By type, cost(Q) and what the type computes after the last synchronisation: the seconds after
     # which the type has nothing left to compute.
     ready: SecondsByType
@@ -87,7 +87,7 @@ class Search:
         self._least = self._least_seconds(seconds)
         self._rest: dict[Bits, SecondsByType] = {}  # by computed tensors
         # state -> `ready` of the partial programs of that state that no other one beats
-        self._unbeaten: dict[State, list[SecondsByType]] = {}
+        self._unbeaten: dict[int, list[SecondsByType]] = {}
         self.extended = 0  # number of partial programs that were extended
 
     def _seconds(self, move: Move, ratios: Floats, byte_price: float) -> Floats:
@@ -130,19 +130,17 @@ class Search:
 
     def score(self, partial: Partial) -> float:
         """cost(Q) + ecost(Q): a lower bound of the seconds of every program that begins so."""
-        bound: float = max(map(add, partial.ready, self.rest(partial.state.computed)))
+        computed = self.transitions.states[partial.state].computed
+        bound: float = max(map(add, partial.ready, self.rest(computed)))
         return bound
 
-    def extension(self, partial: Partial, move: Move) -> Partial:
-        """The partial program with a move appended (line 8)."""
+    def extension(self, partial: Partial, move: Move, state: int) -> Partial:
+        """The partial program with a move appended that leads to a state (line 8)."""
         ready = partial.ready
         if move.triple.comm:  # a synchronisation: all types wait for the last one
             ready = (max(ready),) * len(ready)
-        return Partial(
-            state=self.transitions.after(partial.state, move),
-            ready=tuple(map(add, ready, self.seconds[move.number])),
-            before=(partial, move),
-        )
+        ready = tuple(map(add, ready, self.seconds[move.number]))
+        return Partial(state, ready, before=(partial, move))
 
     def is_beaten(self, partial: Partial) -> bool:
         """Whether another partial program of the same state is nowhere later (lines 9 to 14).
@@ -150,28 +148,29 @@ class Search:
         If there is none, this one takes the place of those that it beats.
         """
         others = self._unbeaten.setdefault(partial.state, [])
-        if any(all(map(le, other, partial.ready)) for other in others):
-            return True
+        for other in others:
+            if all(map(le, other, partial.ready)):
+                return True
         others[:] = [other for other in others if not all(map(le, partial.ready, other))]
         others.append(partial.ready)
         return False
 
     def run(self, run: Run) -> Partial | None:
         """The cheapest program; None where there is none, or where `run` should stop."""
-        empty = Partial(EMPTY, self.no_seconds)
+        empty = Partial(state=0, ready=self.no_seconds)
         self.is_beaten(empty)
         goal: Bits = 1 << self.transitions.moves.goal
         order = itertools.count()
         queue = [(self.score(empty), next(order), empty)]
         while queue and not run.should_stop:
             _, _, partial = heapq.heappop(queue)
-            if partial.state.known & goal:
+            if self.transitions.states[partial.state].known & goal:
                 return partial  # its score is its seconds, and no score in the queue is lower
             if partial.ready not in self._unbeaten[partial.state]:
                 continue
             self.extended += 1
-            for move in self.transitions.applicable(partial.state):
-                longer = self.extension(partial, move)
+            for move, state in self.transitions.extensions(partial.state):
+                longer = self.extension(partial, move, state)
                 if not self.is_beaten(longer):
                     heapq.heappush(queue, (self.score(longer), next(order), longer))
         return None

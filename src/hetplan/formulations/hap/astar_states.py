@@ -32,9 +32,6 @@ class State(NamedTuple):
     communicated: Bits
 
 
-EMPTY = State(known=0, computed=0, communicated=0)
-
-
 class _Surroundings:
     """Properties that moves turn into each other, mostly the forms of one tensor, and the moves
     that need them."""
@@ -90,7 +87,11 @@ class _Surroundings:
 
 
 class Transitions:
-    """The moves that each state has, and the states that they lead to."""
+    """The moves that each state has, and the states that they lead to.
+
+    States are numbered in the order in which they are met, and kept, so that searches at further
+    ratios meet them again.
+    """
 
     def __init__(self, theory: ReducedTheory, *, forms: bool = True, once: bool = True) -> None:
         """forms, once: as in `moves_of`."""
@@ -112,8 +113,28 @@ class Transitions:
             for tensor in numbers_in(move.computes):
                 affected |= consuming.get(tensor, set())
             self._affected.append(list(affected))
+        empty = State(known=0, computed=0, communicated=0)
+        self.states = [empty]  # by number; number 0 is that of the empty program
+        self._numbers = {empty: 0}
+        self._extensions: dict[int, list[tuple[Move, int]]] = {}  # by number of the state
 
-    def applicable(self, state: State) -> Iterator[Move]:
+    def extensions(self, n: int) -> list[tuple[Move, int]]:
+        """The moves that state n has, and the number of the state that each leads to."""
+        if n not in self._extensions:
+            state = self.states[n]
+            self._extensions[n] = [
+                (move, self._number(self._after(state, move))) for move in self._applicable(state)
+            ]
+        return self._extensions[n]
+
+    def _number(self, state: State) -> int:
+        """The number of a state; one that was not met before gets the next number."""
+        n = self._numbers.setdefault(state, len(self.states))
+        if n == len(self.states):
+            self.states.append(state)
+        return n
+
+    def _applicable(self, state: State) -> Iterator[Move]:
         """The moves whose precondition is met and that have a new effect (line 7 of Fig. 10)."""
         known, computed, communicated = state
         for p in (NOTHING, *numbers_in(known)):
@@ -124,7 +145,7 @@ class Transitions:
                 if new_effects:
                     yield move
 
-    def after(self, state: State, move: Move) -> State:
+    def _after(self, state: State, move: Move) -> State:
         """The state that a move leads to (line 8), without redundant properties."""
         known = state.known | move.post
         computed = state.computed | move.computes
