@@ -183,7 +183,7 @@ def test_the_alternation_ends_at_the_joint_optimum(name: str, most: int) -> None
 def test_states_grow_slowly_with_layers() -> None:
     """A tensor computed again, or the third pruning one step deep, is above the first limit
     already, and with more layers the search would not end."""
-    for layers, most in ((1, 60), (2, 100), (4, 250)):
+    for layers, most in ((1, 36), (2, 62), (4, 200)):
         theory = reduced(theory_on(vit(512, shape(layers), 196, 768, 10), mixed(8), 10.4, 8).data)
         search = Search(Transitions(theory), theory.problem.proportional[None])
         assert search.run(Run()) is not None
@@ -268,3 +268,18 @@ def test_one_type_is_left_where_it_is_always_the_slowest() -> None:
     fast = problem.speeds**2 / float(problem.speeds**2 @ problem.counts)
     for ratios, types in ((problem.proportional, 1), (problem.even, 1), (fast, 3)):
         assert len(Search(transitions, ratios[None]).no_seconds) == types
+
+
+def test_a_triple_with_two_effects_counts_once_in_the_estimate() -> None:
+    """Its seconds are shared out to the tensors that it computes."""
+    sizes = {"fixed_flops": 6.0, "shared_flops": 0.0}
+    triples = [
+        {"kind": "compute", "instruction": "both", "pre": [], "post": ["a|I", "b|I"], **sizes},
+        {"kind": "compute", "instruction": "x", "pre": ["a|I", "b|I"], "post": ["c|I"], **sizes},
+    ]
+    devices = [{"name": "d", "flops_per_second": 1.0}]
+    data = HapData.model_validate({"devices": devices, "triples": triples, "goal": "c|I"})
+    search = Search(Transitions(reduced(data)), np.array([[1.0]]))
+    assert search.rest(0) == (12.0,)
+    found = search.run(Run())
+    assert found is not None and found.ready == (12.0,)

@@ -234,6 +234,21 @@ def test_the_search_is_figure_10(seed: int, once: bool, placeholder: bool) -> No
     assert cost <= seconds(data, printed, slow) * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize("seed", range(30))
+def test_what_each_type_has_computed_counts(seed: int, once: bool) -> None:
+    """Where the fast device has more than its part, either may be the last one of a stage. A
+    partial program that is later on one of them alone must not be dropped."""
+    data = tight(seed)[0]
+    for slow in (0.15, 0.2, 0.25):
+        B = slow, 1 - slow
+        found, best = searched(data, B, once=once), cheapest(data, B, once=once)
+        assert (found is None) == (best is None)
+        if found is not None and best is not None:
+            cost = seconds(data, found, slow)
+            assert cost == pytest.approx(seconds(data, best, slow), rel=1e-12)
+
+
 def test_lines_9_to_14_as_printed_lose_programs() -> None:
     """By some percent on these theories, which is why the search compares more than they do."""
     losses = []

@@ -17,9 +17,10 @@ computed, and those that may be communicated no more.
   compares equal states, too: `property_cache` in `hap.rs`.)
 
 So the program found is the cheapest of all programs that keep to the rules of the moves. Of these
-rules only one is not printed: a tensor is computed once. Where it is left out, or where the third
-pruning is not followed through collectives, the number of states grows exponentially with the
-blocks of a network.
+rules only one is not printed: a tensor is computed once. It also shortens what the third pruning
+keeps: a property that could only help to compute a tensor again is redundant. Where that is left
+out, or where the third pruning is not followed through collectives, the number of states grows
+exponentially with the blocks of a network.
 
 The authors' program departs from print in further ways: it adds up the slowest device's seconds of
 every triple and so knows no stages, the estimate of its last version is 0, and it has fewer rules.
