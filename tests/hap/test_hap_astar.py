@@ -205,13 +205,15 @@ def test_limited_memory_has_an_answer(name: str, above: float) -> None:
     assert evaluate(data, result.decision).objective == pytest.approx(best, rel=above)
 
 
-def circle(*ways: tuple[list[str], str, str]) -> HapData:
-    """A theory of triples (pre, post, kind) on devices of speeds 1 and 2."""
+def of_triples(*ways: tuple[list[str], str, str]) -> HapData:
+    """A theory of triples (pre, post, kind), of which the last one gives the goal."""
     triples = []
     for pre, post, kind in ways:
         sizes = {"fixed_flops": 1.0, "shared_flops": 1.0}
         if kind == "comm":
             sizes = {"fixed_seconds": 1.0, "shared_seconds": 1.0}
+        elif kind == "slice":
+            kind, sizes = "compute", {"fixed_flops": 0.0, "shared_flops": 0.0}
         triples.append({"kind": kind, "instruction": "x", "pre": pre, "post": [post], **sizes})
     devices = [{"name": str(v), "flops_per_second": v} for v in (1.0, 2.0)]
     return HapData.model_validate({"devices": devices, "triples": triples, "goal": ways[-1][1]})
@@ -220,14 +222,14 @@ def circle(*ways: tuple[list[str], str, str]) -> HapData:
 def test_rules_that_leave_no_program_are_left_out() -> None:
     """And the message says so. In the first theory a tensor is computed from a later one, in the
     second it goes through two collectives."""
-    again = circle(
+    again = of_triples(
         ([], "a|I", "compute"),
         (["a|I"], "b|I", "compute"),
         (["b|I"], "b|J", "compute"),
         (["b|J"], "a|J", "compute"),
         (["a|J"], "c|I", "compute"),
     )
-    twice = circle(
+    twice = of_triples(
         ([], "a|I", "compute"),
         (["a|I"], "a|J", "comm"),
         (["a|J"], "a|K", "comm"),
@@ -283,3 +285,22 @@ def test_a_triple_with_two_effects_counts_once_in_the_estimate() -> None:
     assert search.rest(0) == (12.0,)
     found = search.run(Run())
     assert found is not None and found.ready == (12.0,)
+
+
+def test_slices_made_at_once_are_in_the_program() -> None:
+    """Behind the triple whose effect they slice, a slice of a slice too; those of no use are
+    not."""
+    data = of_triples(
+        ([], "a|I", "compute"),
+        (["a|I"], "a|J", "slice"),
+        (["a|J"], "a|K", "slice"),
+        (["a|I"], "a|L", "slice"),
+        (["a|K"], "c|I", "compute"),
+    )
+    theory = reduced(data)
+    transitions = Transitions(theory)
+    assert [len(move.steps) for move in transitions.moves.listed] == [3, 1]
+    found = Search(transitions, theory.problem.proportional[None]).run(Run())
+    assert found is not None
+    assert theory.program(found.triples()) == [0, 1, 2, 4]
+    assert solve(FAMILY, data, "paper").objective is not None
