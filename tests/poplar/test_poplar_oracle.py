@@ -108,6 +108,19 @@ def test_devices_that_are_of_no_use_do_not_blur_the_scale(method: str, stage: in
     agrees(run(data, method), oracle(data))
 
 
+@pytest.mark.parametrize("method", ["exact", "cp-sat", "milp", "pyomo"])
+@pytest.mark.parametrize("comm", [3901.6106472955635, 1e9, 1e30])
+def test_synchronising_may_take_far_longer_than_computing(method: str, comm: float) -> None:
+    """Of a time with C in it, nothing but C may be left: no plan is lost with the rest."""
+    for times, batch in (([0.001, 0.001, 0.003], 7), ([2e-5, 90.8], 1), ([0.3, 0.4], 3)):
+        devices = [Device(name="x", step_seconds=times), Device(name="y", step_seconds=[1.0, 2.0])]
+        for count, stage in product((1, 2), (1, 2)):
+            data = PoplarData(
+                zero_stage=stage, global_batch=batch, comm_seconds=comm, devices=devices[:count]
+            )
+            agrees(run(data, method), oracle(data))
+
+
 def searched(data: PoplarData, effort: Effort) -> tuple[Outcome[PoplarDecision], float | None]:
     """What the exact method says with that effort, and the objective of its decision."""
     outcome = exact.solve(data, Run(), effort)
