@@ -89,3 +89,38 @@ def test_amp_trials_are_replays() -> None:
     assert rows["AMP"]["strategies"] == 10 and rows["annealing"]["strategies"] == 1
     assert all(row["ours, least"] <= row["ours, mean"] for row in rows.values())
     assert rows["AMP"]["ours, least"] <= rows["Megatron"]["ours, least"]
+
+
+def test_astra_overlap_of_gradients_and_of_weights_add_up() -> None:
+    """The settings of Figure 11: each hides something of its own, both hide the most."""
+    row = {"model": "llama2-13b", "type": "A800", "GPUs": 1024}
+    found = astra.overlaps({}, row)
+    assert 1 < found["tensor"] < min(found["gradients"], found["weights"])
+    assert max(found["gradients"], found["weights"]) < found["all"]
+
+
+def test_astra_whole_states_turn_the_order_of_the_models() -> None:
+    """Figure 9: the largest model falls most only where every data rank holds all states."""
+    rows = [
+        astra.scaling({}, {"model": model, "type": "A800", "GPUs": 1024})
+        for model in ("llama2-7b", "llama2-70b")
+    ]
+    small, large = rows
+    assert large["of 64 GPUs'"] > small["of 64 GPUs'"]
+    assert large["of 64 GPUs', whole states"] < small["of 64 GPUs', whole states"]
+
+
+def test_astra_offloading_gains_as_much_on_more_gpus_with_more_samples() -> None:
+    row = {"model": "glm-130b", "type": "A800"}
+    few, many = (astra.offloading({"samples": 16}, row | {"GPUs": n}) for n in (64, 1024))
+    text = "whole states, batch grows"
+    assert many[text] == pytest.approx(few[text], rel=1e-2) and many["whole states"] < few[text]
+
+
+def test_amp_bytes_between_narrow_layers_decide_table_5() -> None:
+    """With as many bytes as wide layers send, AMP beats Megatron with either cut."""
+    setting = {"model": "transgan-amp", "cluster": "p3-4", "batch": 64}
+    as_is, few = (amp.replays(**setting, activations=share)[0] for share in (1.0, 1 / 16))
+    assert min(as_is["AMP"]) > min(as_is["Megatron"])
+    assert min(as_is["AMP"]) < min(as_is["Megatron, equal layers"])
+    assert min(few["AMP"]) < 0.7 * min(few["Megatron"])

@@ -9,6 +9,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from hetplan.errors import HetplanError
 from hetplan.instances.library import library, load_from_library
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
@@ -242,10 +244,11 @@ def test_a_method_whose_results_change_has_another_version() -> None:
             continue
         instance = load_from_library(each["instance"])
         options = Options(**json.loads(each["options_json"]))
-        answer = solve(instance.family, instance.data, each["method"], Run(options))
-        known = each["objective"]
-        same = answer.objective == (known if known is None else pytest.approx(known, rel=1e-9))
-        assert same, (each["problem"], each["method"], each["instance"], answer.objective, known)
+        known, found = each["objective"], None
+        with suppress(HetplanError):  # a refusal is a row without an objective
+            found = solve(instance.family, instance.data, each["method"], Run(options)).objective
+        same = found == (known if known is None else pytest.approx(known, rel=1e-9))
+        assert same, (each["problem"], each["method"], each["instance"], found, known)
 
 
 def test_the_template_has_no_numbers_of_its_own() -> None:
