@@ -65,6 +65,7 @@ FAMILY = Family(
             "A* for fixed ratios and the ratio programme for a fixed program, in turn",
             "HAP, §3.1, Fig. 10, §4.5, §5",
             uses=("highs",),
+            version=2,
         ),
         *(
             Method(
