@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     EfficiencyOption,
     FrameworkOption,
@@ -302,6 +303,19 @@ def show_shipped_rules(wanted: bool) -> None:
         raise typer.Exit()
 
 
+@described(
+    examples=(
+        (
+            "The fastest strategies on 64 GPUs of one type",
+            "hetplan plan search --model llama2-7b --gpus A800:64 --global-batch 512",
+        ),
+        (
+            "Search on a cluster file, and write the best plan",
+            "hetplan plan search --model gpt2-medium --cluster p3-4 --global-batch 64 "
+            "--write-plan plan.json",
+        ),
+    ),
+)
 def search(
     model: Annotated[
         str,
