@@ -92,6 +92,7 @@ FAMILY = Family(
             "annealing over placements",
             "AMP, §4.2",
             baseline=True,
+            version=2,
         ),
         Method(
             "random",
