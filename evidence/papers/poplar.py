@@ -68,6 +68,11 @@ def seconds_by_method(
     }
 
 
+def teraflops(cluster: str, model: str, counts: tuple[int, ...] = ()) -> float:
+    """TFLOP of an iteration."""
+    return paper_workload(cluster, model, counts).flops_per_iteration / 1e12
+
+
 @cache
 def optimum(cluster: str, model: str, counts: tuple[int, ...], stage: int) -> float | None:
     """Seconds of an iteration by the optimum of Poplar's problem on these devices; None where they
@@ -97,7 +102,7 @@ def idle_devices(fixed: Row, row: Row) -> Row:
         for counts, value in known.items()
         if all(n in (0, most) for n, most in zip(counts, whole, strict=True))
     }
-    flops = paper_workload(cluster, model).flops_per_iteration / 1e12
+    flops = teraflops(cluster, model)
     best = min(known, key=lambda counts: known[counts])
     used = [f"{n} {node.device}" for n, node in zip(best, nodes, strict=True) if n]
     figures: Row = {"all": flops / known[whole] if whole in known else None}
@@ -112,7 +117,7 @@ def tflops(fixed: Row, row: Row) -> Row:
     """Figures 3 to 5: TFLOP/s of the whole cluster."""
     cluster, model = (row.get(key) or fixed[key] for key in ("cluster", "model"))
     counts = tuple(map(int, filter(None, row.get("A800:V100S", "").split(":"))))
-    flops = paper_workload(cluster, model, counts).flops_per_iteration / 1e12
+    flops = teraflops(cluster, model, counts)
     return {
         name: flops / s
         for name, s in seconds_by_method(cluster, model, counts, row["ZeRO"]).items()

@@ -142,7 +142,8 @@ def test_hard_instances_stand_apart(tmp_path: Path) -> None:
 
 
 def test_searches_that_were_cut_off_are_labelled(tmp_path: Path) -> None:
-    rows = [row("hap", name, "paper", objective=1.0, message=text)
+    present = '{"hetplan":"0","method":2}'
+    rows = [row("hap", name, "paper", objective=1.0, message=text, versions_json=present)
             for name, text in (("a", "HAP's A*, cut off at 384 states"), ("b", ""))]  # fmt: skip
     assert cells(kept_in(tmp_path, rows), "methods hap", "`paper` (A* cut off, 1 of 2)")
 
