@@ -61,6 +61,11 @@ MEANINGS = {
         "`true` or `false`",
         "communication behind computation wherever Megatron-LM can; true",
     ),
+    "overlap_grad_reduce": Meaning("`true` or `false`", "of it, that of gradients; true"),
+    "overlap_param_gather": Meaning(
+        "`true` or `false`",
+        "of it, that of weights (Megatron-LM refuses this one alone); true",
+    ),
     "interleaving": Meaning("`true` or `false`", "whether virtual stages are tried; true"),
     "offload": Meaning("`true` or `false`", "whether optimizer states may move to the host; true"),
     "recompute": Meaning(
