@@ -570,15 +570,16 @@ def test_hostile_inputs_are_one_line(hetplan: Call, files: Files, what: str) -> 
 def test_a_path_to_something_else_is_not_read(
     hetplan: Call, files: Files, empty: Path, path: str
 ) -> None:
-    """A plan of a stranger may name a device or a pipe, whose reading never ends."""
+    """A plan of a stranger may name a device or a pipe, whose reading never ends: nothing is said of
+    those."""
     os.mkfifo(empty / "fifo")
     plan = empty / "plan.json"
     save_plan(files.plan_with_inputs("stages"), plan)
     document = json.loads(plan.read_text())
     document["inputs"]["files"]["cluster"]["path"] = path
     plan.write_text(json.dumps(document))
-    (line,) = told(hetplan("plan", "simulate", plan).err)
-    assert "is not there" in line
+    ran = hetplan("plan", "simulate", plan)
+    assert (ran.code, told(ran.err)) == (0, [])
 
 
 NUMBERS = (0, 1, -1, 10**9, 10**18, 1e-30, 1e30, 0.5)
