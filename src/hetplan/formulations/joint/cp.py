@@ -1,0 +1,719 @@
+"""Problem `joint` for CP-SAT: passes and messages are intervals, whose order is a decision.
+
+Sets    s in 0..D-1 places for stages, those of all replicas one behind the other; c chunks;
+        m in 0..G-1 micro-batches; side 0 forward, 1 backward; q groups of devices; r runs: a group
+        with the layers [first_r, last_r) that it computes, run 0 none (prices.py).
+Data    ticks of passes, messages, joins and updates, bytes (prices.py); G samples, L layers.
+Vars    run_sc;  group_s;  opens_s, closes_s in {0,1}: the stage is its replica's first, last one;
+        samples_s, size_s, count_s of the replica's micro-batches, size_sm of micro-batch m, 0: none;
+        schedule, chunks, zero, mode of the plan;  begin, end of every pass, as an optional interval.
+Min     T  s.t.
+(1)  group_s, first_sc, last_sc are those of run_sc; stages in use come first `know_what_runs_mean`
+(2)  no device is in two groups                                               `use_devices_once`
+(3)  a replica's runs follow each other from layer 0 to L, chunk by chunk     `hold_all_layers`
+(4)  micro-batches add up to G; sizes by a table                              `share_the_samples`
+(5)  schedule, chunks, steps, ZeRO level and replicas go together             `keep_the_rules`
+(6)  a pass takes the ticks of its run, size and mode; forward before backward    `take_passes`
+(7)  a message goes from the pass that makes it to the pass that needs it, and its receiver waits
+     for it: passes and messages of a stage take turns       no overlap       `send_messages`
+(8)  turns of a stage are those of its schedule, by a table                   `keep_the_order`
+(9)  T is no less than the last backward pass, joins and update of any stage  `join_and_update`
+(10) micro-batches between their passes fit beside the states     cumulative  `fit_in_memory`
+(11) of two alike devices of a node the first has the earlier place  symmetry `order_alike_devices`
+
+What the model says. Its decisions are all plans of the space: any replicas, row groups, tensor
+ranks, chunks, ZeRO levels and modes. (1) to (8) price passes and messages as the replay does,
+except that messages of different stages do not wait for a port that they share. (9) prices joins
+exactly where a single replica has one chunk or two replicas have one chunk and equal cuts; of more
+replicas it counts none. (10) leaves out buffers. So the model's optimum is no more than the seconds
+of any plan, and `solve` prices what CP-SAT answers by the evaluator, excludes it, and asks again
+for a decision that may be faster than the best one so far, until there is none. Then the best plan
+is optimal; stopped before, the last answer's bound holds.
+
+Without (8), `build(..., free=True)`, the order of passes is free, and the optimum is a bound on all
+schedules, named or not.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from typing import Any, Literal
+
+import numpy as np
+from ortools.sat.python.cp_model import IntervalVar, IntVar, LinearExprT
+
+from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
+from hetplan.formulations.joint.evaluate import evaluate
+from hetplan.formulations.joint.prices import HALVES, STEPS, WHOLE, Prices, computing_alone
+from hetplan.plans.plan import MicroBatches, Recomputation, Replica, Stage
+from hetplan.solvers.constraint_model import ConstraintModel
+from hetplan.solvers.general import label, minimise
+from hetplan.solvers.model import ModelAnswer, Totals
+from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, Stopped, stop_reason
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b")
+INTERLEAVED = SCHEDULES.index("interleaved-1f1b")
+Pass = tuple[int, int, int, int]  # (side, stage, chunk, micro-batch)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Limits of small instances."""
+
+    devices: int = 4  # most devices
+    passes: int = 600  # most passes of all stages, chunks and micro-batches
+    prices: int = 100_000  # most entries of the table of passes
+
+
+class Variables:
+    """The variables of the docstring and the constants of an instance, by their names there."""
+
+    def __init__(self, model: ConstraintModel, prices: Prices) -> None:
+        self.model, self.prices, data = model, prices, prices.data
+        cp = model.cp
+        self.D, self.L, self.G = len(prices.kind), prices.layers, prices.samples
+        self.C = min(MOST_CHUNKS, self.L)
+        self.stages, self.chunks_of = range(self.D), range(self.C)
+        groups, runs = len(prices.groups) - 1, len(prices.runs) - 1
+
+        def ints(low: int, high: int, name: str, *shape: int) -> Any:
+            array = np.empty(shape, dtype=object)
+            for place in np.ndindex(*shape):
+                array[place] = cp.new_int_var(low, high, "_".join([name, *map(str, place)]))
+            return array
+
+        D, C, G, L = self.D, self.C, self.G, self.L
+        self.run = ints(0, runs, "run", D, C)
+        self.first, self.last = ints(0, L, "first", D, C), ints(0, L, "last", D, C)
+        self.tail = ints(0, L, "tail", D, C)  # end of the chunk on the replica's last stage
+        self.group = ints(0, groups, "group", D)
+        self.tail_group = ints(0, groups, "tail_group", D)  # of the replica's last stage
+        self.head_group = ints(0, groups, "head_group", D)  # of the replica's first stage
+        self.used, self.opens = ints(0, 1, "used", D), ints(0, 1, "opens", D)
+        self.closes = ints(0, 1, "closes", D)
+        self.before, self.after = ints(0, D - 1, "before", D), ints(0, D - 1, "after", D)
+        self.depth = ints(0, D, "depth", D)  # stages of the replica; 0: not used
+        self.samples, self.size = ints(0, G, "samples", D), ints(0, G, "size", D)
+        self.count, self.size_of = ints(0, G, "count", D), ints(0, G, "size_of", D, G)
+        self.schedule = cp.new_int_var(0, len(SCHEDULES) - 1, "schedule")
+        self.chunks = cp.new_int_var(1, C, "chunks")
+        self.zero = cp.new_int_var(0, 3, "zero")
+        self.mode = cp.new_int_var(0, len(data.modes) - 1, "mode")
+        self.active = ints(0, 1, "active", C)  # whether the plan has this chunk
+        self.replicas = cp.new_int_var(1, D, "replicas")
+        self.total = model.time("total")
+        self.present = ints(0, 1, "present", D, C, G)
+        self.begin = self._times("begin", 2, D, C, G)
+        self.seconds = self._times("seconds", 2, D, C, G)
+        self.end = self._times("end", 2, D, C, G)
+        # Ends of the chunk's forward passes on the replica's last stage, and of its backward
+        # passes on the first one.
+        self.far_end = self._times("far_end", 2, D, C, G)
+        self.done = self._times("done", D)  # the last backward pass
+        self.in_steps = cp.new_bool_var("in_steps")  # every replica is one stage of one chunk
+        self.divide = ints(1, D, "divide", D)  # row groups that divide the stage's states
+        self.intervals: dict[int, list[IntervalVar]] = {s: [] for s in self.stages}
+
+    def _times(self, name: str, *shape: int) -> Any:
+        array = np.empty(shape, dtype=object)
+        for place in np.ndindex(*shape):
+            array[place] = self.model.time("_".join([name, *map(str, place)]))
+        return array
+
+    def decision(self) -> list[IntVar]:
+        """The variables that make up a plan."""
+        plan = [self.schedule, self.chunks, self.zero, self.mode]
+        return [*plan, *self.opens, *self.samples, *self.size, *self.run.ravel()]
+
+    def passes(self) -> Iterator[Pass]:
+        """All passes that a plan may have."""
+        return product(range(2), self.stages, self.chunks_of, range(self.G))
+
+    def look_up(
+        self, table: Sequence[int], shape: Sequence[int], place: Sequence[LinearExprT], name: str
+    ) -> IntVar:
+        """The entry of a table of this shape at a place, which is one variable for each axis."""
+        cp = self.model.cp
+        index = cp.new_int_var(0, len(table) - 1, f"index_{name}")
+        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        cp.add(index == sum(at * stride for at, stride in zip(place, strides, strict=True)))
+        value = cp.new_int_var(min(table), max(table), name)
+        cp.add_element(index, table, value)
+        return value
+
+    def both(self, name: str, *literals: Any) -> IntVar:
+        """A 0-1 variable that is 1 where all literals are."""
+        cp = self.model.cp
+        all_of_them = cp.new_bool_var(name)
+        cp.add_min_equality(all_of_them, list(literals))
+        return all_of_them
+
+    def equals(self, variable: Any, value: int, name: str) -> IntVar:
+        """A 0-1 variable that is 1 where a variable has a value."""
+        cp = self.model.cp
+        literal = cp.new_bool_var(name)
+        cp.add(variable == value).only_enforce_if(literal)
+        cp.add(variable != value).only_enforce_if(~literal)
+        return literal
+
+
+def know_what_runs_mean(v: Variables) -> None:  # (1)
+    """The group and the layers of a stage are those of its runs. Stages in use come first."""
+    cp, runs = v.model.cp, v.prices.runs
+    cp.add(v.used[0] == 1)
+    for c in v.chunks_of:
+        cp.add(v.chunks > c).only_enforce_if(v.active[c])
+        cp.add(v.chunks <= c).only_enforce_if(~v.active[c])
+    for s in v.stages:
+        cp.add(v.group[s] > 0).only_enforce_if(v.used[s])
+        cp.add(v.group[s] == 0).only_enforce_if(~v.used[s])
+        if s > 0:
+            cp.add_implication(v.used[s], v.used[s - 1])
+        for c in v.chunks_of:
+            group = cp.new_int_var(0, len(v.prices.groups) - 1, f"group_{s}_{c}")
+            cp.add_element(v.run[s, c], [run.group for run in runs], group)
+            cp.add_element(v.run[s, c], [run.first for run in runs], v.first[s, c])
+            cp.add_element(v.run[s, c], [run.last for run in runs], v.last[s, c])
+            cp.add(group == v.group[s]).only_enforce_if(v.active[c])
+            cp.add(group == 0).only_enforce_if(~v.active[c])
+
+
+def use_devices_once(v: Variables) -> None:  # (2)
+    """No device is in the groups of two stages."""
+    cp, groups = v.model.cp, v.prices.groups
+    for device in range(v.D):
+        uses = [cp.new_bool_var(f"uses_{device}_{s}") for s in v.stages]
+        for s in v.stages:
+            cp.add_element(v.group[s], [int(device in q.devices) for q in groups], uses[s])
+        cp.add_at_most_one(uses)
+
+
+def hold_all_layers(v: Variables) -> None:  # (3)
+    """A replica's runs follow each other from the first layer to the last, chunk by chunk. `before`
+    and `after` count the other stages of the replica; its ends know each other's groups."""
+    cp = v.model.cp
+    cp.add(v.opens[0] == 1)
+    for s in v.stages:
+        following = v.opens[s + 1] if s + 1 < v.D else 0
+        continues = v.used[s + 1] - following if s + 1 < v.D else 0
+        cp.add(v.closes[s] == v.used[s] - continues)
+        cp.add_implication(v.opens[s], v.used[s])
+        cp.add(v.depth[s] == v.before[s] + v.after[s] + 1).only_enforce_if(v.used[s])
+        cp.add(v.depth[s] == 0).only_enforce_if(~v.used[s])
+        cp.add(v.before[s] == 0).only_enforce_if(v.opens[s])
+        cp.add(v.head_group[s] == v.group[s]).only_enforce_if(v.opens[s])
+        cp.add(v.after[s] == 0).only_enforce_if(v.closes[s])
+        cp.add(v.tail_group[s] == v.group[s]).only_enforce_if(v.closes[s])
+        for c in v.chunks_of:
+            cp.add(v.tail[s, c] == v.last[s, c]).only_enforce_if(v.closes[s])
+            begins = 0 if c == 0 else v.tail[s, c - 1]
+            cp.add(v.first[s, c] == begins).only_enforce_if(v.opens[s], v.active[c])
+            last_chunk = v.equals(v.chunks, c + 1, f"last_chunk_{s}_{c}")
+            cp.add(v.last[s, c] == v.L).only_enforce_if(v.closes[s], last_chunk)
+        for fixed in (v.before[s], v.after[s], v.head_group[s], v.tail_group[s], *v.tail[s]):
+            cp.add(fixed == 0).only_enforce_if(~v.used[s])
+        if s == 0:
+            continue
+        inside = [v.used[s], ~v.opens[s]]  # the stage before is of the same replica
+        cp.add(v.before[s] == v.before[s - 1] + 1).only_enforce_if(inside)
+        cp.add(v.after[s - 1] == v.after[s] + 1).only_enforce_if(inside)
+        cp.add(v.head_group[s] == v.head_group[s - 1]).only_enforce_if(inside)
+        cp.add(v.tail_group[s - 1] == v.tail_group[s]).only_enforce_if(inside)
+        for c in v.chunks_of:
+            cp.add(v.tail[s - 1, c] == v.tail[s, c]).only_enforce_if(inside)
+            cp.add(v.first[s, c] == v.last[s - 1, c]).only_enforce_if(*inside, v.active[c])
+
+
+def share_the_samples(v: Variables) -> None:  # (4)
+    """The samples of all replicas add up to G. A replica's micro-batches are equal but for the last
+    one, which may be smaller, and all its stages take them."""
+    cp = v.model.cp
+    ways = [(0, 0, 0, *(0,) * v.G)]
+    for samples in range(1, v.G + 1):
+        for size in range(1, samples + 1):
+            sizes = [min(size, samples - done) for done in range(0, samples, size)]
+            ways.append((samples, size, len(sizes), *sizes, *(0,) * (v.G - len(sizes))))
+    own = []
+    for s in v.stages:
+        columns = [v.samples[s], v.size[s], v.count[s], *v.size_of[s]]
+        cp.add_allowed_assignments(columns, ways)
+        cp.add(v.samples[s] > 0).only_enforce_if(v.used[s])
+        cp.add(v.samples[s] == 0).only_enforce_if(~v.used[s])
+        own.append(cp.new_int_var(0, v.G, f"own_{s}"))  # counted on the replica's first stage
+        cp.add(own[s] == v.samples[s]).only_enforce_if(v.opens[s])
+        cp.add(own[s] == 0).only_enforce_if(~v.opens[s])
+        if s > 0:
+            for column in (v.samples, v.size):
+                inside = [v.used[s], ~v.opens[s]]
+                cp.add(column[s] == column[s - 1]).only_enforce_if(inside)
+    cp.add(sum(own) == v.G)
+
+
+def keep_the_rules(v: Variables) -> None:  # (5)
+    """Several chunks are interleaved; interleaved micro-batches make whole rounds of the stages.
+    ZeRO 2 and 3 are for equally many micro-batches; stages of pipelines have no more than the
+    framework's highest level."""
+    cp = v.model.cp
+    cp.add(sum(v.opens) == v.replicas)
+    interleaved = v.equals(v.schedule, INTERLEAVED, "interleaved")
+    cp.add(v.chunks == 1).only_enforce_if(~interleaved)
+    rounds = [(0, 0), *product(range(1, v.D + 1), range(1, v.G + 1))]
+    for s in v.stages:
+        allowed = [
+            (schedule, depth, count)
+            for schedule, (depth, count) in product(range(len(SCHEDULES)), rounds)
+            if schedule != INTERLEAVED or depth == 0 or count % depth == 0
+        ]
+        cp.add_allowed_assignments([v.schedule, v.depth[s], v.count[s]], allowed)
+    cp.add(sum(v.used) + v.chunks == v.replicas + 1).only_enforce_if(v.in_steps)
+    cp.add(sum(v.used) + v.chunks > v.replicas + 1).only_enforce_if(~v.in_steps)
+    highest = max(v.prices.data.framework.pipeline_levels)
+    cp.add(v.zero <= highest).only_enforce_if(~v.in_steps)
+    divided = cp.new_bool_var("divided")
+    cp.add(v.zero >= 2).only_enforce_if(divided)
+    cp.add(v.zero <= 1).only_enforce_if(~divided)
+    for s in v.stages:
+        cp.add(v.count[s] == v.count[0]).only_enforce_if(divided, v.used[s])
+
+
+def take_passes(v: Variables) -> None:  # (6)
+    """A pass takes the ticks of its run, samples and mode. Passes of a stage's chunk take the
+    micro-batches in order; a backward pass comes behind its forward pass."""
+    cp, table = v.model.cp, v.prices.passes
+    for s, c, m in product(v.stages, v.chunks_of, range(v.G)):
+        cp.add(v.size_of[s, m] > 0).only_enforce_if(v.present[s, c, m])
+        cp.add(v.size_of[s, m] == 0).only_enforce_if(~v.present[s, c, m], v.active[c])
+        cp.add_implication(v.present[s, c, m], v.active[c])
+    ticks = [v.model.ticks(table[0, 0]), v.model.ticks(table[1])]
+    for side, s, c, m in v.passes():
+        place, shape = [v.run[s, c], v.size_of[s, m]], table.shape[2:]
+        if side == 1:
+            place, shape = [v.mode, *place], table.shape[1:]
+        name = f"pass_{side}_{s}_{c}_{m}"
+        seconds = v.look_up(ticks[side], shape, place, name)
+        cp.add(v.seconds[side, s, c, m] == seconds)
+        v.intervals[s].append(
+            cp.new_optional_interval_var(
+                v.begin[side, s, c, m],
+                v.seconds[side, s, c, m],
+                v.end[side, s, c, m],
+                v.present[s, c, m],
+                name,
+            )
+        )
+        there = v.present[s, c, m]
+        if m > 0:
+            cp.add(v.end[side, s, c, m - 1] <= v.begin[side, s, c, m]).only_enforce_if(there)
+        if side == 1:
+            cp.add(v.end[0, s, c, m] <= v.begin[1, s, c, m]).only_enforce_if(there)
+            cp.add(v.done[s] >= v.end[1, s, c, m]).only_enforce_if(there)
+
+
+def send_messages(v: Variables) -> None:  # (7)
+    """Every pass but a replica's first waits for a message of the stage before (behind, for
+    gradients) or, where its chunk begins (ends) there, of the replica's other end. The message asks
+    when it is made and its receiver does nothing else."""
+    cp, table = v.model.cp, v.prices.messages
+    ticks = v.model.ticks(table)
+    for side, s, c, m in v.passes():
+        edge = (v.opens, v.closes)[side][s]  # whether the stage is at the replica's near end
+        near, chunk = (s - 1, c - 1) if side == 0 else (s + 1, c + 1)
+        there, end = v.present[s, c, m], v.end[side, s, c, m]
+        # the far end, seen from every stage
+        far = v.far_end[side, s, c, m]
+        opposite = (v.closes, v.opens)[side][s]
+        cp.add(far >= end).only_enforce_if(opposite, there)
+        beyond = s + 1 if side == 0 else s - 1
+        if 0 <= beyond < v.D:
+            other = v.far_end[side, beyond, c, m]
+            cp.add(far >= other).only_enforce_if(~opposite, there)
+        layer = (v.first, v.last)[side][s, c]
+        group_at_far_end = (v.tail_group, v.head_group)[side][s]
+        sender = cp.new_int_var(0, len(v.prices.groups) - 1, f"sender_{side}_{s}_{c}_{m}")
+        made = v.model.time(f"made_{side}_{s}_{c}_{m}")
+        if 0 <= near < v.D:
+            cp.add(sender == v.group[near]).only_enforce_if(~edge, there)
+            cp.add(made >= v.end[side, near, c, m]).only_enforce_if(~edge, there)
+        exists = there
+        if side == 0 and c == 0:
+            exists = v.both(f"sent_{side}_{s}_{c}_{m}", there, ~edge)
+        elif side == 1:
+            last = ~v.active[c + 1] if c + 1 < v.C else None
+            ends = edge if last is None else v.both(f"ends_{s}_{c}_{m}", edge, last)
+            exists = v.both(f"sent_{side}_{s}_{c}_{m}", there, ~ends)
+        if 0 <= chunk < v.C:
+            cp.add(sender == group_at_far_end).only_enforce_if(edge, exists)
+            cp.add(made >= v.far_end[side, s, chunk, m]).only_enforce_if(edge, exists)
+        cp.add(sender == 0).only_enforce_if(~exists)
+        name = f"message_{side}_{s}_{c}_{m}"
+        place = [sender, v.group[s], layer, v.size_of[s, m]]
+        seconds = v.look_up(ticks, table.shape, place, name)
+        start, arrival = v.model.time(f"start_{name}"), v.model.time(f"end_{name}")
+        cp.add(start >= made).only_enforce_if(exists)
+        cp.add(arrival <= v.begin[side, s, c, m]).only_enforce_if(exists)
+        v.intervals[s].append(
+            cp.new_optional_interval_var(start, seconds, arrival, exists, name)
+        )
+    for s in v.stages:
+        cp.add_no_overlap(v.intervals[s])
+
+
+def turns(schedule: str, depth: int, before: int, count: int, chunks: int) -> list[Pass]:
+    """(side, chunk, micro-batch) in the order in which a stage takes its passes."""
+    forward = [(c, m) for c in range(chunks) for m in range(count)]
+    if schedule == "interleaved-1f1b":
+        forward.sort(key=lambda each: (each[1] // depth, each[0], each[1]))
+    behind = depth - 1 - before
+    warm = {
+        "gpipe": len(forward),
+        "1f1b": behind,
+        "interleaved-1f1b": 2 * behind + (chunks - 1) * depth,
+    }[schedule]
+    warm = min(warm, len(forward))
+    backward = [(1, chunks - 1 - c, m) for c, m in forward]
+    order = [(0, *each) for each in forward[:warm]]
+    for i, each in enumerate(forward[warm:]):
+        order += [(0, *each), backward[i]]
+    return order + backward[len(forward) - warm :]
+
+
+def keep_the_order(v: Variables) -> None:  # (8)
+    """A stage takes its passes in the order of its schedule: a table has the turn of each pass."""
+    cp, none = v.model.cp, 2 * v.C * v.G  # the turn of a pass that there is not
+    keys = list(product(range(2), v.chunks_of, range(v.G)))
+    rows = [(i, 0, 0, 0, c, *(none,) * len(keys)) for i, c in product(range(3), range(1, v.C + 1))]
+    for (i, schedule), depth, count, chunks in product(
+        enumerate(SCHEDULES), range(1, v.D + 1), range(1, v.G + 1), range(1, v.C + 1)
+    ):
+        if i != INTERLEAVED and chunks > 1:
+            continue
+        if i == INTERLEAVED and count % depth:
+            continue
+        for before in range(depth):
+            order = turns(schedule, depth, before, count, chunks)
+            turn = {each: k for k, each in enumerate(order)}
+            own = (turn.get(key, none) for key in keys)
+            rows.append((i, depth, before, count, chunks, *own))
+    for s in v.stages:
+        turn_of = {key: cp.new_int_var(0, none, f"turn_{s}_{key}") for key in keys}
+        columns = [v.schedule, v.depth[s], v.before[s], v.count[s], v.chunks, *turn_of.values()]
+        cp.add_allowed_assignments(columns, rows)
+        for (x, turn), (y, other) in combinations(turn_of.items(), 2):
+            (side, *at), (opposite, *there) = x, y
+            earlier = cp.new_bool_var(f"earlier_{s}_{x}_{y}")
+            cp.add(turn < other).only_enforce_if(earlier)
+            cp.add(turn >= other).only_enforce_if(~earlier)
+            both = [v.present[s, *at], v.present[s, *there]]
+            one, two = (side, s, *at), (opposite, s, *there)
+            cp.add(v.end[one] <= v.begin[two]).only_enforce_if(earlier, *both)
+            cp.add(v.end[two] <= v.begin[one]).only_enforce_if(~earlier, *both)
+
+
+def join_and_update(v: Variables) -> None:  # (9)
+    """Behind its last backward pass a stage joins its weights with whoever holds them, and updates
+    its part. Counted are the row groups of a single replica's stages and its tied ends, and of two
+    replicas the layers that two of their stages share."""
+    cp = v.model.cp
+    single = v.equals(v.replicas, 1, "single")
+    pair = v.equals(v.replicas, 2, "pair")
+    one_chunk = v.equals(v.chunks, 1, "one_chunk")
+    sharded = cp.new_bool_var("sharded")
+    cp.add(v.zero >= 1).only_enforce_if(sharded)
+    cp.add(v.zero == 0).only_enforce_if(~sharded)
+    plain = cp.new_bool_var("plain")  # groups of one device
+    sizes = [len(group.devices) for group in v.prices.groups]
+    rows = [len(group.rows) for group in v.prices.groups]
+    devices = [v.look_up(sizes, [len(sizes)], [v.group[s]], f"devices_{s}") for s in v.stages]
+    groups = [v.look_up(rows, [len(rows)], [v.group[s]], f"rows_{s}") for s in v.stages]
+    cp.add(sum(devices) == sum(v.used)).only_enforce_if(plain)
+    cp.add(sum(devices) > sum(v.used)).only_enforce_if(~plain)
+    way = cp.new_int_var(0, 2, "way")
+    ways = []
+    for zero, in_steps, is_plain in product(range(4), range(2), range(2)):
+        if zero == 0:
+            ways.append((zero, in_steps, is_plain, WHOLE))
+        elif in_steps and (zero > 1 or is_plain):
+            ways.append((zero, in_steps, is_plain, STEPS))
+        else:
+            ways.append((zero, in_steps, is_plain, HALVES))
+    cp.add_allowed_assignments([v.zero, v.in_steps, plain, way], ways)
+    joins, tied = v.prices.joins(tied=False), v.prices.joins(tied=True)
+    ticks = [v.model.ticks(joins[i]) for i in range(2)]
+    shape = joins.shape[1:]
+    tied_ticks = [v.model.ticks(tied[i]) for i in range(2)]
+    updates = v.prices.updates
+    update_ticks = v.model.ticks(updates)
+    update: dict[tuple[int, int], IntVar] = {}
+    for s in v.stages:
+        # row groups that divide the stage's states; with several replicas an upper bound
+        cp.add(v.divide[s] == 1).only_enforce_if(~sharded)
+        alone = [sharded, single, v.used[s]]
+        cp.add(v.divide[s] == groups[s]).only_enforce_if(alone)
+        several = [sharded, ~single, v.used[s]]
+        cp.add(v.divide[s] == sum(groups) - v.depth[s] + 1).only_enforce_if(several)
+        cp.add(v.divide[s] == 1).only_enforce_if(~v.used[s])
+        for c in v.chunks_of:
+            place = [one_chunk, v.run[s, c], v.divide[s]]
+            update[s, c] = v.look_up(update_ticks, updates.shape, place, f"update_{s}_{c}")
+            cp.add(v.total >= v.done[s] + update[s, c]).only_enforce_if(v.used[s])
+            own = [way, v.group[s], v.group[s], v.first[s, c], v.last[s, c]]
+            before = v.look_up(ticks[0], shape, own, f"join_{s}_{c}")
+            behind = v.look_up(ticks[1], shape, own, f"gather_{s}_{c}")
+            after = v.done[s] + before + update[s, c] + behind
+            cp.add(v.total >= after).only_enforce_if(single)
+    for s, t in combinations(v.stages, 2):
+        start = v.model.time(f"joined_{s}_{t}")
+        cp.add(start >= v.done[s])
+        cp.add(start >= v.done[t]).only_enforce_if(v.used[t])
+        if v.prices.tied:
+            ends = [single, v.used[t], v.closes[t]] if s == 0 else []
+            if ends:
+                place = [way, v.group[s], v.group[t], v.L - 1, v.L]
+                before = v.look_up(tied_ticks[0], shape, place, f"tied_{s}_{t}")
+                behind = v.look_up(tied_ticks[1], shape, place, f"tied_gather_{s}_{t}")
+                for x in (s, t):
+                    late = start + before + update[x, 0] + behind
+                    cp.add(v.total >= late).only_enforce_if(ends)
+        number = [sum(v.opens[: x + 1]) for x in (s, t)]
+        apart = cp.new_bool_var(f"apart_{s}_{t}")  # in the first and the second replica
+        cp.add(number[1] == number[0] + 1).only_enforce_if(apart)
+        cp.add(number[1] == number[0]).only_enforce_if(~apart, pair)
+        begins = cp.new_int_var(0, v.L, f"begins_{s}_{t}")
+        ends_at = cp.new_int_var(0, v.L, f"ends_{s}_{t}")
+        cp.add_max_equality(begins, [v.first[s, 0], v.first[t, 0]])
+        cp.add_min_equality(ends_at, [v.last[s, 0], v.last[t, 0]])
+        place = [way, v.group[s], v.group[t], begins, ends_at]
+        before = v.look_up(ticks[0], shape, place, f"shared_{s}_{t}")
+        behind = v.look_up(ticks[1], shape, place, f"shared_gather_{s}_{t}")
+        shared = cp.new_bool_var(f"shared_{s}_{t}")  # they have layers in common
+        cp.add(ends_at > begins).only_enforce_if(shared)
+        cp.add(ends_at <= begins).only_enforce_if(~shared)
+        for x in (s, t):
+            late = start + before + update[x, 0] + behind
+            cp.add(v.total >= late).only_enforce_if(pair, apart, v.used[t], shared)
+
+
+def fit_in_memory(v: Variables) -> None:  # (10)
+    """The micro-batches that a stage keeps between their passes fit beside its states."""
+    if v.prices.ample:
+        return
+    cp, prices = v.model.cp, v.prices
+    unit = max(1.0, float(prices.limits.max()) / 2**24)
+    kept, states = np.floor(prices.kept / unit), np.floor(prices.states / unit)
+    most = [max(-1, math.ceil(limit)) for limit in prices.limits / unit]
+    kept_ints = [int(min(each, max(most) + 1)) for each in kept.ravel()]
+    state_ints = [int(min(each, max(most) + 1)) for each in states.ravel()]
+    for s in v.stages:
+        held = []
+        for c in v.chunks_of:
+            place = [v.zero, v.run[s, c], v.divide[s]]
+            held.append(v.look_up(state_ints, states.shape, place, f"states_{s}_{c}"))
+        limit = cp.new_int_var(-1, max(most), f"limit_{s}")
+        cp.add_element(v.group[s], most, limit)
+        room = cp.new_int_var(0, max(0, *most), f"room_{s}")
+        cp.add(room == limit - sum(held)).only_enforce_if(v.used[s])
+        intervals, demands = [], []
+        for c, m in product(v.chunks_of, range(v.G)):
+            place = [v.mode, v.run[s, c], v.size_of[s, m]]
+            demands.append(v.look_up(kept_ints, kept.shape, place, f"kept_{s}_{c}_{m}"))
+            length = v.model.time(f"kept_for_{s}_{c}_{m}")
+            begin, end = v.begin[0, s, c, m], v.end[1, s, c, m]
+            there = v.present[s, c, m]
+            intervals.append(
+                cp.new_optional_interval_var(begin, length, end, there, f"keeps_{s}_{c}_{m}")
+            )
+        cp.add_cumulative(intervals, demands, room)
+
+
+def order_alike_devices(v: Variables) -> None:  # (11)
+    """Symmetry breaking: of two neighbouring devices of a node, the first has the earlier place, or
+    both have the same; a device that is not used comes last."""
+    cp, prices = v.model.cp, v.prices
+    place = [cp.new_int_var(0, v.D, f"place_{d}") for d in range(v.D)]
+    for d in range(v.D):
+        chosen = []
+        for s in v.stages:
+            uses = cp.new_bool_var(f"has_{d}_{s}")
+            cp.add_element(v.group[s], [int(d in q.devices) for q in prices.groups], uses)
+            cp.add(place[d] == s).only_enforce_if(uses)
+            chosen.append(uses)
+        cp.add(place[d] == v.D).only_enforce_if([~uses for uses in chosen])
+        if d > 0 and prices.node[d - 1] == prices.node[d]:
+            cp.add(place[d - 1] <= place[d])
+
+
+CONSTRAINTS = (
+    know_what_runs_mean,
+    use_devices_once,
+    hold_all_layers,
+    share_the_samples,
+    keep_the_rules,
+    take_passes,
+    send_messages,
+    keep_the_order,
+    join_and_update,
+    fit_in_memory,
+    order_alike_devices,
+)
+
+
+def build(
+    data: JointData, prices: Prices, run: Run, most: float, *, free: bool = False
+) -> Variables:
+    """The model and its variables. most: seconds that a decision of interest does not exceed.
+    free: whether the order of a stage's passes is free."""
+    tasks = 4 * len(prices.kind) * MOST_CHUNKS * data.global_batch
+    totals = Totals(least=computing_alone(data), largest=most, roundings=tasks + 3)
+    model = ConstraintModel("joint", run, totals)
+    v = Variables(model, prices)
+    for constrain in CONSTRAINTS:
+        if free and constrain is keep_the_order:
+            continue
+        model.check()
+        constrain(v)
+    model.cp.minimize(v.total)
+    return v
+
+
+def longest(prices: Prices) -> float:
+    """Seconds that no plan exceeds, whose parts follow one after the other."""
+    samples, devices = prices.samples, len(prices.kind)
+    passes = 4 * samples * float(prices.passes.max())
+    messages = 2 * samples * prices.layers * float(prices.messages.max())
+    joins = 2 * devices**2 * float(prices.joins(tied=False).max() + prices.joins(tied=True).max())
+    return passes + messages + joins + devices * float(prices.updates.max())
+
+
+def read(v: Variables, answer: ModelAnswer) -> JointDecision:
+    """The plan of an answer."""
+    value = answer.value
+    chunks = value(v.chunks)
+    replicas: list[Replica] = []
+    for s in v.stages:
+        group = v.prices.groups[value(v.group[s])]
+        if not group.rows:
+            break
+        stage = Stage(
+            layers=[(value(v.first[s, c]), value(v.last[s, c])) for c in range(chunks)],
+            devices=[list(row) for row in group.rows],
+            row_shares=[1.0] * len(group.rows),
+            tensor_shares=[1.0] * group.tensor,
+        )
+        if value(v.opens[s]):
+            batches = micro_batches(value(v.samples[s]), value(v.size[s]))
+            replicas.append(Replica(stages=[stage], micro_batches=batches))
+        else:
+            replicas[-1].stages.append(stage)
+    return JointDecision(
+        schedule=SCHEDULES[value(v.schedule)],
+        zero=value(v.zero),
+        recomputation=v.prices.data.modes[value(v.mode)],
+        replicas=replicas,
+    )
+
+
+def micro_batches(samples: int, size: int) -> list[MicroBatches]:
+    """Micro-batches of a size; the last one takes what is left."""
+    full, left = divmod(samples, size)
+    parts = ((full, size), (1, left))
+    return [MicroBatches(count=count, samples=b) for count, b in parts if count and b]
+
+
+def on_one_device(data: JointData) -> Iterator[JointDecision]:
+    """The plans of one device of each type, which are known before the model is built."""
+    kinds = [kind for kind, _ in data.devices]
+    if 1 not in data.tensor_degrees:
+        return
+    for kind, mode, size in product(
+        dict.fromkeys(kinds), data.modes, range(1, data.global_batch + 1)
+    ):
+        stage = Stage(layers=[(0, len(data.layers))], devices=[[kinds.index(kind)]])
+        replica = Replica(stages=[stage], micro_batches=micro_batches(data.global_batch, size))
+        yield JointDecision(recomputation=mode, replicas=[replica])
+
+
+class Best:
+    """The fastest plan that the evaluator has priced."""
+
+    def __init__(self, data: JointData, run: Run) -> None:
+        self.data, self.run = data, run
+        self.decision: JointDecision | None = None
+        self.seconds = math.inf
+        self.priced = 0
+
+    def price(self, decision: JointDecision) -> None:
+        """Have the evaluator price a plan, and keep it where it is the fastest one that fits."""
+        seconds = evaluate(self.data, decision).objective
+        self.priced += 1
+        if seconds is not None and seconds < self.seconds:
+            self.decision, self.seconds = decision, seconds
+            self.run.report(incumbent=seconds)
+
+
+def too_large(data: JointData, limits: Parameters) -> str:
+    """Why the model does not take an instance; "" where it does."""
+    if any(node.rails or node.switch is not None for node in data.nodes):
+        return "rails and uplinks are not in the model"
+    devices, layers, samples = len(data.devices), len(data.layers), data.global_batch
+    passes = 2 * devices * min(MOST_CHUNKS, layers) * samples
+    runs = 2**devices * len(data.tensor_degrees) * layers**2 // 2
+    prices = runs * samples * len(data.modes)
+    if devices > limits.devices or passes > limits.passes or prices > limits.prices:
+        return (
+            f"{devices} devices, {layers} layers, {samples} samples: the model takes at most "
+            f"{limits.devices} devices, {limits.passes} passes and {limits.prices} prices of them"
+        )
+    return ""
+
+
+def solve(
+    data: JointData, run: Run, parameters: Parameters = Parameters()
+) -> Outcome[JointDecision]:
+    """The optimum; at the time limit, or where the instance is too large for the model, the bound
+    by computing alone, or of the last answer, and the best plan that was priced."""
+    begun, solver = run.elapsed, label("cp-sat", run.options)
+    bound, built = computing_alone(data), 0.0
+    run.report(bound=bound)
+    best, message = Best(data, run), too_large(data, parameters)
+    if message:
+        return Outcome(stop=Stop.LIMIT, bound=bound, solver=solver, message=message)
+    exhausted = False
+    try:
+        for decision in on_one_device(data):
+            run.check()
+            best.price(decision)
+        prices = Prices(data)
+        most = best.seconds if best.decision else longest(prices)
+        v = build(data, prices, run, most)
+        built = run.elapsed - begun
+        while bound < best.seconds * (1 - OPTIMAL_GAP):
+            answer = minimise("cp-sat", v.model, run, lambda incumbent, bound: None)
+            if answer.stop is Stop.INFEASIBLE:  # no other plan can be faster
+                exhausted = True
+                break
+            bound = max(bound, min(answer.bound or 0.0, best.seconds))
+            run.report(bound=bound)
+            if not answer.has_solution:
+                break
+            best.price(read(v, answer))
+            plan = v.decision()
+            v.model.cp.add_forbidden_assignments(plan, [[answer.value(x) for x in plan]])
+            if best.decision:
+                v.model.cp.add(v.total < math.ceil(best.seconds * v.model.scale.per_unit))
+    except Stopped:
+        pass
+    proven = exhausted or bound >= best.seconds * (1 - OPTIMAL_GAP)
+    stop = stop_reason(run)
+    if proven:
+        stop = Stop.OPTIMAL if best.decision else Stop.INFEASIBLE
+        bound = best.seconds
+    return Outcome(
+        stop=stop,
+        decision=best.decision,
+        bound=None if stop is Stop.INFEASIBLE else min(bound, best.seconds),
+        build_seconds=built,
+        solver=solver,
+        message="no plan fits in memory" if stop is Stop.INFEASIBLE else "",
+        details={"priced": best.priced},
+    )
