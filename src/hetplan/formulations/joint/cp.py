@@ -20,15 +20,16 @@ Min     T  s.t.
 (9)  T is no less than the last backward pass, joins and update of any stage  `join_and_update`
 (10) micro-batches between their passes fit beside the states     cumulative  `fit_in_memory`
 (11) of two alike devices of a node the first has the earlier place  symmetry `order_alike_devices`
+(12) a stage is not done before its passes; T >= computing alone     implied  `outlast_the_passes`
 
 What the model says. Its decisions are all plans of the space: any replicas, row groups, tensor
 ranks, chunks, ZeRO levels and modes. (1) to (8) price passes and messages as the replay does,
 except that messages of different stages do not wait for a port that they share. (9) prices joins
 exactly where a single replica has one chunk or two replicas have one chunk and equal cuts; of more
 replicas it counts none. (10) leaves out buffers. So the model's optimum is no more than the seconds
-of any plan, and `solve` prices what CP-SAT answers by the evaluator, excludes it, and asks again
-for a decision that may be faster than the best one so far, until there is none. Then the best plan
-is optimal; stopped before, the last answer's bound holds.
+of any plan. `solve` has the evaluator price CP-SAT's answer and all plans of its shape, excludes the
+shape, and asks again for a plan that may be faster than the best one so far, until there is none.
+Then the best plan is optimal; stopped before, the last answer's bound holds.
 
 Without (8), `build(..., free=True)`, the order of passes is free, and the optimum is a bound on all
 schedules, named or not.
@@ -41,7 +42,7 @@ from itertools import combinations, product
 from typing import Any, Literal
 
 import numpy as np
-from ortools.sat.python.cp_model import IntervalVar, IntVar, LinearExprT
+from ortools.sat.python.cp_model import CHOOSE_FIRST, SELECT_MIN_VALUE, IntervalVar, IntVar, LinearExprT
 
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
 from hetplan.formulations.joint.evaluate import evaluate
@@ -113,6 +114,7 @@ class Variables:
         self.done = self._times("done", D)  # the last backward pass
         self.in_steps = cp.new_bool_var("in_steps")  # every replica is one stage of one chunk
         self.divide = ints(1, D, "divide", D)  # row groups that divide the stage's states
+        self.turn: dict[Pass, IntVar] = {}  # of (8); none where the order is free
         self.intervals: dict[int, list[IntervalVar]] = {s: [] for s in self.stages}
 
     def _times(self, name: str, *shape: int) -> Any:
@@ -121,10 +123,10 @@ class Variables:
             array[place] = self.model.time("_".join([name, *map(str, place)]))
         return array
 
-    def decision(self) -> list[IntVar]:
-        """The variables that make up a plan."""
-        plan = [self.schedule, self.chunks, self.zero, self.mode]
-        return [*plan, *self.opens, *self.samples, *self.size, *self.run.ravel()]
+    def shape(self) -> list[IntVar]:
+        """The variables that make up the shape of a plan: its runs and the samples of replicas.
+        The plans of a shape differ in schedule, ZeRO level, mode and sizes of micro-batches."""
+        return [self.chunks, *self.opens, *self.samples, *self.run.ravel()]
 
     def passes(self) -> Iterator[Pass]:
         """All passes that a plan may have."""
@@ -397,6 +399,7 @@ def keep_the_order(v: Variables) -> None:  # (8)
             rows.append((i, depth, before, count, chunks, *own))
     for s in v.stages:
         turn_of = {key: cp.new_int_var(0, none, f"turn_{s}_{key}") for key in keys}
+        v.turn |= {(side, s, c, m): turn for (side, c, m), turn in turn_of.items()}
         columns = [v.schedule, v.depth[s], v.before[s], v.count[s], v.chunks, *turn_of.values()]
         cp.add_allowed_assignments(columns, rows)
         for (x, turn), (y, other) in combinations(turn_of.items(), 2):
@@ -441,6 +444,9 @@ def join_and_update(v: Variables) -> None:  # (9)
     joins, tied = v.prices.joins(tied=False), v.prices.joins(tied=True)
     ticks = [v.model.ticks(joins[i]) for i in range(2)]
     shape = joins.shape[1:]
+    runs = v.prices.runs
+    own = np.stack([joins[:, :, q, q, first, last] for q, first, last in runs], axis=-1)
+    own_ticks = [v.model.ticks(own[i]) for i in range(2)]
     tied_ticks = [v.model.ticks(tied[i]) for i in range(2)]
     updates = v.prices.updates
     update_ticks = v.model.ticks(updates)
@@ -457,9 +463,9 @@ def join_and_update(v: Variables) -> None:  # (9)
             place = [one_chunk, v.run[s, c], v.divide[s]]
             update[s, c] = v.look_up(update_ticks, updates.shape, place, f"update_{s}_{c}")
             cp.add(v.total >= v.done[s] + update[s, c]).only_enforce_if(v.used[s])
-            own = [way, v.group[s], v.group[s], v.first[s, c], v.last[s, c]]
-            before = v.look_up(ticks[0], shape, own, f"join_{s}_{c}")
-            behind = v.look_up(ticks[1], shape, own, f"gather_{s}_{c}")
+            own_place = [way, v.run[s, c]]
+            before = v.look_up(own_ticks[0], own.shape[1:], own_place, f"join_{s}_{c}")
+            behind = v.look_up(own_ticks[1], own.shape[1:], own_place, f"gather_{s}_{c}")
             after = v.done[s] + before + update[s, c] + behind
             cp.add(v.total >= after).only_enforce_if(single)
     for s, t in combinations(v.stages, 2):
@@ -517,8 +523,12 @@ def fit_in_memory(v: Variables) -> None:  # (10)
         for c, m in product(v.chunks_of, range(v.G)):
             place = [v.mode, v.run[s, c], v.size_of[s, m]]
             demands.append(v.look_up(kept_ints, kept.shape, place, f"kept_{s}_{c}_{m}"))
-            length = v.model.time(f"kept_for_{s}_{c}_{m}")
-            begin, end = v.begin[0, s, c, m], v.end[1, s, c, m]
+            if v.turn:  # in turns, which are known with the decision, rather than in ticks
+                begin, end = v.turn[0, s, c, m], v.turn[1, s, c, m]
+                length = cp.new_int_var(0, 2 * v.C * v.G, f"kept_for_{s}_{c}_{m}")
+            else:
+                begin, end = v.begin[0, s, c, m], v.end[1, s, c, m]
+                length = v.model.time(f"kept_for_{s}_{c}_{m}")
             there = v.present[s, c, m]
             intervals.append(
                 cp.new_optional_interval_var(begin, length, end, there, f"keeps_{s}_{c}_{m}")
@@ -543,6 +553,15 @@ def order_alike_devices(v: Variables) -> None:  # (11)
             cp.add(place[d - 1] <= place[d])
 
 
+def outlast_the_passes(v: Variables) -> None:  # (12)
+    """Implied: a stage is not done before all its passes are, one after the other; nor is a plan
+    faster than all devices together compute, each layer where that is cheapest."""
+    cp = v.model.cp
+    for s in v.stages:
+        cp.add(v.done[s] >= sum(v.seconds[:, s].ravel()))
+    cp.add(v.total >= v.model.tick(computing_alone(v.prices.data)))
+
+
 CONSTRAINTS = (
     know_what_runs_mean,
     use_devices_once,
@@ -555,6 +574,7 @@ CONSTRAINTS = (
     join_and_update,
     fit_in_memory,
     order_alike_devices,
+    outlast_the_passes,
 )
 
 
@@ -573,6 +593,11 @@ def build(
         model.check()
         constrain(v)
     model.cp.minimize(v.total)
+    model.cp.add_decision_strategy(
+        [*v.shape(), *v.size, v.mode, v.schedule, v.zero],
+        CHOOSE_FIRST,
+        SELECT_MIN_VALUE,
+    )
     return v
 
 
@@ -618,6 +643,21 @@ def micro_batches(samples: int, size: int) -> list[MicroBatches]:
     full, left = divmod(samples, size)
     parts = ((full, size), (1, left))
     return [MicroBatches(count=count, samples=b) for count, b in parts if count and b]
+
+
+def of_one_shape(decision: JointDecision, data: JointData) -> Iterator[JointDecision]:
+    """The decision and all that differ from it in schedule, ZeRO level, mode and the sizes of
+    micro-batches alone. Some of them may break a rule, which the evaluator notices."""
+    yield decision
+    chunks = len(decision.replicas[0].stages[0].layers)
+    schedules = SCHEDULES if chunks == 1 else SCHEDULES[INTERLEAVED:]
+    sizes = product(*(range(1, replica.samples + 1) for replica in decision.replicas))
+    for chosen, schedule, zero, mode in product(sizes, schedules, range(4), data.modes):
+        replicas = [
+            replica.model_copy(update={"micro_batches": micro_batches(replica.samples, size)})
+            for replica, size in zip(decision.replicas, chosen, strict=True)
+        ]
+        yield JointDecision(schedule=schedule, zero=zero, recomputation=mode, replicas=replicas)
 
 
 def on_one_device(data: JointData) -> Iterator[JointDecision]:
@@ -696,9 +736,11 @@ def solve(
             run.report(bound=bound)
             if not answer.has_solution:
                 break
-            best.price(read(v, answer))
-            plan = v.decision()
-            v.model.cp.add_forbidden_assignments(plan, [[answer.value(x) for x in plan]])
+            for decision in of_one_shape(read(v, answer), data):
+                run.check()
+                best.price(decision)
+            shape = v.shape()
+            v.model.cp.add_forbidden_assignments(shape, [[answer.value(x) for x in shape]])
             if best.decision:
                 v.model.cp.add(v.total < math.ceil(best.seconds * v.model.scale.per_unit))
     except Stopped:
