@@ -53,6 +53,10 @@ def test_equal_to_full_enumeration(seed: int, batch: int) -> None:
 def price(data: JointData, decision: JointDecision, *, free: bool = False) -> float | None:
     """The model's seconds of a plan; None where the model calls it infeasible."""
     prices = Prices(data)
+    heads = [replica.stages[0].all_devices for replica in decision.replicas]
+    order = sorted(range(len(heads)), key=lambda i: (len(heads[i]), heads[i]))  # (12)
+    replicas = [decision.replicas[i] for i in order]
+    decision = decision.model_copy(update={"replicas": replicas})
     v = build(data, prices, Run(), longest(prices), free=free)
     choose(v, decision)
     answer = minimise("cp-sat", v.model, Run(Options(threads=1, time_limit=120)))

@@ -20,7 +20,8 @@ Min     T  s.t.
 (9)  T is no less than the last backward pass, joins and update of any stage  `join_and_update`
 (10) micro-batches between their passes fit beside the states     cumulative  `fit_in_memory`
 (11) of two alike devices of a node the first has the earlier place  symmetry `order_alike_devices`
-(12) a stage is not done before its passes; T >= computing alone     implied  `outlast_the_passes`
+(12) the numbers of the replicas' first groups ascend              symmetry  `order_the_replicas`
+(13) a stage is not done before its passes; T >= computing alone    implied  `outlast_the_passes`
 
 What the model says. Its decisions are all plans of the space: any replicas, row groups, tensor
 ranks, chunks, ZeRO levels and modes. (1) to (8) price passes and messages as the replay does,
@@ -42,11 +43,11 @@ from itertools import combinations, product
 from typing import Any, Literal
 
 import numpy as np
-from ortools.sat.python.cp_model import CHOOSE_FIRST, SELECT_MIN_VALUE, IntervalVar, IntVar, LinearExprT
+from ortools.sat.python.cp_model import CHOOSE_FIRST, SELECT_MIN_VALUE, Domain, IntervalVar, IntVar, LinearExprT
 
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
 from hetplan.formulations.joint.evaluate import evaluate
-from hetplan.formulations.joint.prices import HALVES, STEPS, WHOLE, Prices, computing_alone
+from hetplan.formulations.joint.prices import HALVES, STEPS, WHOLE, Floats, Prices, computing_alone
 from hetplan.plans.plan import MicroBatches, Recomputation, Replica, Stage
 from hetplan.solvers.constraint_model import ConstraintModel
 from hetplan.solvers.general import label, minimise
@@ -76,7 +77,7 @@ class Variables:
         self.D, self.L, self.G = len(prices.kind), prices.layers, prices.samples
         self.C = min(MOST_CHUNKS, self.L)
         self.stages, self.chunks_of = range(self.D), range(self.C)
-        groups, runs = len(prices.groups) - 1, len(prices.runs) - 1
+        groups = len(prices.groups) - 1
 
         def ints(low: int, high: int, name: str, *shape: int) -> Any:
             array = np.empty(shape, dtype=object)
@@ -85,7 +86,13 @@ class Variables:
             return array
 
         D, C, G, L = self.D, self.C, self.G, self.L
-        self.run = ints(0, runs, "run", D, C)
+        self.run = np.array(
+            [
+                [cp.new_int_var_from_domain(self._runs(c), f"run_{s}_{c}") for c in range(C)]
+                for s in range(D)
+            ]
+        )
+        self.held = ints(0, len(prices.runs) - 1, "held", D, C)  # see `know_what_runs_mean`
         self.first, self.last = ints(0, L, "first", D, C), ints(0, L, "last", D, C)
         self.tail = ints(0, L, "tail", D, C)  # end of the chunk on the replica's last stage
         self.group = ints(0, groups, "group", D)
@@ -114,6 +121,7 @@ class Variables:
         self.done = self._times("done", D)  # the last backward pass
         self.in_steps = cp.new_bool_var("in_steps")  # every replica is one stage of one chunk
         self.divide = ints(1, D, "divide", D)  # row groups that divide the stage's states
+        self.hops, self.hop_ticks, self.hop_shape = self._hops()
         self.turn: dict[Pass, IntVar] = {}  # of (8); none where the order is free
         self.intervals: dict[int, list[IntervalVar]] = {s: [] for s in self.stages}
 
@@ -122,6 +130,28 @@ class Variables:
         for place in np.ndindex(*shape):
             array[place] = self.model.time("_".join([name, *map(str, place)]))
         return array
+
+    def _runs(self, chunk: int) -> Domain:
+        """No run, and those before which each earlier chunk can have a layer."""
+        runs = enumerate(self.prices.runs)
+        return Domain.from_values([r for r, run in runs if r == 0 or run.first >= chunk])
+
+    def _hops(self) -> tuple[list[tuple[int, int, int, int]], list[int], tuple[int, int]]:
+        """(rows (sender, receiver, layer, kind) of the messages that there may be, ticks by kind
+        and samples, their shape). A message of kind 0 takes nothing."""
+        groups, messages = self.prices.groups, self.prices.messages
+        rows, seconds = [], [np.zeros(self.G + 1)]
+        kind: dict[tuple[int, int, int], int] = {}
+        for q, p, l in product(range(len(groups)), range(len(groups)), range(self.L + 1)):
+            if q in (0, p):
+                rows.append((q, p, l, 0))
+            elif p > 0 and 0 < l < self.L and not set(groups[q].devices) & set(groups[p].devices):
+                both = min(q, p), max(q, p), l  # an activation takes as long as its gradient
+                if both not in kind:
+                    kind[both] = len(seconds)
+                    seconds.append(messages[q, p, l])
+                rows.append((q, p, l, kind[both]))
+        return rows, self.model.ticks(seconds), (len(seconds), self.G + 1)
 
     def shape(self) -> list[IntVar]:
         """The variables that make up the shape of a plan: its runs and the samples of replicas.
@@ -151,6 +181,14 @@ class Variables:
         cp.add_min_equality(all_of_them, list(literals))
         return all_of_them
 
+    def at_least(self, variable: Any, value: int, name: str) -> IntVar:
+        """A 0-1 variable that is 1 where a variable has a value or more."""
+        cp = self.model.cp
+        literal = cp.new_bool_var(name)
+        cp.add(variable >= value).only_enforce_if(literal)
+        cp.add(variable < value).only_enforce_if(~literal)
+        return literal
+
     def equals(self, variable: Any, value: int, name: str) -> IntVar:
         """A 0-1 variable that is 1 where a variable has a value."""
         cp = self.model.cp
@@ -179,6 +217,17 @@ def know_what_runs_mean(v: Variables) -> None:  # (1)
             cp.add_element(v.run[s, c], [run.last for run in runs], v.last[s, c])
             cp.add(group == v.group[s]).only_enforce_if(v.active[c])
             cp.add(group == 0).only_enforce_if(~v.active[c])
+            if c > 0:
+                cp.add(v.held[s, c] == v.run[s, c])
+        # The only stage of a replica holds all layers at once, in whatever chunks it computes them.
+        alone = v.equals(v.depth[s], 1, f"alone_{s}")
+        cp.add(v.held[s, 0] == v.run[s, 0]).only_enforce_if(~alone)
+        whole = [0] * len(v.prices.groups)
+        for r, run in enumerate(runs):
+            if (run.first, run.last) == (0, v.L):
+                whole[run.group] = r
+        all_layers = v.look_up(whole, [len(whole)], [v.group[s]], f"whole_{s}")
+        cp.add(v.held[s, 0] == all_layers).only_enforce_if(alone)
 
 
 def use_devices_once(v: Variables) -> None:  # (2)
@@ -272,9 +321,7 @@ def keep_the_rules(v: Variables) -> None:  # (5)
     cp.add(sum(v.used) + v.chunks > v.replicas + 1).only_enforce_if(~v.in_steps)
     highest = max(v.prices.data.framework.pipeline_levels)
     cp.add(v.zero <= highest).only_enforce_if(~v.in_steps)
-    divided = cp.new_bool_var("divided")
-    cp.add(v.zero >= 2).only_enforce_if(divided)
-    cp.add(v.zero <= 1).only_enforce_if(~divided)
+    divided = v.at_least(v.zero, 2, "divided")
     for s in v.stages:
         cp.add(v.count[s] == v.count[0]).only_enforce_if(divided, v.used[s])
 
@@ -316,49 +363,67 @@ def send_messages(v: Variables) -> None:  # (7)
     """Every pass but a replica's first waits for a message of the stage before (behind, for
     gradients) or, where its chunk begins (ends) there, of the replica's other end. The message asks
     when it is made and its receiver does nothing else."""
-    cp, table = v.model.cp, v.prices.messages
-    ticks = v.model.ticks(table)
-    for side, s, c, m in v.passes():
+    cp = v.model.cp
+    for side, s, c in product(range(2), v.stages, v.chunks_of):
         edge = (v.opens, v.closes)[side][s]  # whether the stage is at the replica's near end
-        near, chunk = (s - 1, c - 1) if side == 0 else (s + 1, c + 1)
-        there, end = v.present[s, c, m], v.end[side, s, c, m]
-        # the far end, seen from every stage
-        far = v.far_end[side, s, c, m]
         opposite = (v.closes, v.opens)[side][s]
-        cp.add(far >= end).only_enforce_if(opposite, there)
-        beyond = s + 1 if side == 0 else s - 1
-        if 0 <= beyond < v.D:
-            other = v.far_end[side, beyond, c, m]
-            cp.add(far >= other).only_enforce_if(~opposite, there)
-        layer = (v.first, v.last)[side][s, c]
-        group_at_far_end = (v.tail_group, v.head_group)[side][s]
-        sender = cp.new_int_var(0, len(v.prices.groups) - 1, f"sender_{side}_{s}_{c}_{m}")
-        made = v.model.time(f"made_{side}_{s}_{c}_{m}")
-        if 0 <= near < v.D:
-            cp.add(sender == v.group[near]).only_enforce_if(~edge, there)
-            cp.add(made >= v.end[side, near, c, m]).only_enforce_if(~edge, there)
-        exists = there
-        if side == 0 and c == 0:
-            exists = v.both(f"sent_{side}_{s}_{c}_{m}", there, ~edge)
-        elif side == 1:
-            last = ~v.active[c + 1] if c + 1 < v.C else None
-            ends = edge if last is None else v.both(f"ends_{s}_{c}_{m}", edge, last)
-            exists = v.both(f"sent_{side}_{s}_{c}_{m}", there, ~ends)
-        if 0 <= chunk < v.C:
-            cp.add(sender == group_at_far_end).only_enforce_if(edge, exists)
-            cp.add(made >= v.far_end[side, s, chunk, m]).only_enforce_if(edge, exists)
-        cp.add(sender == 0).only_enforce_if(~exists)
-        name = f"message_{side}_{s}_{c}_{m}"
-        place = [sender, v.group[s], layer, v.size_of[s, m]]
-        seconds = v.look_up(ticks, table.shape, place, name)
-        start, arrival = v.model.time(f"start_{name}"), v.model.time(f"end_{name}")
-        cp.add(start >= made).only_enforce_if(exists)
-        cp.add(arrival <= v.begin[side, s, c, m]).only_enforce_if(exists)
-        v.intervals[s].append(
-            cp.new_optional_interval_var(start, seconds, arrival, exists, name)
-        )
+        near, further, chunk = (s - 1, s + 1, c - 1) if side == 0 else (s + 1, s - 1, c + 1)
+        needs = needs_message(v, side, s, c)
+        hop = hop_kind(v, side, s, c, needs)
+        for m in range(v.G):
+            there, name = v.present[s, c, m], f"{side}_{s}_{c}_{m}"
+            far = v.far_end[side, s, c, m]
+            cp.add(far >= v.end[side, s, c, m]).only_enforce_if(opposite, there)
+            if 0 <= further < v.D:
+                passed_on = v.far_end[side, further, c, m]
+                cp.add(far >= passed_on).only_enforce_if(~opposite, there)
+            exists = v.both(f"sent_{name}", there, needs)
+            seconds = v.look_up(v.hop_ticks, v.hop_shape, [hop, v.size_of[s, m]], f"hop_{name}")
+            start, arrival = v.model.time(f"start_{name}"), v.model.time(f"arrival_{name}")
+            if 0 <= near < v.D:
+                made = v.end[side, near, c, m]
+                cp.add(start >= made).only_enforce_if(~edge, exists)
+            if 0 <= chunk < v.C:
+                made = v.far_end[side, s, chunk, m]
+                cp.add(start >= made).only_enforce_if(edge, exists)
+            cp.add(arrival <= v.begin[side, s, c, m]).only_enforce_if(exists)
+            v.intervals[s].append(
+                cp.new_optional_interval_var(start, seconds, arrival, exists, f"message_{name}")
+            )
     for s in v.stages:
         cp.add_no_overlap(v.intervals[s])
+
+
+def needs_message(v: Variables, side: int, s: int, c: int) -> IntVar:
+    """Whether the passes of a chunk wait for messages: all but those of a replica's first chunk on
+    its first stage, and backward those of its last chunk on its last stage."""
+    edge = (v.opens, v.closes)[side][s]
+    far_chunk = c == 0 if side == 0 else c == v.C - 1
+    name = f"needs_{side}_{s}_{c}"
+    if far_chunk:
+        return v.both(name, v.active[c], v.used[s], ~edge)
+    if side == 0:
+        return v.both(name, v.active[c], v.used[s])
+    outermost = v.both(f"outermost_{s}_{c}", edge, ~v.active[c + 1])
+    return v.both(name, v.active[c], v.used[s], ~outermost)
+
+
+def hop_kind(v: Variables, side: int, s: int, c: int, needs: IntVar) -> IntVar:
+    """The kind of a message (`Variables.hops`): between which groups, and before which layer."""
+    cp = v.model.cp
+    edge = (v.opens, v.closes)[side][s]
+    near, chunk = (s - 1, c - 1) if side == 0 else (s + 1, c + 1)
+    sender = cp.new_int_var(0, len(v.prices.groups) - 1, f"sender_{side}_{s}_{c}")
+    cp.add(sender == 0).only_enforce_if(~needs)
+    if 0 <= near < v.D:
+        cp.add(sender == v.group[near]).only_enforce_if(~edge, needs)
+    if 0 <= chunk < v.C:
+        far = (v.tail_group, v.head_group)[side][s]
+        cp.add(sender == far).only_enforce_if(edge, needs)
+    layer = (v.first, v.last)[side][s, c]
+    hop = cp.new_int_var(0, v.hop_shape[0] - 1, f"hop_{side}_{s}_{c}")
+    cp.add_allowed_assignments([sender, v.group[s], layer, hop], v.hops)
+    return hop
 
 
 def turns(schedule: str, depth: int, before: int, count: int, chunks: int) -> list[Pass]:
@@ -417,87 +482,123 @@ def join_and_update(v: Variables) -> None:  # (9)
     """Behind its last backward pass a stage joins its weights with whoever holds them, and updates
     its part. Counted are the row groups of a single replica's stages and its tied ends, and of two
     replicas the layers that two of their stages share."""
-    cp = v.model.cp
-    single = v.equals(v.replicas, 1, "single")
-    pair = v.equals(v.replicas, 2, "pair")
-    one_chunk = v.equals(v.chunks, 1, "one_chunk")
-    sharded = cp.new_bool_var("sharded")
-    cp.add(v.zero >= 1).only_enforce_if(sharded)
-    cp.add(v.zero == 0).only_enforce_if(~sharded)
-    plain = cp.new_bool_var("plain")  # groups of one device
-    sizes = [len(group.devices) for group in v.prices.groups]
+    cp, way = v.model.cp, way_to_join(v)
     rows = [len(group.rows) for group in v.prices.groups]
-    devices = [v.look_up(sizes, [len(sizes)], [v.group[s]], f"devices_{s}") for s in v.stages]
-    groups = [v.look_up(rows, [len(rows)], [v.group[s]], f"rows_{s}") for s in v.stages]
-    cp.add(sum(devices) == sum(v.used)).only_enforce_if(plain)
-    cp.add(sum(devices) > sum(v.used)).only_enforce_if(~plain)
-    way = cp.new_int_var(0, 2, "way")
-    ways = []
-    for zero, in_steps, is_plain in product(range(4), range(2), range(2)):
-        if zero == 0:
-            ways.append((zero, in_steps, is_plain, WHOLE))
-        elif in_steps and (zero > 1 or is_plain):
-            ways.append((zero, in_steps, is_plain, STEPS))
-        else:
-            ways.append((zero, in_steps, is_plain, HALVES))
-    cp.add_allowed_assignments([v.zero, v.in_steps, plain, way], ways)
-    joins, tied = v.prices.joins(tied=False), v.prices.joins(tied=True)
-    ticks = [v.model.ticks(joins[i]) for i in range(2)]
-    shape = joins.shape[1:]
-    runs = v.prices.runs
-    own = np.stack([joins[:, :, q, q, first, last] for q, first, last in runs], axis=-1)
+    row_groups = [v.look_up(rows, [len(rows)], [v.group[s]], f"rows_{s}") for s in v.stages]
+    sharded = v.at_least(v.zero, 1, "sharded")
+    single = v.equals(v.replicas, 1, "single")
+    one_chunk = v.equals(v.chunks, 1, "one_chunk")
+    joins, updates = v.prices.joins(tied=False), v.prices.updates
+    own = np.stack([joins[:, :, q, q, first, last] for q, first, last in v.prices.runs], axis=-1)
     own_ticks = [v.model.ticks(own[i]) for i in range(2)]
-    tied_ticks = [v.model.ticks(tied[i]) for i in range(2)]
-    updates = v.prices.updates
     update_ticks = v.model.ticks(updates)
     update: dict[tuple[int, int], IntVar] = {}
     for s in v.stages:
         # row groups that divide the stage's states; with several replicas an upper bound
         cp.add(v.divide[s] == 1).only_enforce_if(~sharded)
-        alone = [sharded, single, v.used[s]]
-        cp.add(v.divide[s] == groups[s]).only_enforce_if(alone)
-        several = [sharded, ~single, v.used[s]]
-        cp.add(v.divide[s] == sum(groups) - v.depth[s] + 1).only_enforce_if(several)
         cp.add(v.divide[s] == 1).only_enforce_if(~v.used[s])
+        alone, several = [sharded, single, v.used[s]], [sharded, ~single, v.used[s]]
+        cp.add(v.divide[s] == row_groups[s]).only_enforce_if(alone)
+        cp.add(v.divide[s] == sum(row_groups) - v.depth[s] + 1).only_enforce_if(several)
         for c in v.chunks_of:
-            place = [one_chunk, v.run[s, c], v.divide[s]]
+            place = [one_chunk, v.held[s, c], v.divide[s]]
             update[s, c] = v.look_up(update_ticks, updates.shape, place, f"update_{s}_{c}")
             cp.add(v.total >= v.done[s] + update[s, c]).only_enforce_if(v.used[s])
-            own_place = [way, v.run[s, c]]
-            before = v.look_up(own_ticks[0], own.shape[1:], own_place, f"join_{s}_{c}")
-            behind = v.look_up(own_ticks[1], own.shape[1:], own_place, f"gather_{s}_{c}")
-            after = v.done[s] + before + update[s, c] + behind
-            cp.add(v.total >= after).only_enforce_if(single)
+            before, behind = (
+                v.look_up(own_ticks[i], own.shape[1:], [way, v.held[s, c]], f"join_{i}_{s}_{c}")
+                for i in range(2)
+            )
+            joined = v.done[s] + before + update[s, c] + behind
+            cp.add(v.total >= joined).only_enforce_if(single, v.used[s])
     for s, t in combinations(v.stages, 2):
-        start = v.model.time(f"joined_{s}_{t}")
-        cp.add(start >= v.done[s])
-        cp.add(start >= v.done[t]).only_enforce_if(v.used[t])
-        if v.prices.tied:
-            ends = [single, v.used[t], v.closes[t]] if s == 0 else []
-            if ends:
-                place = [way, v.group[s], v.group[t], v.L - 1, v.L]
-                before = v.look_up(tied_ticks[0], shape, place, f"tied_{s}_{t}")
-                behind = v.look_up(tied_ticks[1], shape, place, f"tied_gather_{s}_{t}")
-                for x in (s, t):
-                    late = start + before + update[x, 0] + behind
-                    cp.add(v.total >= late).only_enforce_if(ends)
-        number = [sum(v.opens[: x + 1]) for x in (s, t)]
-        apart = cp.new_bool_var(f"apart_{s}_{t}")  # in the first and the second replica
-        cp.add(number[1] == number[0] + 1).only_enforce_if(apart)
-        cp.add(number[1] == number[0]).only_enforce_if(~apart, pair)
-        begins = cp.new_int_var(0, v.L, f"begins_{s}_{t}")
-        ends_at = cp.new_int_var(0, v.L, f"ends_{s}_{t}")
-        cp.add_max_equality(begins, [v.first[s, 0], v.first[t, 0]])
-        cp.add_min_equality(ends_at, [v.last[s, 0], v.last[t, 0]])
-        place = [way, v.group[s], v.group[t], begins, ends_at]
-        before = v.look_up(ticks[0], shape, place, f"shared_{s}_{t}")
-        behind = v.look_up(ticks[1], shape, place, f"shared_gather_{s}_{t}")
-        shared = cp.new_bool_var(f"shared_{s}_{t}")  # they have layers in common
-        cp.add(ends_at > begins).only_enforce_if(shared)
-        cp.add(ends_at <= begins).only_enforce_if(~shared)
-        for x in (s, t):
-            late = start + before + update[x, 0] + behind
-            cp.add(v.total >= late).only_enforce_if(pair, apart, v.used[t], shared)
+        shared = [v.equals(v.replicas, 2, f"pair_{s}_{t}"), *shares_layers(v, s, t)]
+        join_two(v, joins, way, (s, t), shared, update)
+        if s == 0 and v.prices.tied:
+            ends = [single, v.used[t], v.closes[t]]
+            join_two(v, v.prices.joins(tied=True), way, (s, t), ends, update, tied=True)
+
+
+def way_to_join(v: Variables) -> IntVar:
+    """How weights are joined (prices.py), by ZeRO level and devices."""
+    cp = v.model.cp
+    sizes = [len(group.devices) for group in v.prices.groups]
+    devices = [v.look_up(sizes, [len(sizes)], [v.group[s]], f"devices_{s}") for s in v.stages]
+    plain = cp.new_bool_var("plain")  # every stage is one device
+    cp.add(sum(devices) == sum(v.used)).only_enforce_if(plain)
+    cp.add(sum(devices) > sum(v.used)).only_enforce_if(~plain)
+    rows = []
+    for zero, in_steps, is_plain in product(range(4), range(2), range(2)):
+        if zero == 0:
+            rows.append((zero, in_steps, is_plain, WHOLE))
+        elif in_steps and (zero > 1 or is_plain):
+            rows.append((zero, in_steps, is_plain, STEPS))
+        else:
+            rows.append((zero, in_steps, is_plain, HALVES))
+    way = cp.new_int_var(0, 2, "way")
+    cp.add_allowed_assignments([v.zero, v.in_steps, plain, way], rows)
+    return way
+
+
+def shares_layers(v: Variables, s: int, t: int) -> list[IntVar]:
+    """Literals: stage s is in the first and stage t in the second replica, and both are in use."""
+    cp = v.model.cp
+    apart = cp.new_bool_var(f"apart_{s}_{t}")
+    opened = sum(v.opens[s + 1 : t + 1])
+    cp.add(opened >= 1).only_enforce_if(apart)
+    cp.add(opened == 0).only_enforce_if(~apart)
+    return [apart, v.used[t]]
+
+
+def join_two(
+    v: Variables,
+    joins: Floats,
+    way: IntVar,
+    stages: tuple[int, int],
+    conditions: Sequence[IntVar],
+    update: dict[tuple[int, int], IntVar],
+    *,
+    tied: bool = False,
+) -> None:
+    """Under conditions, two stages join the layers that both hold, or the tied weights, when both
+    are done, and update them. joins: of the prices. update: ticks of (stage, chunk)."""
+    cp, (s, t), name = v.model.cp, stages, f"{'tied' if tied else 'shared'}_{stages[0]}_{stages[1]}"
+    begin, end = cp.new_int_var(0, v.L, f"begin_{name}"), cp.new_int_var(0, v.L, f"end_{name}")
+    if tied:
+        cp.add(begin == 0)
+        cp.add(end == v.L)
+    else:
+        runs = v.prices.runs
+        firsts, lasts = [run.first for run in runs], [run.last for run in runs]
+        size = [len(runs)]
+        cp.add_max_equality(
+            begin, [v.look_up(firsts, size, [v.held[x, 0]], f"first_{name}_{x}") for x in stages]
+        )
+        cp.add_min_equality(
+            end, [v.look_up(lasts, size, [v.held[x, 0]], f"last_{name}_{x}") for x in stages]
+        )
+    rows, seconds = [], [np.zeros(joins.shape[:2])]  # kind 0: no layers in common
+    groups = v.prices.groups
+    for q, p in product(range(len(groups)), repeat=2):
+        distinct = q > 0 < p and not set(groups[q].devices) & set(groups[p].devices)
+        for first, last in product(range(v.L + 1), repeat=2):
+            kind = 0
+            if distinct and first < last:
+                kind = len(seconds)
+                seconds.append(joins[:, :, q, p, first, last])
+            rows.append((q, p, first, last, kind))
+    kind_of = cp.new_int_var(0, len(seconds) - 1, f"kind_{name}")
+    cp.add_allowed_assignments([v.group[s], v.group[t], begin, end, kind_of], rows)
+    table = np.stack(seconds, axis=-1)  # [2, ways, kinds]
+    before, behind = (
+        v.look_up(v.model.ticks(table[i]), table.shape[1:], [way, kind_of], f"{name}_{i}")
+        for i in range(2)
+    )
+    start = v.model.time(f"start_{name}")
+    holds = v.at_least(kind_of, 1, f"holds_{name}")
+    for x in stages:
+        cp.add(start >= v.done[x]).only_enforce_if(holds, *conditions)
+        late = start + before + update[x, 0] + behind
+        cp.add(v.total >= late).only_enforce_if(holds, *conditions)
 
 
 def fit_in_memory(v: Variables) -> None:  # (10)
@@ -553,7 +654,16 @@ def order_alike_devices(v: Variables) -> None:  # (11)
             cp.add(place[d - 1] <= place[d])
 
 
-def outlast_the_passes(v: Variables) -> None:  # (12)
+def order_the_replicas(v: Variables) -> None:  # (12)
+    """Symmetry breaking: the numbers of the replicas' first groups ascend. Of all plans that differ
+    in the order of replicas and of alike devices, the one whose groups have lexicographically the
+    smallest numbers keeps both (11) and (12)."""
+    for s in v.stages[1:]:
+        condition = v.opens[s]
+        v.model.cp.add(v.head_group[s - 1] < v.group[s]).only_enforce_if(condition)
+
+
+def outlast_the_passes(v: Variables) -> None:  # (13)
     """Implied: a stage is not done before all its passes are, one after the other; nor is a plan
     faster than all devices together compute, each layer where that is cheapest."""
     cp = v.model.cp
@@ -574,6 +684,7 @@ CONSTRAINTS = (
     join_and_update,
     fit_in_memory,
     order_alike_devices,
+    order_the_replicas,
     outlast_the_passes,
 )
 
