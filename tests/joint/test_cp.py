@@ -16,7 +16,6 @@ from hetplan.formulations.joint.prices import Prices, Run as Layers, computing_a
 from hetplan.plans.plan import Plan
 from hetplan.replays.chains import ChainReplayer
 from hetplan.solvers.general import minimise
-from hetplan.solvers.model import ModelAnswer
 from hetplan.solvers.run import Options, Run, Stop
 from joint.enumeration import all_plans, random_data, random_plan
 from joint.test_exact import tightened
@@ -25,6 +24,7 @@ from stopping import cancelled_after, over
 TINY = [
     pytest.param(seed, 2, marks=pytest.mark.wide if seed >= 108 else ()) for seed in range(100, 400)
 ]
+
 
 def run() -> Run:
     return Run(Options(time_limit=120, threads=2))
@@ -106,9 +106,9 @@ def plans(seed: int, count: int) -> tuple[JointData, list[Plan]]:
         stages = [stage for replica in plan.replicas for stage in replica.stages]
         level = max(data.framework.pipeline_levels)
         in_order = all(stage.all_devices == sorted(stage.all_devices) for stage in stages)
-        if in_order and (plan.in_step or plan.zero <= level):
-            if all(len(set(stage.row_shares)) == 1 for stage in stages):
-                drawn.append(plan)
+        evenly = all(len(set(stage.row_shares)) == 1 for stage in stages)
+        if in_order and evenly and (plan.in_step or plan.zero <= level):
+            drawn.append(plan)
     return data, drawn
 
 

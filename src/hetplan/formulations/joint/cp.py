@@ -4,9 +4,9 @@ Sets    s in 0..D-1 places for stages, those of all replicas one behind the othe
         m in 0..G-1 micro-batches; side 0 forward, 1 backward; q groups of devices; r runs: a group
         with the layers [first_r, last_r) that it computes, run 0 none (prices.py).
 Data    ticks of passes, messages, joins and updates, bytes (prices.py); G samples, L layers.
-Vars    run_sc;  group_s;  opens_s, closes_s in {0,1}: the stage is its replica's first, last one;
-        samples_s, size_s, count_s of the replica's micro-batches, size_sm of micro-batch m, 0: none;
-        schedule, chunks, zero, mode of the plan;  begin, end of every pass, as an optional interval.
+Vars    run_sc;  group_s;  opens_s, closes_s in {0,1}: stage s is its replica's first, last one;
+        samples_s, size_s, count_s of the replica's micro-batches, size_sm of micro-batch m or 0;
+        schedule, chunks, zero, mode of the plan;  begin, end of every pass, an optional interval.
 Min     T  s.t.
 (1)  group_s, first_sc, last_sc are those of run_sc; stages in use come first `know_what_runs_mean`
 (2)  no device is in two groups                                               `use_devices_once`
@@ -23,40 +23,46 @@ Min     T  s.t.
 (12) the numbers of the replicas' first groups ascend              symmetry  `order_the_replicas`
 (13) a stage is not done before its passes; T >= computing alone    implied  `outlast_the_passes`
 
-What the model says. Its decisions are all plans of the space: any replicas, row groups, tensor
-ranks, chunks, ZeRO levels and modes. (1) to (8) price passes and messages as the replay does,
-except that messages of different stages do not wait for a port that they share. (9) prices joins
-exactly where a single replica has one chunk or two replicas have one chunk and equal cuts; of more
-replicas it counts none. (10) leaves out buffers. So the model's optimum is no more than the seconds
-of any plan. `solve` has the evaluator price CP-SAT's answer and all plans of its shape, excludes the
-shape, and asks again for a plan that may be faster than the best one so far, until there is none.
-Then the best plan is optimal; stopped before, the last answer's bound holds.
+What the model covers. Its decisions are all plans of the space whose row groups share a micro-batch
+evenly: any replicas, row groups, tensor ranks, chunks, ZeRO levels, modes and named schedules. It
+prices no plan higher than the replay does, and exactly a single replica of at most two stages of
+one device and one chunk each. Elsewhere it leaves out what would cost more: in (7) messages do not
+wait for a port that messages of another stage hold; (9) counts the joins of one replica and of two,
+of several chunks those of the first, and of more replicas none; (10) leaves out buffers. So its
+optimum is a lower bound, and a plan is optimal where its replay attains it.
 
-Without (8), `build(..., free=True)`, the order of passes is free, and the optimum is a bound on all
-schedules, named or not.
+`solve` has the evaluator price CP-SAT's answer and all plans of its shape, excludes this shape, and
+asks again for a plan that may be faster than the best one so far, until there is none. Then the
+best plan is optimal. Stopped before, the last answer's bound holds. Instances beyond `Parameters`
+are not modelled; for them, too, the bound by computing alone is told.
+
+Without (8), `build(..., free=True)`, a stage takes passes of different chunks and sides in any
+order. That optimum is a lower bound for all schedules in which every chunk takes its micro-batches
+in order, named or not; no plan file may say the order that attains it.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from ortools.sat.python.cp_model import CHOOSE_FIRST, SELECT_MIN_VALUE, Domain, IntervalVar, IntVar, LinearExprT
+from ortools.sat.python.cp_model import Domain, IntervalVar, IntVar, LinearExprT
 
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
 from hetplan.formulations.joint.evaluate import evaluate
 from hetplan.formulations.joint.prices import HALVES, STEPS, WHOLE, Floats, Prices, computing_alone
-from hetplan.plans.plan import MicroBatches, Recomputation, Replica, Stage
+from hetplan.plans.plan import MicroBatches, PassSchedule, Replica, Stage
 from hetplan.solvers.constraint_model import ConstraintModel
 from hetplan.solvers.general import label, minimise
 from hetplan.solvers.model import ModelAnswer, Totals
 from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, Stopped, stop_reason
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b")
+SCHEDULES: tuple[PassSchedule, ...] = ("gpipe", "1f1b", "interleaved-1f1b")
 INTERLEAVED = SCHEDULES.index("interleaved-1f1b")
 Pass = tuple[int, int, int, int]  # (side, stage, chunk, micro-batch)
+StagePass = tuple[int, int, int]  # (side, chunk, micro-batch)
 
 
 @dataclass(frozen=True)
@@ -426,8 +432,8 @@ def hop_kind(v: Variables, side: int, s: int, c: int, needs: IntVar) -> IntVar:
     return hop
 
 
-def turns(schedule: str, depth: int, before: int, count: int, chunks: int) -> list[Pass]:
-    """(side, chunk, micro-batch) in the order in which a stage takes its passes."""
+def turns(schedule: str, depth: int, before: int, count: int, chunks: int) -> list[StagePass]:
+    """The passes of a stage in their order."""
     forward = [(c, m) for c in range(chunks) for m in range(count)]
     if schedule == "interleaved-1f1b":
         forward.sort(key=lambda each: (each[1] // depth, each[0], each[1]))
@@ -439,7 +445,7 @@ def turns(schedule: str, depth: int, before: int, count: int, chunks: int) -> li
     }[schedule]
     warm = min(warm, len(forward))
     backward = [(1, chunks - 1 - c, m) for c, m in forward]
-    order = [(0, *each) for each in forward[:warm]]
+    order: list[StagePass] = [(0, *each) for each in forward[:warm]]
     for i, each in enumerate(forward[warm:]):
         order += [(0, *each), backward[i]]
     return order + backward[len(forward) - warm :]
@@ -459,8 +465,8 @@ def keep_the_order(v: Variables) -> None:  # (8)
             continue
         for before in range(depth):
             order = turns(schedule, depth, before, count, chunks)
-            turn = {each: k for k, each in enumerate(order)}
-            own = (turn.get(key, none) for key in keys)
+            turn_in = {each: k for k, each in enumerate(order)}
+            own = (turn_in.get(key, none) for key in keys)
             rows.append((i, depth, before, count, chunks, *own))
     for s in v.stages:
         turn_of = {key: cp.new_int_var(0, none, f"turn_{s}_{key}") for key in keys}
@@ -704,11 +710,6 @@ def build(
         model.check()
         constrain(v)
     model.cp.minimize(v.total)
-    model.cp.add_decision_strategy(
-        [*v.shape(), *v.size, v.mode, v.schedule, v.zero],
-        CHOOSE_FIRST,
-        SELECT_MIN_VALUE,
-    )
     return v
 
 

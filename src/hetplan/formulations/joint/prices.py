@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.formulations.joint.data import JointData
+from hetplan.plans.plan import Recomputation
 from hetplan.plans.shares import split
 from hetplan.profiling.models.operators import CONTENTION
 from hetplan.replays.data import Table
@@ -27,8 +28,7 @@ WHOLE, HALVES, STEPS = range(3)
 
 
 class Group(NamedTuple):
-    """Devices that may form a stage: [row group][tensor rank], none for a stage that is not used.
-    """
+    """Devices that may form a stage: [row group][tensor rank]; none for a stage not in use."""
 
     rows: tuple[tuple[int, ...], ...]
 
@@ -108,7 +108,7 @@ class Prices:
             return tables, 1
         return [table for table in of_type if table.tensor == 1], tensor
 
-    def _layer_seconds(self, mode: str, kind: str, tensor: int, rows: int) -> Floats:
+    def _layer_seconds(self, mode: Recomputation, kind: str, tensor: int, rows: int) -> Floats:
         """[4, L] seconds of each layer's forward and backward pass, and the host's of both."""
         tables, divisor = self.tables_of(kind, tensor)
         points: dict[int, Floats] = {}
@@ -119,7 +119,7 @@ class Prices:
                 np.array(table.backward_host_seconds),
             )
             if mode != "none":
-                repeated = np.array(table.repeated[mode])  # type: ignore[index]
+                repeated = np.array(table.repeated[mode])
                 backward, host_back = backward + repeated * forward, host_back + repeated * host
             points[table.micro_batch] = np.stack([forward, backward, host, host_back]) / divisor
         if rows in points:
@@ -136,13 +136,13 @@ class Prices:
             rise = (last - points[known[-2]])[:2] / (known[-1] - known[-2])
             slope = np.where(rise > 0, rise, slope)
         beyond = (rows - known[-1]) * slope
-        return last + np.concatenate([beyond, np.zeros_like(beyond)])
+        return np.asarray(last + np.concatenate([beyond, np.zeros_like(beyond)]))
 
     def rows_of(self, group: Group, samples: int) -> list[int]:
         """Samples of each row group, which share a micro-batch evenly."""
         return [last - first for first, last in split(samples, [1.0] * len(group.rows))]
 
-    def pass_seconds(self, mode: str, run: Run, samples: int) -> tuple[float, float]:
+    def pass_seconds(self, mode: Recomputation, run: Run, samples: int) -> tuple[float, float]:
         """Forward and backward seconds of the slowest row group, with what tensor ranks reduce."""
         group = self.groups[run.group]
         rows, kind = self.rows_of(group, samples), self.kind[group.devices[0]]
@@ -186,8 +186,7 @@ class Prices:
         return bandwidth, max(m.network_latency, n.network_latency)
 
     def together(self, messages: Iterable[Message]) -> tuple[float, float]:
-        """(seconds, latency) of messages at once: those of the slowest one or of the fullest port.
-        """
+        """(seconds, latency) of messages at once: of the slowest one or of the fullest port."""
         loads: dict[tuple[str, str, int], float] = {}
         seconds = latency = 0.0
         for a, b, size in messages:
@@ -252,8 +251,7 @@ class Prices:
     def ring(
         self, rings: Sequence[Sequence[int]], sizes: Sequence[float], *, latencies: bool
     ) -> float:
-        """Seconds of ring all-reduces side by side by the links alone, with or without latencies.
-        """
+        """Seconds of ring all-reduces side by side by the links alone, latencies or not."""
         messages, latency = [], 0.0
         for ring, size in zip(rings, sizes, strict=True):
             hops = list(pairwise([*sorted(ring), min(ring)]))
