@@ -5,6 +5,7 @@ All: pytest -m wide tests/joint/test_cp.py
 
 from __future__ import annotations
 
+from itertools import product
 from random import Random
 
 import pytest
@@ -129,6 +130,70 @@ def test_no_plan_is_priced_too_high_and_many_exactly(seed: int) -> None:
         if alone and len(stages) <= 2 and len(stages[0].layers) == 1:
             assert seconds == pytest.approx(replay.seconds, rel=1e-6), plan.model_dump_json()
     assert exact
+
+
+def pair_of_devices(seed: int) -> JointData:
+    """Two devices of one node, which tensor ranks, row groups or replicas may share, four samples,
+    and layers whose tensor groups reduce much in both modes of recomputation."""
+    rng = Random(seed)
+    while True:
+        data = random_data(rng, devices=2, layers=3, batch=4)
+        if len(data.modes) == 2 and data.tensor_degrees == [1, 2]:
+            break
+    node = data.nodes[0].model_copy(update={"devices": 2, "intra_bandwidth": 1e8})
+    layers = [layer.model_copy(update={"tensor_bytes": 1e5}) for layer in data.layers]
+    changed = {"nodes": [node], "layers": layers, "global_batch": 4}
+    return JointData.model_validate({**data.model_dump(), **changed})
+
+
+SHARED = {  # devices [replica][stage][row group][tensor rank]
+    "tensor ranks": [[[[0, 1]]]],
+    "row groups": [[[[0], [1]]]],
+    "replicas": [[[[0]]], [[[1]]]],
+    "stages": [[[[0]], [[1]]]],
+}
+
+
+@pytest.mark.parametrize("shape", SHARED)
+@pytest.mark.parametrize("seed", range(3))
+def test_what_two_devices_share_is_priced_exactly(shape: str, seed: int) -> None:
+    data = pair_of_devices(600 + seed)
+    replicas: list[dict[str, object]] = []
+    for stages in SHARED[shape]:
+        first, last = [0, len(data.layers) - 1], [len(data.layers) - 1, len(data.layers)]
+        runs = [first, last] if len(stages) > 1 else [[0, len(data.layers)]]
+        made = [
+            {
+                "layers": [run],
+                "devices": rows,
+                "row_shares": [1.0] * len(rows),
+                "tensor_shares": [1.0] * len(rows[0]),
+            }
+            for run, rows in zip(runs, stages, strict=True)
+        ]
+        samples = 4 // len(SHARED[shape])
+        replicas.append({"stages": made, "micro_batches": [{"count": samples, "samples": 1}]})
+    for zero, mode in product(range(2), data.modes):
+        plan = data.plan(replicas, schedule="1f1b", zero=zero, recomputation=mode)
+        seconds = ChainReplayer.of(data).replay(plan).seconds
+        assert price(data, decision_of(plan)) == pytest.approx(seconds, rel=1e-6)
+
+
+def test_what_does_not_fit_is_infeasible() -> None:
+    data = pair_of_devices(600)
+    stage = {"layers": [[0, len(data.layers)]], "devices": [[0]]}
+    batches = [{"count": 4, "samples": 1}]
+    plan = data.plan([{"stages": [stage], "micro_batches": batches}], schedule="gpipe")
+    needed = ChainReplayer.of(data).replay(plan).peak_bytes[0]
+    for share, fits in ((1.001, True), (0.999, False)):
+        types = {
+            name: kind.model_copy(update={"memory_bytes": share * needed})
+            for name, kind in data.types.items()
+        }
+        limited = data.model_copy(update={"types": types})
+        assert (price(limited, decision_of(plan)) is not None) is fits
+        # GPipe's order keeps all micro-batches; another one keeps fewer.
+        assert price(limited, decision_of(plan), free=True) is not None
 
 
 def test_an_order_that_is_free_is_no_slower() -> None:
