@@ -29,7 +29,7 @@ from hetplan.instances.library import in_set, library
 from hetplan.solvers.run import relative_gap
 from hetplan.studies.findings import SAME, Reference, Study, profile, shifted_mean
 from hetplan.studies.page import pipes
-from hetplan.studies.rows import Row, read_rows
+from hetplan.studies.rows import Row, of_older_code, package_versions, read_rows
 from hetplan.text import percent_text, seconds_text
 
 DOCS = Path(__file__).parent
@@ -337,21 +337,30 @@ def limit(kept: Kept, sets: str = "*") -> str:
 
 def conditions(kept: Kept) -> str:
     """Machines and versions, a line each."""
+    machines = [json.loads(row["machine_json"]) for row in kept.study.rows]
     lines = []
-    for column in ("machine_json", "versions_json"):
-        for text in sorted({row[column] for row in kept.study.rows}):
-            lines.append(
-                "- " + ", ".join(f"{key} {value}" for key, value in json.loads(text).items())
-            )
+    for entries in (machines, map(package_versions, kept.study.rows)):
+        texts = {", ".join(f"{key} {value}" for key, value in each.items()) for each in entries}
+        lines += [f"- {text}" for text in sorted(texts)]
     begun = [row["begun"] for row in kept.study.rows]
     return "\n".join([*lines, f"- runs begun {min(begun)} to {max(begun)}"])
 
 
 def labelled_name(kept: Kept, problem: str, method: str) -> str:
-    """The method, and how many of its rows are of a search that was cut off."""
+    """The method; how many of its rows are of a search that was cut off, and how many are of an
+    older version of its code."""
     rows = [row for row in kept.rows(problem) if row["method"] == method]
-    cut = sum("cut off" in (row["message"] or "") for row in rows)
-    return f"`{method}`" + (f" (A* cut off, {cut} of {len(rows)})" if cut else "")
+    counts = {
+        "A* cut off": sum("cut off" in (row["message"] or "") for row in rows),
+        "of older code": sum(map(of_older_code, rows)),
+    }
+    remarks = [f"{text}, {count} of {len(rows)}" for text, count in counts.items() if count]
+    return f"`{method}`" + (f" ({'; '.join(remarks)})" if remarks else "")
+
+
+def older(kept: Kept) -> str:
+    """How many rows are of an older version of their method's code."""
+    return f"{sum(map(of_older_code, kept.rows()))} of {len(kept.rows())}"
 
 
 ABOVE = ("instances", "gives a plan", "misses the optimum", "mean above", "median", "most", "on")
@@ -661,7 +670,7 @@ FIGURES: dict[str, Callable[..., str]] = {
         ratio, compared, faster, reached, labelled, excess, within, missed, plans, proven, solved,
         where_most, claim, rows, covered, same, limit, conditions, overview, methods, provers,
         parts, hard, paired, quality, currencies, prices, freedoms, searched, workload_gap,
-        workloads, effort, most_devices, resamples,
+        workloads, effort, most_devices, resamples, older,
     )
 }  # fmt: skip
 

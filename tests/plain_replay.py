@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -236,8 +237,13 @@ def seconds_of(
     exchange: float = 0.0,
     buckets: int = 1,
     prefetch: int = 0,
+    update_seconds: Callable[[float, str], float] | None = None,
 ) -> float:
-    """Seconds of one iteration."""
+    """Seconds of one iteration.
+
+    update_seconds: (bytes that an update moves, device type) -> its seconds; None: those of the
+    measured rates.
+    """
     cluster, L = Cluster(workload), len(workload.profile.layers)
     layers = workload.profile.layers
     tasks: list[Task] = []
@@ -417,6 +423,9 @@ def seconds_of(
                         )
                     kind = workload.cluster.devices[device].type
                     params = held_bytes * part / {"fp32": 4}.get(workload.precision, 2)
+                    if update_seconds is not None:
+                        slowest = max(slowest, update_seconds(params * 28, kind))
+                        continue
                     spec = workload.cluster.specs[kind]
                     slowest = max(slowest, move_seconds("binary", params * 28, kind, spec).seconds)
             update = add(slowest)
@@ -429,12 +438,13 @@ def seconds_of(
         weights = sum(layer.param_bytes for layer in layers)
         step, once, ports = left, half(weights)[0], half(weights)[1]
         if alike() and not overlaps:
-            step, once = poplar(plan, workload, cluster, share)
+            scatter = poplar(plan, wider * weights, L, cluster, share)
+            once = poplar(plan, weights, L, cluster, share)
+            step = scatter + 2 * once if plan.zero == 3 else scatter
         elif not overlaps:
             step = sum(scatters) + 2 * sum(gathers)
         if plan.zero == 1:
-            half_of_it = once / 2, ports
-            reduce_and_gather(add, placed, members, half_of_it, half_of_it, 1)
+            reduce_and_gather(add, placed, members, (scatter, ports), (once, ports), 1)
         else:
             before: list[Task] = []
             for m in range(placed[0][4]):
@@ -513,16 +523,16 @@ def joined_layers(plan: Any, layers: Any) -> list[tuple[Any, float]]:
     return list(sizes.items())
 
 
-def poplar(plan: Any, workload: Any, cluster: Cluster, share: Any) -> tuple[float, float]:
-    """(of a step, of an iteration): Poplar's formula over the ring of all devices in use."""
+def poplar(plan: Any, size: float, count: int, cluster: Cluster, share: dict[int, float]) -> float:
+    """Seconds in which all devices in use scatter or gather so many bytes of `count` layers, by
+    Poplar's formula."""
     used = sorted(share)
     links = [cluster.link(a, b) for a, b in pairwise([*used, used[0]])]
     speed, latency = min(s for s, _ in links), max(l for _, l in links)
-    size, n = sum(layer.param_bytes for layer in workload.profile.layers), len(used)
-    messages = len(workload.profile.layers) if plan.zero == 3 else 1
+    n, messages = len(used), count if plan.zero == 3 else 1
     padded = (n - 1) * (size * max(share.values()) / speed + messages * latency)
-    once = min(padded, size / speed + n * (n - 1) * messages * latency)
-    return {1: (0.0, 2 * once), 2: (once, once), 3: (3 * once, 0.0)}[plan.zero]
+    direct: float = size / speed + n * (n - 1) * messages * latency
+    return min(padded, direct)
 
 
 def group_seconds(workload: Any, operation: str, size: float, stride: int, ranks: int) -> float:

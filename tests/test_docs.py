@@ -74,7 +74,9 @@ def test_paths_in_backticks_exist(page: Path) -> None:
     assert [p for p in patterns if not any(next(base.glob(p), None) for base in bases)] == []
 
 
-@pytest.mark.parametrize("script", ["method_tables.py", "name_lists.py"])
+@pytest.mark.parametrize(
+    "script", ["method_tables.py", "name_lists.py", "proofs_table.py", "rule_names.py"]
+)
 def test_what_is_generated_is_up_to_date(script: str) -> None:
     done = subprocess.run(
         [sys.executable, DOCS / script, "--check"],

@@ -157,13 +157,16 @@ def planning(fixed: Row, row: Row) -> Row:
     return timed(instance.problem, instance.data, fixed["methods"])
 
 
-def timed(problem: str, data: Any, methods: Mapping[str, float]) -> Row:
-    """Seconds of methods (with their limits), and how far above the best of them their answers are.
-    What takes little is done again, once its kernels are compiled."""
+def timed(problem: str, data: Any, methods: Sequence[str]) -> Row:
+    """Seconds of methods, and how far above the best of them their answers are. What takes little
+    is done again, once its kernels are compiled.
+
+    The methods run to their end: a limit in seconds would make answers depend on the machine's
+    load.
+    """
 
     def run(method: str) -> Result[Any]:
-        options = Options(threads=1, time_limit=methods[method])
-        return solve(family(problem), data, method, Run(options))
+        return solve(family(problem), data, method, Run(Options(threads=1)))
 
     results = {method: run(method) for method in methods}
     results |= {method: run(method) for method, r in results.items() if r.seconds < AGAIN}

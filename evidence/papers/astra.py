@@ -4,6 +4,7 @@ The paper states neither its global batch (1024 samples here) nor the precision 
 GPUs of each type its mixed pools have (half of each). Its figures are pictures without numbers.
 """
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -25,13 +26,37 @@ SPACES = {
     "hybrid": Space(pipeline=(1,)),
     "no offloading": Space(pipeline=(1,), offload=False),
     "no overlap": Space(pipeline=(1,), overlap=False),
+    # Of all that may be overlapped, without the gradients' reduction, the weights' gathering, both.
+    "tensor": Space(pipeline=(1,), overlap_grad_reduce=False, overlap_param_gather=False),
+    "gradients": Space(pipeline=(1,), overlap_param_gather=False),
+    "weights": Space(pipeline=(1,), overlap_grad_reduce=False),
+    # Every data rank holds all optimizer states.
+    "whole states": Space(pipeline=(1,), distributed_optimizer=(False,)),
+    "whole states, no offloading": Space(
+        pipeline=(1,), distributed_optimizer=(False,), offload=False
+    ),
 }
+BATCH = 1024  # samples per iteration
+# Bytes per second of a host's memory for each of its eight devices, by its type of memory: of two
+# sockets with eight channels each, DDR4-3200 or DDR5-4800.
+HOST_MEMORY = {"DDR4": 51e9, "DDR5": 77e9}
 
 
 @cache
-def searched(model: str, types: str, gpus: int, space: Space) -> tuple[SearchResult, float]:
-    """A search, and its seconds. types: `H100`, `H100 + A800` (half of each), `A800 | H100` (one of
-    them)."""
+def searched(
+    model: str,
+    types: str,
+    gpus: int,
+    space: Space,
+    *,
+    batch: int = BATCH,
+    host_memory: float | None = None,
+) -> tuple[SearchResult, float]:
+    """A search, and its seconds.
+
+    types: `H100`, `H100 + A800` (half of each), `A800 | H100` (one of them). host_memory: bytes per
+    second for each device of a pool of one type; None: the catalogue's.
+    """
     clock = Run()
     if "|" in types:
         pool = cost(tuple(offer_of(name, gpus) for name in types.split(" | ")), gpus)
@@ -39,15 +64,21 @@ def searched(model: str, types: str, gpus: int, space: Space) -> tuple[SearchRes
         each = types.split(" + ")
         pool = heterogeneous(gpus, tuple(offer_of(name, gpus // len(each)) for name in each))
     else:
-        pool = homogeneous(offer_of(types, gpus))
-    result = search(Job(load_model(model, precision="bf16"), 1024), pool, space=space, top=1)
+        offer = offer_of(types, gpus)
+        if host_memory is not None:
+            offer = replace(offer, host_memory=host_memory)
+        pool = homogeneous(offer)
+    result = search(Job(load_model(model, precision="bf16"), batch), pool, space=space, top=1)
     return result, clock.elapsed
 
 
 def tokens(row: Row, space: Space = ALL, **changes: Any) -> float | None:
     """Tokens per second of the best strategy of a row's model and pool; None where none fits."""
     asked = row | changes
-    best = searched(asked["model"], asked["type"], asked["GPUs"], space)[0].best
+    batch, memory = asked.get("batch", BATCH), HOST_MEMORY.get(asked.get("host memory", ""))
+    best = searched(
+        asked["model"], asked["type"], asked["GPUs"], space, batch=batch, host_memory=memory
+    )[0].best
     return None if best is None else best.tokens_per_second
 
 
@@ -100,11 +131,53 @@ def rule_of_thumb(row: Row) -> float | None:
 
 def scaling(fixed: Row, row: Row) -> Row:
     """Figure 9: throughput per GPU, and its share of what 64 GPUs reach."""
-    each, few = tokens(row, SPACES["hybrid"]), tokens(row, SPACES["hybrid"], GPUs=64)
-    if each is None or few is None:
-        return {}
-    per_gpu = each / row["GPUs"]
-    return {"tokens/s per GPU": per_gpu, "of 64 GPUs'": per_gpu / (few / 64)}
+    figures: Row = {}
+    for name, text in (("hybrid", "of 64 GPUs'"), ("whole states", "of 64 GPUs', whole states")):
+        each, few = tokens(row, SPACES[name]), tokens(row, SPACES[name], GPUs=64)
+        if each is None or few is None:
+            continue
+        per_gpu = each / row["GPUs"]
+        figures |= {f"tokens/s per GPU, {name}": per_gpu, text: per_gpu / (few / 64)}
+    return figures
+
+
+def offloading(fixed: Row, row: Row) -> Row:
+    """Figure 10: with offloading over without; the same with one assumption changed at a time."""
+    growing = {"batch": fixed["samples"] * row["GPUs"]}
+    cases: dict[str, tuple[str, str, Row]] = {
+        "ratio": ("hybrid", "no offloading", {}),
+        "batch grows": ("hybrid", "no offloading", growing),
+        "whole states": ("whole states", "whole states, no offloading", {}),
+        "whole states, batch grows": ("whole states", "whole states, no offloading", growing),
+    }
+    figures: Row = {}
+    for name, (space, against, changed) in cases.items():
+        whole, part = (tokens(row, SPACES[key], **changed) for key in (space, against))
+        if whole is not None:
+            figures[name] = "needs it" if part is None else whole / part
+    return figures
+
+
+def host_memory(fixed: Row, row: Row) -> Row:
+    """The setting DDR4 and DDR5: tokens per second where states may be offloaded."""
+    figures: Row = {
+        kind: tokens(row, SPACES["whole states"], **{"host memory": kind}) for kind in HOST_MEMORY
+    }
+    if None in figures.values():
+        return figures
+    return figures | {"ratio": figures["DDR5"] / figures["DDR4"]}
+
+
+def overlaps(fixed: Row, row: Row) -> Row:
+    """Figure 11: tokens per second without overlap; with that of tensor ranks; and with the
+    settings of Appendix B.1 besides, over none."""
+    none = tokens(row, SPACES["no overlap"])
+    figures: Row = {"none, tokens/s": none}
+    settings = {"tensor": "tensor", "gradients": "gradients", "weights": "weights", "all": "hybrid"}
+    for name, space in settings.items():
+        speed = tokens(row, SPACES[space])
+        figures[name] = None if speed is None or none is None else speed / none
+    return figures
 
 
 def money(fixed: Row, row: Row) -> Row:

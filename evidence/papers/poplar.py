@@ -8,6 +8,7 @@ cluster files' figures are assumed.
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 
@@ -32,10 +33,11 @@ METHODS = {"deepspeed": "DeepSpeed", "whale": "Whale", "paper": "Poplar", "exact
 
 @cache
 def paper_workload(cluster: str, model_name: str, counts: tuple[int, ...] = ()) -> Workload:
-    """Two million tokens of a model on an example cluster, with other counts of devices if any."""
+    """Two million tokens of a model on an example cluster, with other counts of devices if any; a
+    node with none is not there."""
     model, whole = load_model(model_name), example_cluster(cluster)
     nodes = zip(whole.nodes, counts or [node.devices for node in whole.nodes], strict=True)
-    on = replace(whole, nodes=tuple(replace(node, devices=n) for node, n in nodes))
+    on = replace(whole, nodes=tuple(replace(node, devices=n) for node, n in nodes if n))
     profile = predict(
         model,
         on,
@@ -66,11 +68,56 @@ def seconds_by_method(
     }
 
 
+def teraflops(cluster: str, model: str, counts: tuple[int, ...] = ()) -> float:
+    """TFLOP of an iteration."""
+    return paper_workload(cluster, model, counts).flops_per_iteration / 1e12
+
+
+@cache
+def optimum(cluster: str, model: str, counts: tuple[int, ...], stage: int) -> float | None:
+    """Seconds of an iteration by the optimum of Poplar's problem on these devices; None where they
+    cannot hold the model."""
+    posed = pose(paper_workload(cluster, model, counts), stage)
+    objective = solve(family("poplar"), posed.data, "exact", Run()).objective
+    return None if objective is None else objective + posed.once_seconds
+
+
+def idle_devices(fixed: Row, row: Row) -> Row:
+    """TFLOP/s of the optimum where all devices take part, where all of one type may be left out,
+    and where any may be; and which are used then.
+
+    Those left out hold no shards and take part in no collective, so that each set of devices is an
+    instance of its own.
+    """
+    cluster, model, stage = row["cluster"], row["model"], row["ZeRO"]
+    nodes = example_cluster(cluster).nodes
+    whole = tuple(node.devices for node in nodes)
+    every = [counts for counts in product(*(range(n + 1) for n in whole)) if any(counts)]
+    seconds = {counts: optimum(cluster, model, counts, stage) for counts in every}
+    known = {counts: value for counts, value in seconds.items() if value is not None}
+    if not known:
+        return {}
+    of_types = {
+        counts: value
+        for counts, value in known.items()
+        if all(n in (0, most) for n, most in zip(counts, whole, strict=True))
+    }
+    flops = teraflops(cluster, model)
+    best = min(known, key=lambda counts: known[counts])
+    used = [f"{n} {node.device}" for n, node in zip(best, nodes, strict=True) if n]
+    figures: Row = {"all": flops / known[whole] if whole in known else None}
+    figures["whole types"] = flops / min(of_types.values()) if of_types else None
+    figures |= {"any": flops / known[best], "used": ", ".join(used)}
+    if whole in known:
+        figures["gain, %"] = 100 * (known[whole] / known[best] - 1)
+    return figures
+
+
 def tflops(fixed: Row, row: Row) -> Row:
     """Figures 3 to 5: TFLOP/s of the whole cluster."""
     cluster, model = (row.get(key) or fixed[key] for key in ("cluster", "model"))
     counts = tuple(map(int, filter(None, row.get("A800:V100S", "").split(":"))))
-    flops = paper_workload(cluster, model, counts).flops_per_iteration / 1e12
+    flops = teraflops(cluster, model, counts)
     return {
         name: flops / s
         for name, s in seconds_by_method(cluster, model, counts, row["ZeRO"]).items()

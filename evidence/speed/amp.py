@@ -70,7 +70,7 @@ SETS: tuple[
         1,
     ),
 )
-GENERAL = ("cp-sat", "milp")
+GENERAL = ("cp-sat", "cp-sat-linear", "milp")
 HEURISTICS = ("paper", "megatron", "annealing", "random")
 GENERAL_UP_TO = 16  # devices; beyond, general solvers have no answer worth a row
 

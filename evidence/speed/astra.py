@@ -27,7 +27,7 @@ from hetplan.replays.offers import offer_of
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 
-GENERAL = ("cp-sat", "milp", "pyomo")
+GENERAL = ("cp-sat", "cp-sat-linear", "milp", "pyomo")
 PARTS = ("segments", "table-1", "strategies", "pools", "table-2")
 MIB = 2**20
 # Table 1 of the paper: model -> (strategies, end-to-end seconds) with 64, 256, 1024 and 4096 GPUs.

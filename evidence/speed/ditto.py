@@ -29,7 +29,7 @@ from hetplan.formulations.ditto.templates import (
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 
-GENERAL = ("cp-sat", "milp", "pyomo")
+GENERAL = ("cp-sat", "cp-sat-linear", "milp", "pyomo")
 HEURISTICS = ("oobleck", "greedy-joined", "paper", "paper-communication", "merge")
 GROWTH_METHODS = ("exact", "cp-sat", "milp", "oobleck", "greedy-joined", "paper", "merge")
 PARTS = ("targets", "gaps", "general", "growth", "templates")

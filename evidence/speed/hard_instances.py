@@ -55,7 +55,7 @@ CHAINS: tuple[tuple[int, int, int, str], ...] = (
     (2, 3, 113, "the alternation misses the optimum by most among those drawn"),
     (2, 2, 9, "the alternation misses the optimum"),
 )
-GENERAL = ("cp-sat", "milp")
+GENERAL = ("cp-sat", "cp-sat-linear", "milp")
 
 
 def drawn(problem: str, seed: int, size: str) -> Instance:

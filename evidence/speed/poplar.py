@@ -36,7 +36,7 @@ from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Result, Run
 
 POPLAR = family("poplar")
-GENERAL = ("cp-sat", "milp", "pyomo")
+GENERAL = ("cp-sat", "cp-sat-linear", "milp", "pyomo")
 HEURISTICS = ("paper", "deepspeed", "whale")
 # (devices, types, global batch): seconds allowed at stages 0 and 1, at stages 2 and 3.
 TARGETS = {
@@ -306,7 +306,7 @@ def report(limit: float, quick: bool) -> Iterator[str]:
     types = device_types()
     warm_up(types, limit)
     yield "# Poplar benchmark\n"
-    yield from targets(types, limit, GENERAL[:2] if quick else GENERAL)
+    yield from targets(types, limit, GENERAL[:3] if quick else GENERAL)
     yield from growth(types, limit, quick)
     yield from shards(limit, quick)
     yield from first_calls()

@@ -61,9 +61,14 @@ def sensitivity(
         ),
     ] = None,
     time_limit: Annotated[
-        float,
-        typer.Option("--time-limit", "-t", metavar="SECONDS", help="Of each planning anew."),
-    ] = 30.0,
+        float | None,
+        typer.Option(
+            "--time-limit",
+            "-t",
+            metavar="SECONDS",
+            help="Of each planning anew. By default none: plans then do not depend on the load.",
+        ),
+    ] = None,
     seed: SeedOption = None,
     json: JsonOption = False,
 ) -> int:
@@ -103,7 +108,7 @@ def planned_anew(
     analysis: Sensitivity,
     workload: Workload,
     strategies: Sequence[str],
-    limit: float,
+    limit: float | None,
     unmeasured: float,
 ) -> list[dict[str, Any]]:
     """The best plan of these strategies where one device type is off as a whole, beside the given

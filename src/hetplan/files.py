@@ -7,22 +7,26 @@ with a key twice in one object, and of any depth; this module refuses all three 
 
 import contextlib
 import gzip
+import io
 import json
 import os
 import re
 import secrets
+import select
+import stat
 import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hetplan.errors import InputError, json_path, one_line, require, shorten
 
 MAX_BYTES = 256 * 2**20
 MAX_DEPTH = 64
+PIPE_SECONDS = 10  # for which a named pipe is read before some program writes into it
 # People write the YAML files, so that they are small. The parser is slow: a file of this size takes
 # half a minute at worst.
 MAX_YAML_BYTES = 2**20
@@ -33,9 +37,11 @@ def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
     read, and for one of more than `most` bytes."""
     name = os.fspath(path)
     try:
-        opener = gzip.open if name.endswith(".gz") else open
-        with opener(name, "rb") as stream:
+        with opened(name, most + 1) as file:
+            stream: Any = gzip.GzipFile(fileobj=file) if name.endswith(".gz") else file
             content = stream.read(most + 1)
+    except InputError:  # is a ValueError too
+        raise
     except (OSError, EOFError, zlib.error, ValueError) as error:
         reasons: dict[type[Exception], str] = {
             FileNotFoundError: "no such file",
@@ -45,6 +51,34 @@ def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
         raise InputError(what, where=name) from None
     require(len(content) <= most, "file is too large", where=name, expected=f"at most {most} bytes")
     return bytes(content)
+
+
+def opened(name: str, most: int) -> BinaryIO:
+    """The bytes of a file, or the first `most` of those that come through a named pipe."""
+    if stat.S_ISFIFO(os.stat(name).st_mode):
+        return io.BytesIO(pipe_content(name, most))
+    return open(name, "rb")
+
+
+def pipe_content(name: str, most: int) -> bytes:
+    """The bytes that come through a named pipe, the first `most` of them.
+
+    The pipe is opened without waiting for a program that writes into it, since none may ever come.
+    Raises InputError where none has come after some seconds.
+    """
+    descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+    with open(descriptor, "rb", buffering=0) as pipe:
+        waiting = select.poll()
+        waiting.register(pipe, select.POLLIN)
+        something_came = waiting.poll(1000 * PIPE_SECONDS)
+        first = pipe.read(1)  # None: a program will write; empty: none is there, or it has gone
+        nobody_writes = not something_came and first == b""
+        require(
+            not nobody_writes, "is a pipe into which nothing writes", where=name, expected="a file"
+        )
+        os.set_blocking(descriptor, True)
+        rest = io.BufferedReader(pipe).read(most)
+    return (first or b"") + rest
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
@@ -101,6 +135,9 @@ def parse_json(content: bytes | str, *, where: str) -> Any:
     except UnicodeDecodeError as error:
         raise InputError(f"not UTF-8 text at byte {error.start}", where=where) from None
     except json.JSONDecodeError as error:
+        require(text.strip(), "is empty", where=where, expected="a JSON document")
+        is_cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        require(not is_cut, "ends in the middle", where=where, expected="a whole JSON document")
         place = f"{where}: line {error.lineno} column {error.colno}"
         raise InputError(f"not valid JSON: {error.msg}", where=place) from None
     if faults:
@@ -186,7 +223,14 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
     name = os.fspath(path)
     content = read_bytes(path, MAX_YAML_BYTES)
     try:
-        return yaml.load(content, Loader=Loader)
+        value = yaml.load(content, Loader=Loader)
+        require(value is not None, "is empty", where=name, expected="a YAML document")
+        return value
+    except InputError:  # is a ValueError too
+        raise
+    except yaml.reader.ReaderError as error:
+        what = f"no text that YAML allows, at position {error.position}"
+        raise InputError(what, where=name, expected="a YAML document") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{name}: line {mark.line + 1} column {mark.column + 1}" if mark else name
@@ -206,6 +250,17 @@ def check_target(path: Path) -> None:
         where=str(path),
     )
     require(os.path.isdir(folder), "no such folder", where=str(folder))
+    require(os.access(folder, os.W_OK), "folder cannot be written to", where=str(folder))
+
+
+def check_folder_target(path: Path) -> None:
+    """Raise InputError for a path where no folder can be made, or into which no file can be
+    written."""
+    exists = os.path.exists(path)
+    require(not exists or os.path.isdir(path), "is a file, expected a folder", where=str(path))
+    if not exists:
+        require(os.path.isdir(path.parent), "no such folder", where=str(path.parent))
+    folder = path if exists else path.parent
     require(os.access(folder, os.W_OK), "folder cannot be written to", where=str(folder))
 
 

@@ -224,25 +224,99 @@ def input_error(
         "extra_forbidden": "unknown key" + similar_keys(first, model),
         # our own checks already say what was got and expected
         "value_error": first["msg"].removeprefix("Value error, "),
-        "union_tag_invalid": first["msg"],
-        "union_tag_not_found": first["msg"],
     }
     if first["type"] in complaints:
         return InputError(f"{complaints[first['type']]}{more}", where=place)
-    return InputError(
-        f"not usable{more}", where=place, got=first["input"], expected=expectation(first)
-    )
+    got, expected = first["input"], expectation(first)
+    if first["type"] == "union_tag_invalid":
+        place, got = f"{place}.{key_of_tag(first)}", first["ctx"]["tag"]
+    if first["type"] == "union_tag_not_found":
+        return InputError(
+            f"required key is missing{more}",
+            where=f"{place}.{key_of_tag(first)}",
+            expected=expected,
+        )
+    if got is None:
+        got = NOTHING
+    in_yaml = os.path.splitext(where)[1] in (".yaml", ".yml")
+    number = re.fullmatch(TEXT_IN_YAML, got) if isinstance(got, str) else None
+    if in_yaml and number is not None and expected == KINDS["float_type"]:
+        whole, fraction, exponent = number.groups()
+        written = f"{whole}{fraction or '.0'}e{int(exponent):+d}"
+        expected += f"; YAML takes this for text: write {written}"
+    return InputError(f"not usable{more}", where=place, got=got, expected=expected)
+
+
+class Nothing:
+    """The value null, as messages show it; an error whose `got` is None has no such part."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+NOTHING = Nothing()
+# A number that YAML 1.1 takes for text, because it lacks the point or the sign of its exponent.
+TEXT_IN_YAML = r"([-+]?[0-9]{1,99})(\.[0-9]{1,99})?[eE]([-+]?[0-9]{1,9})"
+
+
+def key_of_tag(problem: Mapping[str, Any]) -> str:
+    """The key whose value chooses the class of an object."""
+    return str(problem["ctx"]["discriminator"]).strip("'")
 
 
 def similar_keys(problem: Mapping[str, Any], model: type[BaseModel] | None) -> str:
-    """`; did you mean A?` for an unknown key, with similar keys of `model` and of the models in it.
-    Empty for other errors, and where no key is similar."""
+    """`; did you mean A?` for an unknown key, with similar keys of the object in which it stands.
+    Empty for other errors, and where no key is similar. model: of the whole document."""
     if model is None or problem["type"] != "extra_forbidden":
         return ""
     schema = model.model_json_schema()
-    parts = [schema, *schema.get("$defs", {}).values()]
-    known = {key for part in parts for key in part.get("properties", {})}
-    return suggestion(str(problem["loc"][-1])[:LONGEST_KEY], sorted(known))
+    *path, key = problem["loc"]
+    known: set[str] = set()
+    for place in places_in(schema, path):
+        known |= place.get("properties", {}).keys()
+    return suggestion(str(key)[:LONGEST_KEY], sorted(known))
+
+
+def places_in(schema: Mapping[str, Any], path: Sequence[int | str]) -> list[Mapping[str, Any]]:
+    """The schemas of the objects to which a path of pydantic's leads. There are several where the
+    path does not say which class of a union an object has.
+
+    schema: the JSON schema of the whole document. path: keys, indices and tags of unions.
+    """
+    places = whole_schemas(schema, schema)
+    for part in path:
+        found: list[Mapping[str, Any]] = []
+        for place in places:
+            steps: list[Any] = []
+            if isinstance(part, int):
+                steps = [place.get("items"), *place.get("prefixItems", [])]
+            elif part in place.get("properties", {}):
+                steps = [place["properties"][part]]
+            else:  # an object with any keys
+                steps = [place.get("additionalProperties")]
+                steps += place.get("patternProperties", {}).values()
+            for step in steps:
+                if isinstance(step, dict):
+                    found += whole_schemas(step, schema)
+        # A part that leads nowhere is the tag of a union; only classes with this tag may be meant.
+        places = found or [p for p in places if has_tag(p, part)] or places
+    return places
+
+
+def whole_schemas(part: Mapping[str, Any], schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The schemas for which a part of a JSON schema stands: itself, the definition to which it
+    refers, or those of the classes of a union."""
+    if "$ref" in part:
+        return whole_schemas(schema["$defs"][part["$ref"].rpartition("/")[2]], schema)
+    classes = [*part.get("anyOf", ()), *part.get("oneOf", ()), *part.get("allOf", ())]
+    if not classes:
+        return [part]
+    return [whole for one in classes for whole in whole_schemas(one, schema)]
+
+
+def has_tag(schema: Mapping[str, Any], tag: int | str) -> bool:
+    """Whether one of a class's keys has the tag as its only value."""
+    return any(entry.get("const") == tag for entry in schema.get("properties", {}).values())
 
 
 # The pattern `PLAIN` in words.
@@ -254,6 +328,22 @@ BOUNDS = {
     "less_than_equal": ("le", "at most"),
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
+}
+# Type of pydantic's error about the kind of a value -> the expected kind in words.
+KINDS = {
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
 }
 # Types of pydantic's errors about the size of a number.
 SIZES = {*BOUNDS, "finite_number"}
@@ -270,6 +360,12 @@ def expectation(problem: Mapping[str, Any]) -> str:
         if isinstance(bound, float):
             return f"{words} {bound:g}"
         return f"{words} {bound:.12g}"  # `:g` would round an integer to six digits
+    if problem["type"] in KINDS:
+        return KINDS[problem["type"]]
+    if problem["type"] == "union_tag_invalid":
+        return "one of " + str(problem["ctx"]["expected_tags"]).replace("'", "")
+    if problem["type"] == "union_tag_not_found":
+        return "the kind of this object"
     message = str(problem["msg"]).partition(" after validation")[0]
     expected = message.removeprefix("Input should ").removeprefix("be ")
     return expected[:1].lower() + expected[1:]

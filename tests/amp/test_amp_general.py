@@ -58,7 +58,7 @@ def ask(
 
 
 @pytest.mark.parametrize("case", rest_wide(HELD, 8), ids=str)
-@pytest.mark.parametrize("model", ["cp-sat", "milp"])
+@pytest.mark.parametrize("model", ["cp-sat-linear", "milp"])
 def test_model_of_each_configuration_equals_enumeration(model: str, case: Case) -> None:
     data = data_of(case)
     for tables in tables_of(data):
@@ -76,7 +76,7 @@ def test_model_of_each_configuration_equals_enumeration(model: str, case: Case) 
 
 
 @pytest.mark.parametrize("case", rest_wide(QUICK[:7], 4), ids=str)
-@pytest.mark.parametrize("model", ["cp-sat", "milp"])
+@pytest.mark.parametrize("model", ["cp-sat-linear", "milp"])
 def test_nothing_is_found_below_the_optimum_and_the_optimum_is_found_at_it(
     model: str, case: Case
 ) -> None:
@@ -105,11 +105,13 @@ def test_cheap_bounds_are_below_and_the_slowest_total_above_every_configuration(
     ("method", "devices", "memory"),
     [
         ("cp-sat", 8, False),
+        ("cp-sat-linear", 8, False),
         *((method, 8, True) for method in ("milp", "pyomo")),
         pytest.param("cp-sat", 8, True, marks=pytest.mark.wide),
+        pytest.param("cp-sat-linear", 8, True, marks=pytest.mark.wide),
         *(pytest.param(method, 8, False, marks=pytest.mark.wide) for method in ("milp", "pyomo")),
         # large enough for coefficients beyond 2^31, where CP-SAT 9.15's presolve needs care
-        pytest.param("cp-sat", 16, False, marks=pytest.mark.wide),
+        pytest.param("cp-sat-linear", 16, False, marks=pytest.mark.wide),
     ],
 )
 def test_mixed_clusters_are_proven(method: str, devices: int, memory: bool) -> None:
@@ -119,7 +121,7 @@ def test_mixed_clusters_are_proven(method: str, devices: int, memory: bool) -> N
     assert general.objective == pytest.approx(exact.objective, rel=1e-6)
 
 
-@pytest.mark.parametrize("method", ["cp-sat", "milp", "pyomo"])
+@pytest.mark.parametrize("method", ["cp-sat-linear", "milp", "pyomo"])
 def test_time_out_keeps_decision_and_bound(method: str) -> None:
     result = solve(
         FAMILY, mixed_cluster(nodes=4, per_node=8, layers=30), method, run(time_limit=0.3)
@@ -143,22 +145,23 @@ def test_cancel_keeps_decision_and_bound() -> None:
     assert result.bound is not None
 
 
-def test_infeasibility_says_why() -> None:
+@pytest.mark.parametrize("method", ["cp-sat", "cp-sat-linear"])
+def test_infeasibility_says_why(method: str) -> None:
     data = mixed_cluster(nodes=2, per_node=2, layers=4, memory=True)
     tight = data.memory.model_copy(update={"device_bytes": {"fast": 1.0, "slow": 1.0}})  # type: ignore[union-attr]
-    result = solve(FAMILY, data.model_copy(update={"memory": tight}), "cp-sat", run())
+    result = solve(FAMILY, data.model_copy(update={"memory": tight}), method, run())
     assert result.status == "infeasible" and result.bound is None
     assert "memory" in result.message
     undivided = data.model_copy(update={"global_batch": 7, "layer_seconds": [
         entry for entry in data.layer_seconds if entry.tensor == 1 and entry.micro_batch == 2
     ]})  # fmt: skip
-    result = solve(FAMILY, undivided, "cp-sat", run())
+    result = solve(FAMILY, undivided, method, run())
     assert result.status == "infeasible"
     assert "degrees" in result.message
     lonely = [
         entry for entry in data.layer_seconds if (entry.type == "fast") == (entry.tensor == 1)
     ]
-    result = solve(FAMILY, data.model_copy(update={"layer_seconds": lonely}), "cp-sat", run())
+    result = solve(FAMILY, data.model_copy(update={"layer_seconds": lonely}), method, run())
     assert result.status == "infeasible"  # no table that both types have
 
 
@@ -170,7 +173,7 @@ def answering(answer: ModelAnswer) -> Minimise:
 def test_a_failing_back_end_is_an_error_that_keeps_incumbent_and_bound() -> None:
     data = mixed_cluster(nodes=2, per_node=2, layers=6)
     outcome = solve_by(
-        "cp-sat", data, run(), answering(ModelAnswer(stop=Stop.ERROR, message="broken"))
+        "cp-sat-linear", data, run(), answering(ModelAnswer(stop=Stop.ERROR, message="broken"))
     )
     assert outcome.stop is Stop.ERROR and "broken" in outcome.message
     assert outcome.decision is not None and outcome.bound is not None
@@ -184,7 +187,7 @@ def test_what_a_model_says_counts_up_to_the_cutoff_only(stop: Stop) -> None:
     data = mixed_cluster(nodes=2, per_node=2, layers=6)
     bound = 1e9 if stop is Stop.OPTIMAL else None
     outcome = solve_by(
-        "cp-sat", data, run(gap=0.01), answering(ModelAnswer(stop=stop, bound=bound))
+        "cp-sat-linear", data, run(gap=0.01), answering(ModelAnswer(stop=stop, bound=bound))
     )
     assert (
         outcome.stop is Stop.OPTIMAL and outcome.decision is not None and outcome.bound is not None
@@ -196,7 +199,7 @@ def test_what_a_model_says_counts_up_to_the_cutoff_only(stop: Stop) -> None:
 
 def test_huge_models_are_given_up() -> None:
     data = mixed_cluster(nodes=2, per_node=2, layers=6)
-    outcome = solve_by("cp-sat", data, run(), parameters=Parameters(most_terms=100))
+    outcome = solve_by("cp-sat-linear", data, run(), parameters=Parameters(most_terms=100))
     assert outcome.stop is Stop.LIMIT and "more than 100 terms" in outcome.message
     assert outcome.decision is not None and outcome.bound is not None
 
@@ -218,7 +221,7 @@ def test_an_open_configuration_leaves_the_others_their_turn() -> None:
     going.watch = watch
 
     data = mixed_cluster(nodes=2, per_node=2, layers=6)
-    outcome = solve_by("cp-sat", data, going, answer)
+    outcome = solve_by("cp-sat-linear", data, going, answer)
     assert len(asked) == len(configurations) == outcome.details["models"]
     assert len(asked) > 1 and outcome.stop is Stop.LIMIT
     assert outcome.bound is not None and outcome.decision is not None

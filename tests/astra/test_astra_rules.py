@@ -3,17 +3,22 @@ Python reading."""
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from hetplan.errors import InputError
+from hetplan.formulations.astra.search.parameters import MEANINGS as PARAMETERS
+from hetplan.formulations.astra.search.rule_names import MEANINGS
 from hetplan.formulations.astra.search.rules import (
     Column,
     Source,
     compile_rule,
     rules_from_text,
 )
+from hetplan.formulations.astra.search.space import Space, rule_columns
 
 NONE = np.nan
 WORDS = ("selective", "full", "hybrid")
@@ -182,3 +187,11 @@ def test_any_text_is_a_rule_or_a_placed_error(text: str) -> None:
         complaint = str(error)
     assert "column" in complaint and "\n" not in complaint
     assert rule is None or rule.met(TABLE, ROWS).shape == (ROWS,)
+
+
+def test_every_name_has_a_meaning() -> None:
+    assert set(MEANINGS) == set(rule_columns(("A100",)))
+
+
+def test_every_parameter_has_a_meaning() -> None:
+    assert set(PARAMETERS) == {field.name for field in fields(Space)}

@@ -175,7 +175,7 @@ def test_the_enumeration_in_pieces_finds_the_same_and_stops_where_it_is_told(equ
     ],
 )
 def test_reasons_for_infeasibility(changes: dict[str, Any], part: str) -> None:
-    for method in ("exact", "cp-sat", "milp", "paper"):
+    for method in ("exact", "cp-sat", "cp-sat-linear", "milp", "paper"):
         result = run_one(instance(**changes), method)
         assert result.status == "infeasible" and part in result.message
 
@@ -189,3 +189,32 @@ def test_every_exact_method_finds_the_optimum_on_file(entry: Entry, method: str)
     best, result = present(entry.best_known()), run_one(entry.load().data, method)
     assert best.status == result.status == "optimal"
     assert result.objective == pytest.approx(best.objective, rel=1e-6)
+
+
+def test_slots_without_end_are_left_to_other_methods() -> None:
+    """The slots of 64 types and thousands of layers, without an even plan that would bound them: a
+    bound, and no model that fills the memory."""
+    types = [
+        DeviceType(name=f"t{i}", max_devices=10**6, layer_seconds=1.0 + i, p2p_seconds=0.5)
+        for i in range(64)
+    ]
+    data = instance(layers=4095, micro_batches=2, device_types=types, equal_layers_per_type=True)
+    result = run_one(data, "cp-sat")
+    assert result.stop is Stop.LIMIT and "the method exact" in result.message
+    assert result.bound == pytest.approx(4111 + 4111 / 32)  # all on t0, evenly
+
+
+@pytest.mark.parametrize("method", EXACT)
+def test_equal_layers_that_do_not_divide_need_a_slow_type(method: str) -> None:
+    """Three layers on two stages: 2 + 1 on the two stages of the fast type would take 21 s but are
+    not equal; 2 on it and 1 on the slow type (10 s a layer) take 12 + 9 x 10 s."""
+    types = [
+        DeviceType(name=name, max_devices=most, layer_seconds=c, p2p_seconds=0.0)
+        for name, most, c in (("fast", 2, 1.0), ("slow", 1, 10.0))
+    ]
+    data = AstraData(
+        layers=3, stages=2, micro_batches=10, data_parallel=1, tensor_parallel=1,
+        device_types=types, equal_layers_per_type=True,
+    )  # fmt: skip
+    result = run_one(data, method)
+    assert result.status == "optimal" and result.objective == pytest.approx(102.0)

@@ -83,6 +83,26 @@ def test_table_is_the_product_less_the_rules() -> None:
     assert len(got) == table.rows == len(expected) > 100
 
 
+def test_overlap_of_gradients_and_of_weights_is_on_as_the_space_says() -> None:
+    for reduces, gathers, overlap in product((False, True), repeat=3):
+        space = Space(
+            pipeline=(2,),
+            tensor=(2,),
+            micro_batch=(1,),
+            overlap=overlap,
+            overlap_grad_reduce=reduces,
+            overlap_param_gather=gathers,
+        )
+        columns = table_of(GPT, space=space).columns
+        assert len(columns["overlap_grad_reduce"])
+        assert set(columns["overlap_grad_reduce"]) == {int(overlap and reduces)}
+        sharded = columns["use_distributed_optimizer"]
+        expected = sharded if overlap and gathers else np.zeros_like(sharded)
+        assert np.array_equal(columns["overlap_param_gather"], expected)
+        # what tensor ranks exchange is not changed by either
+        assert columns["tp_comm_overlap"].any() == overlap
+
+
 def test_flash_attention_rule_of_the_paper_bites() -> None:
     # fused attention: no selective
     assert (table_of(LLAMA).columns["recompute_granularity"] != 0).all()

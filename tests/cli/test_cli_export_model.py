@@ -67,7 +67,7 @@ def test_names_are_those_of_the_formulation(hetplan: Call, tmp_path: Path) -> No
 
 
 def test_the_rounding_of_a_model_is_told(hetplan: Call, tmp_path: Path) -> None:
-    text = "costs are rounded down to whole units, which may lower the optimum by up to 2e-05 of it"
+    text = "costs are rounded down to whole units, which may lower the optimum by up to 5e-07 of it"
     assert text in hetplan("instances", "export", "hap-chain-2x2", "-o", tmp_path / "m.pb").out
     assert text not in hetplan("instances", "export", "hap-chain-2x2", "-o", tmp_path / "m.mps").out
 

@@ -14,9 +14,17 @@ from hetplan.cli.main import program
 
 MAIN = (
     *("plan", "fits", "run", "solve", "export", "show"),
-    *("plan what-if", "plan replan", "plan simulate"),
+    *("plan what-if", "plan replan", "plan simulate", "launch"),
 )
-OTHERS = ("check", "launch", "doctor", "plan search", "export layout")
+# Their options stand together.
+SMALLER = (
+    *("plan search", "plan templates", "export layout", "check", "study run", "study report"),
+    *(f"instances {name}" for name in ("list", "show", "generate", "validate", "update")),
+    *("instances export", "instances schema", "cluster detect"),
+    *(f"profile {name}" for name in ("predict", "measure", "batch-curve", "quick")),
+    *("profile operators", "profile train"),
+)
+OTHERS = ("doctor",)
 
 
 def command_of(words: Sequence[str]) -> tuple[Any, list[str]]:
@@ -56,7 +64,21 @@ def test_a_main_command_ends_with_examples_that_can_be_called(hetplan: Call, nam
     text = hetplan(*name.split(), "--help").out
     commands = examples(text)
     assert 2 <= len(commands) <= 3
+    check_examples(name, commands)
     assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", SMALLER)
+def test_a_smaller_command_has_an_example_too(hetplan: Call, name: str) -> None:
+    text = hetplan(*name.split(), "--help").out
+    commands = examples(text)
+    assert 1 <= len(commands) <= 3 and "\nOptions:\n" in text
+    check_examples(name, commands)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def check_examples(name: str, commands: Sequence[Sequence[str]]) -> None:
+    """The examples call the command, with options and values that it has."""
     for program_name, *words in commands:
         assert program_name == "hetplan" and words[: len(name.split())] == name.split()
         command, arguments = command_of(words)

@@ -45,14 +45,14 @@ def plan(tmp_path: Path) -> Path:
     ("changes", "error"),
     [
         ({"stepz": 1, "steps": None}, "stepz: unknown key; did you mean steps?"),
-        ({"steps": "x"}, "steps: not usable (got 'x', expected a valid integer)"),
+        ({"steps": "x"}, "steps: not usable (got 'x', expected a whole number)"),
         ({"global_batch": None}, "global_batch: required key is missing"),
         ({"launcher": None}, "launcher: required key is missing"),
         (
             {"launcher": {"kind": "slrum"}},
-            "launcher: Input tag 'slrum' found using 'kind' does not",
+            "launcher.kind: not usable (got 'slrum', expected one of local, ssh, slurm, kubeflow",
         ),
-        ({"launcher": {"hosts": []}}, "launcher: Unable to extract tag using discriminator 'kind'"),
+        ({"launcher": {"hosts": []}}, "launcher.kind: required key is missing"),
         ({"launcher": {"kind": "slurm", "optoins": {}}}, "optoins: unknown key; did you mean opti"),
         ({"launcher": {"kind": "ray", "hosts": []}}, "launcher.ray.hosts: unknown key"),
         ({"launcher": {"kind": "kubeflow"}}, "launcher.kubeflow.image: required key is missing"),
@@ -98,6 +98,8 @@ def test_texts_of_a_job_file_stay_words(
     hetplan: Call, tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # None of these texts names a model or a cluster.
+    monkeypatch.setattr(launch, "check_inputs", lambda job_file, where: None)
     names = ("model", "cluster", "factory", "data", "checkpoint", "save", "profile")
     document = {**JOB, **dict.fromkeys(names, text), "strategies": [text], "every": 1}
     path = tmp_path / "job.yaml"
@@ -201,6 +203,42 @@ def test_what_no_rank_would_run_is_refused(hetplan: Call, tmp_path: Path, plan: 
     ray = write(tmp_path, launcher={"kind": "ray"}, factory="a:b")
     said = hetplan("launch", ray, "--plan", plan, "-o", folder).error
     assert said.startswith("the folder is not in the working directory, which Ray takes")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"model": "no/such.json"}, "no/such.json: no such file"),
+        ({"model": "gpt22"}, "unknown model 'gpt22'"),
+        ({"model": None}, "missing option '--model'"),
+        ({"cluster": "no/such.yaml"}, "no/such.yaml: no such file"),
+        ({"cluster": "amp-mixt"}, "'amp-mixt'; did you mean amp-mixed"),
+        ({"strategies": ["dq"]}, "unknown strategy 'dq'"),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_job_whose_inputs_are_missing_is_refused_before_anything_else(
+    hetplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, object], error: str, dry_run: bool,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    options = ["--dry-run"] if dry_run else []
+    said = hetplan("launch", write(tmp_path, **changes), *options).error
+    assert "My job.yaml: " in said and error in said
+    assert [path.name for path in tmp_path.iterdir()] == ["My job.yaml"]
+
+
+def test_a_planning_that_fails_leaves_no_empty_folder(
+    hetplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that was there stays, and so does one with files."""
+    monkeypatch.chdir(tmp_path)
+    job = write(tmp_path, profile="no/such.json")
+    assert hetplan("launch", job).code == 2
+    assert not (tmp_path / "My job-launch").exists()
+    (tmp_path / "mine").mkdir()
+    assert hetplan("launch", job, "-o", "mine").code == 2 and (tmp_path / "mine").is_dir()
+    assert "no such file" in hetplan("launch", job, "--plan", "none.json", "--dry-run").error
 
 
 def test_every_option_keeps_its_default() -> None:

@@ -352,6 +352,36 @@ def test_a_changed_file_is_told_in_one_line(hetplan: Call, files: Files) -> None
     assert given.json["predicted_seconds"] > before.json["predicted_seconds"]
 
 
+def test_every_command_tells_a_changed_file(hetplan: Call, files: Files) -> None:
+    """Export too, and `run -q`, which leaves out progress alone."""
+    plan = files.folder / "plan.json"
+    save_plan(files.plan_with_inputs("stages"), plan)
+    commands: list[tuple[object, ...]] = [
+        ("export", plan, "--to", "torchrun"),
+        ("export", plan, "--to", "torchrun", "--model", "gpt2"),
+        ("run", plan, "--virtual", "--steps", 1, "-q"),
+    ]
+    for command in commands:
+        ran = hetplan(*command)
+        assert ran.code == 0 and not told(ran.err)
+    files.cluster.unlink()
+    for command in commands:
+        (line,) = told(hetplan(*command).err)
+        assert "cluster.yaml is not there" in line
+
+
+def test_a_run_without_a_known_model_says_what_to_give(hetplan: Call, files: Files) -> None:
+    plan = files.folder / "plan.json"
+    made = files.plan_with_inputs("stages")
+    save_plan(made.model_copy(update={"inputs": None}), plan)
+    said = hetplan("run", plan, "--steps", 1).error
+    model = made.workload.model
+    assert said == (
+        f"{plan}: the plan does not carry what it was made for: give the model {model!r} with "
+        "--model or --factory"
+    )
+
+
 def test_a_file_of_the_same_size_has_changed_too(files: Files) -> None:
     plan = files.folder / "plan.json"
     save_plan(files.plan_with_inputs("stages"), plan)

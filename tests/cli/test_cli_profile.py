@@ -33,6 +33,19 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "plan": ("--cluster", "g4dn-4", "--global-batch", 32, "--strategies", "dp", "--json"),
     "predict": ("--cluster", "g4dn-4", "--json"),
     "search": ("--gpus", "T4:4", "--global-batch", 32, "--precision", "fp16", "--json"),
+    "fits": ("--cluster", "g4dn-4", "--json"),
+    "what-if": (
+        "--cluster",
+        "g4dn-4",
+        "--global-batch",
+        32,
+        "--strategies",
+        "dp",
+        "--json",
+        "--network-gbit-per-s",
+        100,
+        "-q",
+    ),
 }
 
 
@@ -105,7 +118,10 @@ def test_numbers_replaced_in_the_file_change_the_plan(hetplan: Call, tmp_path: P
     assert seconds("--profile", path) == pytest.approx(seconds() + 0.5 * len(document["layers"]))
 
 
-@pytest.mark.parametrize("command", [("plan",), ("profile", "predict"), ("plan", "search")])
+@pytest.mark.parametrize(
+    "command",
+    [("plan",), ("profile", "predict"), ("plan", "search"), ("fits",), ("plan", "what-if")],
+)
 def test_what_is_assumed_of_a_model_is_told_once(
     hetplan: Call, tmp_path: Path, command: tuple[str, ...]
 ) -> None:

@@ -128,6 +128,30 @@ def test_the_paper_is_algorithm_2(seed: int, size: int) -> None:
     assert stages_of(solve(FAMILY, data, "paper-powers")) == algorithm_2(data, atoms, powers)
 
 
+def whole_seconds(data: DittoData) -> DittoData:
+    """The instance with layers of equal whole seconds and free all-reduces, so that costs tie."""
+    layers = len(data.device_types[0].forward_seconds)
+    kinds = []
+    for kind in data.device_types:
+        speed = int(kind.name.removeprefix("t"))
+        seconds = {
+            "forward_seconds": [6.0 / speed] * layers,
+            "backward_seconds": [12.0 / speed] * layers,
+            "allreduce_seconds": {x: [0.0] * layers for x in kind.allreduce_seconds},
+        }
+        kinds.append(kind.model_copy(update=seconds))
+    return data.model_copy(update={"device_types": kinds})
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_of_equal_costs_algorithm_2_keeps_the_first(size: int) -> None:
+    """It takes a choice where its cost "is better": a tie changes nothing."""
+    for seed in range(20):
+        data = whole_seconds(instance(seed, size))
+        printed = algorithm_2(data, virtual_template(data), list(range(1, size + 1)))
+        assert stages_of(solve(FAMILY, data, "paper")) == kept(printed)
+
+
 def test_the_cases_of_algorithm_2_reach_what_they_should() -> None:
     """Templates, none, and groups of three devices."""
     found = [

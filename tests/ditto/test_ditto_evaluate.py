@@ -80,7 +80,14 @@ def test_the_first_of_equally_slow_stages_counts() -> None:
 
 @pytest.mark.parametrize(
     ("method", "seeds"),
-    [("exact", 30), ("cp-sat", 5), ("milp", 5), ("oobleck", 80), ("greedy-joined", 30)],
+    [
+        ("exact", 30),
+        ("cp-sat", 5),
+        ("cp-sat-linear", 5),
+        ("milp", 5),
+        ("oobleck", 80),
+        ("greedy-joined", 30),
+    ],
 )
 def test_the_unit_of_time_changes_nothing(method: str, seeds: int) -> None:
     """Layers of nanoseconds, with stages closer to each other than a nanosecond."""

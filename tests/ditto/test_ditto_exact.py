@@ -182,5 +182,5 @@ def test_a_bound_above_every_template_is_infeasible_for_all() -> None:
         "layer_activation_bytes": [0.0, 2.0, 2.0, 1.0, 5.0],
     }
     data = DittoData.model_validate({"micro_batches": 3, "device_types": kinds, "memory": memory})
-    for method in ("exact", "cp-sat", "milp", "pyomo"):
+    for method in ("exact", "cp-sat", "cp-sat-linear", "milp", "pyomo"):
         assert solve(FAMILY, data, method, Run(Options(threads=1))).status == "infeasible", method

@@ -10,7 +10,8 @@ import pytest
 
 from ditto.ditto_cases import data_of, middle_instance
 from ditto.ditto_oracle import solve as oracle
-from hetplan.formulations.ditto.data import DittoData
+from hetplan.formulations.ditto import oobleck
+from hetplan.formulations.ditto.data import DeviceType, DittoData
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.formulations.ditto.oobleck import Division, NoTemplate, fold, virtual_seconds
 from hetplan.formulations.ditto.paper import all_recovered, virtual_stages
@@ -165,6 +166,32 @@ def test_folding_with_communication_may_take_fewer_devices() -> None:
     assert [virtual_seconds(weakest, d) for d in (4, 5, 6)] == pytest.approx([35.0, 28.0, 30.0])
     assert fold(data, communication=True).factors["new"] == 5
     assert fold(data).factors["new"] == 6
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("ratio", [1, 2, 7, 300])
+def test_folding_with_communication_finds_the_closest_factor(size: int, ratio: int) -> None:
+    for link in (0.0, 1e-3, 0.02, 0.5, 4.0):
+        old = kind("old", [6.0, 2.0], 1, size, link=link)
+        data = instance(8, old, kind("new", [6.0 / ratio, 2.0 / ratio], 1, size))
+        weakest, total = data.device_types[0], 8.0 / ratio
+        errors = [abs(virtual_seconds(weakest, d) - total) for d in range(1, ratio + 1)]
+        closest = 1 + errors.index(min(errors))
+        assert fold(data, communication=True).factors["new"] == closest
+
+
+def test_folding_does_not_try_every_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A type that is a hundred thousand times as fast has as many factors."""
+    asked = []
+
+    def counted(weakest: DeviceType, d: int) -> float:
+        asked.append(d)
+        return virtual_seconds(weakest, d)
+
+    monkeypatch.setattr(oobleck, "virtual_seconds", counted)
+    data = instance(8, kind("old", [6.0], 1, 4, link=1e-6), kind("new", [6e-5], 1, 4))
+    assert fold(data, communication=True).factors["new"] > 100
+    assert len(asked) < 1000
 
 
 def test_paper_needs_as_many_layers_as_virtual_devices() -> None:

@@ -17,9 +17,8 @@ EXACT = [method.name for method in FAMILY.methods if method.exact and method.nam
 HEURISTICS = [method.name for method in FAMILY.methods if not method.exact]
 
 
-@pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_exact_methods_equal_enumeration(name: str, seed: int) -> None:
+def equals_enumeration(name: str, seed: int) -> None:
+    """Status, objective and bound of an exact method against brute force."""
     best = optimum_of(seed)
     result = solve(FAMILY, data_of(seed), name, Run(Options(threads=1, time_limit=600)))
     if best is None:
@@ -29,6 +28,22 @@ def test_exact_methods_equal_enumeration(name: str, seed: int) -> None:
     assert result.objective == pytest.approx(best.objective, rel=1e-6, abs=1e-12)
     assert result.bound is not None
     assert result.bound <= best.objective * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_exact_methods_equal_enumeration(name: str, seed: int) -> None:
+    equals_enumeration(name, seed)
+
+
+# Seeds whose templates have several stages, groups, memory that binds, memory that nothing fits
+# into, few micro-batches, and a place of the slowest stage that is neither end.
+TELLING = (3, 9, 11, 21, 24, 29, 43, 44)
+
+
+@pytest.mark.parametrize("instance", TELLING)
+def test_the_constraint_model_on_telling_instances(instance: int) -> None:
+    equals_enumeration("cp-sat", instance)
 
 
 @pytest.mark.parametrize("name", HEURISTICS)

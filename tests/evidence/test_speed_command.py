@@ -13,7 +13,7 @@ from markdown_pages import ROOT
 
 pytestmark = pytest.mark.evidence
 
-IMPORTED_ONLY = {"hap_theories", "harness", "real_workloads", "restricted"}
+IMPORTED_ONLY = {"hap_theories", "harness", "packaging", "real_workloads", "restricted"}
 
 
 def test_every_script_is_listed_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:

@@ -270,10 +270,10 @@ def tight(seed: int) -> tuple[HapData, float]:
         compute([f"{last}|{j}"], "goal")
     devices = [Device(name="slow", flops_per_second=1.0), Device(name="fast", flops_per_second=2.0)]
     data = HapData(devices=devices, triples=triples, goal="goal")
-    return data, min(_two_devices(data, path) for path in _paths(data, "goal", frozenset()))
+    return data, min(_two_devices(data, path) for path in paths(data, "goal", frozenset()))
 
 
-def _paths(data: HapData, wanted: str, later: frozenset[str]) -> list[list[int]]:
+def paths(data: HapData, wanted: str, later: frozenset[str]) -> list[list[int]]:
     """Every program of a theory whose triples need one property at most, without property twice."""
     found: list[list[int]] = []
     for i, triple in enumerate(data.triples):
@@ -282,7 +282,7 @@ def _paths(data: HapData, wanted: str, later: frozenset[str]) -> list[list[int]]
         if not triple.pre:
             found.append([i])
         elif triple.pre[0] not in later:
-            found += [[*path, i] for path in _paths(data, triple.pre[0], later | {wanted})]
+            found += [[*path, i] for path in paths(data, triple.pre[0], later | {wanted})]
     return found
 
 

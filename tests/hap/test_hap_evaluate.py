@@ -186,7 +186,8 @@ def test_unusable_data_is_refused(change: dict[str, object], complaint: str) -> 
 
 
 @pytest.mark.parametrize(
-    "method", ["auto", "cp-sat", "milp", "pyomo", "paper", "dp-even", "dp-proportional"]
+    "method",
+    ["auto", "cp-sat", "cp-sat-linear", "milp", "pyomo", "paper", "dp-even", "dp-proportional"],
 )
 def test_programs_that_cannot_be_are_infeasible_and_say_why(method: str) -> None:
     run = Run(Options(threads=1))

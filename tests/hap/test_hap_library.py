@@ -11,15 +11,12 @@ import pytest
 
 from evidence.papers import hap as papers
 from evidence.speed.hap_theories import chain, theory_named
-from hap.hap_cases import instance, least_at, programs
 from hetplan.formulations import family
-from hetplan.formulations.hap import astar, paper
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.outcomes import reduced_or_answered
 from hetplan.instances.library import library, load_from_library
 from hetplan.solvers.registry import evaluate, solve
-from hetplan.solvers.run import Options, Outcome, Run
+from hetplan.solvers.run import Options, Run
 from present import present
 
 METHODS = ("exact", "deepspeed", "tag", "dp-proportional", "dp-even")
@@ -56,7 +53,7 @@ def packaged(name: str) -> Any:
     return chain(48, 4) if name == CHAIN else load_from_library(name).data
 
 
-@pytest.mark.parametrize("method", ["exact", "milp", "cp-sat", "pyomo", "paper"])
+@pytest.mark.parametrize("method", ["exact", "milp", "cp-sat", "cp-sat-linear", "pyomo", "paper"])
 @pytest.mark.parametrize("name", ["hap-vit-2blocks-6-segments2", "hap-gpt2-6-memory"])
 def test_a_limit_that_has_passed_leaves_a_program(method: str, name: str) -> None:
     """The first program found, and the bound that needs no search."""
@@ -97,44 +94,6 @@ def test_the_search_stops_at_any_moment(
     assert result.objective is not None and result.bound is not None
     assert 0 < result.bound <= result.objective
     assert name != CHAIN or result.status == "feasible"
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_what_takes_the_place_of_a_star(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At its limit at once: on chains as good as A*, which the message says; where tensors have no
-    order, the cheapest derivations are."""
-    run = Run(Options(threads=1))
-    data = chain(1 + seed % 3, 2, seed)
-    given = paper.solve(data, run, paper.Parameters(extensions=0))
-    instead = "; the same search in the program's order ended"
-    assert given.decision is not None
-    assert given.message == f"HAP's A*, stopped before its first state{instead}"
-    objective = evaluate(FAMILY, data, given.decision).objective
-    assert objective == pytest.approx(solve(FAMILY, data, "paper").objective, rel=1e-6)
-    monkeypatch.setattr(paper, "search", lambda *_, **__: (None, None))
-    given = paper.solve(data, run, paper.Parameters(extensions=0))
-    assert given.decision is not None
-    assert given.message == "HAP's A*, stopped before its first state and completed greedily"
-    derived = evaluate(FAMILY, data, given.decision).objective
-    assert derived is not None and objective is not None and derived >= objective * (1 - 1e-9)
-
-
-@pytest.mark.parametrize("seed", range(240))
-def test_a_stars_estimate_is_a_lower_bound(seed: int) -> None:
-    """Of every program, also where the fast devices have more than their part."""
-    reduced = reduced_or_answered(instance(seed, 1), Run(Options(threads=1)))
-    if isinstance(reduced, Outcome):
-        return
-    problem = reduced.problem
-    row = problem.speeds**2 / float(problem.speeds**2 @ problem.counts)
-    look = astar.ProgramSearch(reduced, astar.fuse(reduced, once=False), row[None])
-    least = least_at(problem, programs(seed, 1), row)
-    assert look.estimate(look.nothing) <= least * (1 + 1e-9) + 1e-12
-    program, finished, _ = astar.search(reduced, row[None], Run(), once=False)
-    assert finished and program is not None
-    assert (
-        problem.program_seconds(problem.cost_of(program), row[None]) >= least * (1 - 1e-9) - 1e-12
-    )
 
 
 def test_experiments_are_those_of_the_paper() -> None:

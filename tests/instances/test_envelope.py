@@ -106,13 +106,13 @@ FINITE = "expected a finite number"
             "version: version not readable here (got True, expected 1)",
         ),
         (broken("name"), "name: required key is missing"),
-        (broken("name", value=5), "name: not usable (got 5, expected a valid string)"),
+        (broken("name", value=5), "name: not usable (got 5, expected a text)"),
         (broken("extra", value=1), "extra: unknown key"),
         (broken("k" * 10**6, value=1), f"{'k' * 199}…: unknown key"),
         (broken(*NODE, value=-1), f"data.devices[1].node: not usable (got -1, {AT_LEAST_0})"),
         (
             broken(*NODE, value=1.0),
-            "data.devices[1].node: not usable (got 1.0, expected a valid integer)",
+            "data.devices[1].node: not usable (got 1.0, expected a whole number)",
         ),
         (
             broken(*LINK, value=float("nan")),
@@ -125,7 +125,7 @@ FINITE = "expected a finite number"
         (broken(*SIZE, value=-5), f"data.layers[0].param_bytes: not usable (got -5, {AT_LEAST_0})"),
         (
             broken(*SIZE, value="5"),
-            "data.layers[0].param_bytes: not usable (got '5', expected a valid number)",
+            "data.layers[0].param_bytes: not usable (got '5', expected a number)",
         ),
         (
             broken("data", "bandwidth", value=[[1.0]]),
@@ -149,7 +149,7 @@ def test_unknown_problem_lists_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "not valid JSON"),
+        (b"", "is empty"),
         (b"\xff\xfe", "not UTF-8"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a":' * 100_000, "nested too deeply"),

@@ -22,7 +22,7 @@ INSTANCES = {
     "poplar/poplar-a-llama-0.5b-zero3": (0, 20, 200),
 }
 CASES = [(name, looks) for name, places in INSTANCES.items() for looks in places]
-GENERAL = ("cp-sat", "milp", "pyomo")
+GENERAL = ("cp-sat", "cp-sat-linear", "milp", "pyomo")
 
 
 def stopped_result_holds(name: str, method: str, run: Run, stop: Stop) -> None:

@@ -81,6 +81,38 @@ def test_the_search_equals_enumeration(seed: int) -> None:
         assert evaluate(data, outcome.decision).objective == pytest.approx(best, rel=1e-9)
 
 
+def free(data: JointData, *, messages: bool) -> JointData:
+    """With layers that take no seconds; messages: whether their messages and updates take some."""
+    nothing = [0.0] * len(data.layers)
+    rows = ("forward_seconds", "backward_seconds", "forward_host_seconds", "backward_host_seconds")
+    tables = [table.model_copy(update=dict.fromkeys(rows, nothing)) for table in data.tables]
+    changes: dict[str, Any] = {"tables": tables}
+    if not messages:
+        sizes = ("param_bytes", "tied_param_bytes", "activation_bytes", "tensor_bytes")
+        bare = dict.fromkeys(sizes, 0.0)
+        changes["layers"] = [layer.model_copy(update=bare) for layer in data.layers]
+        still = {"intra_latency": 0.0, "network_latency": 0.0}
+        changes["nodes"] = [node.model_copy(update=still) for node in data.nodes]
+        update = next(iter(data.types.values())).update.model_copy(update={"start_seconds": 0.0})
+        changes["types"] = {
+            name: kind.model_copy(update={"update": update}) for name, kind in data.types.items()
+        }
+    return data.model_copy(update=changes)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("messages", [True, False])
+def test_layers_may_take_no_seconds(seed: int, messages: bool) -> None:
+    drawn = random_data(Random(seed), devices=2, layers=2, batch=2)
+    data = with_memory(free(drawn, messages=messages), 1e3)
+    assert list(constructions(Space(data)))
+    best = min(all_seconds(data))
+    outcome = search(data, run(), parameters=Parameters(steps=100))
+    assert outcome.decision is not None
+    assert evaluate(data, outcome.decision).objective == pytest.approx(best, rel=1e-9)
+    assert messages or best == 0
+
+
 @pytest.mark.parametrize("seed", rest_wide(range(20, 30), 4))
 def test_moves_keep_the_rules_and_nothing_replays_faster_than_computation(seed: int) -> None:
     rng = Random(seed)

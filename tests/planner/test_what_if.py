@@ -13,11 +13,14 @@ from fakes.noting import Noting
 from fakes.workloads import cluster_document, one_thread, small
 from hetplan.cli.changes import what_if_table
 from hetplan.errors import InputError
+from hetplan.planner.candidate import Candidate
 from hetplan.planner.criteria import Criteria
 from hetplan.planner.ranking import make_plans
+from hetplan.planner.search import on_devices
 from hetplan.planner.strategy import make_strategies
 from hetplan.planner.what_if import (
     FOUND_FOR,
+    GIVEN,
     LEAST_PRECISION,
     Change,
     ChangeResult,
@@ -238,8 +241,8 @@ def test_every_search_begins_with_the_first_plan(workload: Workload) -> None:
 
 
 def test_a_gain_within_the_precision_is_said(workload: Workload) -> None:
-    """Two devices more save some time. Whether that is the search's doing depends on how far it is
-    from its best. What a faster network saves with the same plan is none of its doing."""
+    """Two devices more save some time, and so does a faster network with the same plan. Neither can
+    be told from none where the search is further than that from its best."""
     dp, posed = make_strategies(["dp"]), replace(workload, global_batch=24)
     base = what_if(posed, [], one_thread(), strategies=dp).base
     within = {}
@@ -257,4 +260,58 @@ def test_a_gain_within_the_precision_is_said(workload: Workload) -> None:
             assert any(said in note.replace("\n  ", " ") for note in table.notes) == (
                 result.within_precision
             )
-    assert [key for key, value in within.items() if value] == [(2, 0.9)]
+    assert [key for key, value in within.items() if value] == [(2, 0.9), (0, 0.9)]
+
+
+def test_a_given_plan_is_a_candidate_of_every_row(workload: Workload) -> None:
+    """Whatever strategies are named: here none of them finds the given plan, which is faster."""
+    quick, slow = make_strategies(["amp"]), make_strategies(["dp"])
+    better = present(present(make_plans(workload, quick, one_thread()).best).plan)
+    seconds = replay(better, workload).seconds
+    worse = present(make_plans(workload, slow, one_thread()).best)
+    assert seconds < present(worse.predicted_seconds)
+    changes = [addition("2xT4", workload.cluster), faster_network(100.0, workload.cluster)]
+    answer = what_if(workload, changes, one_thread(), strategies=slow, known=[better])
+    base = present(answer.base.best)
+    assert present(base.predicted_seconds) == seconds and base.message == GIVEN
+    assert present(base.plan).replicas == better.replicas and not answer.left_out
+    for result in answer.variants:
+        assert present(present(result.best).predicted_seconds) <= seconds
+        assert present(result.gain) == seconds - present(present(result.best).predicted_seconds)
+    notes = " ".join(what_if_table(answer).notes)
+    assert f"as it is: {GIVEN}" in notes
+
+
+def test_a_given_plan_stays_a_candidate_where_the_best_one_is_gone() -> None:
+    """Of two given plans the faster one needs a node of A100, the other one leaves it idle."""
+    a100s = {"device": A100, "devices": 4, "count": 1}
+    fast_node = a100s | {"intra_node_gbit_per_s": 2400, "network_gbit_per_s": 10}
+    workload = small(nodes=[*NODES, fast_node], global_batch=32)
+    best_on: dict[tuple[int, ...], Candidate] = {}
+    for nodes in ((0, 1), (2,)):
+        on_part = replace(workload, cluster=workload.cluster.part(nodes))
+        best_on[nodes] = present(make_plans(on_part, make_strategies(["amp"]), one_thread()).best)
+    known = [
+        present(on_devices(best, workload, workload.cluster.devices_of(nodes)).plan)
+        for nodes, best in best_on.items()
+    ]
+    dp, change = make_strategies(["dp"]), removal("node2", workload.cluster)
+    answer = what_if(workload, [change], one_thread(), strategies=dp, known=known)
+    assert max(present(present(answer.base.best).plan).ranks) >= 4  # is gone with node 2
+    (result,) = answer.variants
+    by_dp = present(make_plans(result.workload, dp, one_thread()).best).predicted_seconds
+    seconds = present(best_on[0, 1].predicted_seconds)
+    assert present(result.best).predicted_seconds == seconds < present(by_dp)
+
+
+def test_a_given_plan_that_is_left_out_is_named(workload: Workload) -> None:
+    """One of another batch, and one that does not fit in memory."""
+    dp = make_strategies(["dp"])
+    plan = present(present(make_plans(workload, dp, one_thread()).best).plan)
+    other, full = replace(workload, global_batch=16), replace(workload, reserved_bytes=15.5 * 2**30)
+    for posed, reason in ((other, "global_batch"), (full, "does not fit in memory")):
+        answer = what_if(posed, [], one_thread(), strategies=dp, known=[plan])
+        (left_out,) = answer.left_out
+        assert reason in left_out and answer.document()["left_out"] == [left_out]
+        notes = " ".join(" ".join(what_if_table(answer).notes).split())
+        assert "the plan that was given is left out" in notes and reason in notes

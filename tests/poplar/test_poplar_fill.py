@@ -76,7 +76,8 @@ def test_fill_equals_enumeration(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "batch", "methods"), [(120, 907, ["cp-sat"]), (8, 200, ["cp-sat", "milp"])]
+    ("count", "batch", "methods"),
+    [(120, 907, ["cp-sat", "cp-sat-linear"]), (8, 200, ["cp-sat", "cp-sat-linear", "milp"])],
 )
 @pytest.mark.parametrize("stage", [0, 3])
 @pytest.mark.parametrize("shape", ["convex", "tiles", "wild"])
@@ -103,6 +104,6 @@ def test_equal_steps_are_grouped() -> None:
     curve_ = [0.5 + 0.1 * b for b in range(1, 9)]
     devices = [Device(name="x", step_seconds=curve_)] * 3
     data = PoplarData(zero_stage=3, global_batch=50_001, comm_seconds=0.1, devices=devices)
-    for method in ("exact", "cp-sat", "paper"):
+    for method in ("exact", "cp-sat", "cp-sat-linear", "paper"):
         decision = solve(POPLAR, data, method, Run(Options(threads=1, time_limit=600))).decision
         assert decision is not None and len(decision.steps) <= 4, method

@@ -267,7 +267,7 @@ devices:
         (f"nodes: [{NODE.replace('10', '.nan')}]\n", r"nodes\[0\]\.network_gbit_per_s: .*finite"),
         (
             f"nodes: [{NODE.replace('10', 'fast')}]\n",
-            r"network_gbit_per_s: .*got 'fast', expected a valid number",
+            r"network_gbit_per_s: .*got 'fast', expected a number",
         ),
         (
             f"nodes: [{NODE.replace('devices: 2', 'devices: 2.5')}]\n",

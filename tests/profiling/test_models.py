@@ -327,17 +327,16 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
         LLAMA1,
         6_738_415_616,
         {
-            "head_dim": 128,
             "tie_word_embeddings": False,
             "num_key_value_heads": 32,
             "attention_bias": False,
             "mlp_bias": False,
         },
     ),
-    "Meta-Llama-3-8B": (LLAMA3, 8_030_261_248, {"head_dim": 128, "mlp_bias": False}),
+    "Meta-Llama-3-8B": (LLAMA3, 8_030_261_248, {"mlp_bias": False}),
     "Llama-3.2-1B": (LLAMA32, 1_235_814_400, {}),
-    "Mistral-7B-v0.1": (MISTRAL, 7_241_732_096, {"head_dim": 128}),
-    "Mixtral-8x7B-v0.1": (MIXTRAL, 46_702_792_704, {"head_dim": 128}),
+    "Mistral-7B-v0.1": (MISTRAL, 7_241_732_096, {}),
+    "Mixtral-8x7B-v0.1": (MIXTRAL, 46_702_792_704, {}),
     "opt-125m": (OPT_125M, 125_239_296, {"enable_bias": True, "tie_word_embeddings": True}),
     "opt-350m": (OPT_350M, 331_196_416, {"enable_bias": True, "tie_word_embeddings": True}),
     "opt-1.3b": (OPT_1_3B, 1_315_758_080, {"enable_bias": True, "tie_word_embeddings": True}),
@@ -396,6 +395,21 @@ def test_a_published_file_has_its_parameters_and_what_it_leaves_out_is_told(name
 
 
 @pytest.mark.parametrize(
+    ("kind", "width"), [("qwen3", 128), ("gpt_oss", 64), ("gemma2", 256), ("qwen2", None)]
+)
+def test_the_width_of_a_head_is_told_where_the_class_has_its_own(
+    kind: str, width: int | None
+) -> None:
+    """Where it does not, heads are 768 / 8 wide."""
+    config = configured(kind, (1000, 768, 64, 2, 8, 8))
+    if kind == "gpt_oss":
+        config |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+    model = from_config(config, name="x")
+    assert present(model.shape).head_dim == (width or 96)
+    assert ("head_dim" in "".join(model.notes)) == (width is not None)
+
+
+@pytest.mark.parametrize(
     ("config", "key", "value"),
     [
         (MISTRAL, "sliding_window", "4096"),
@@ -423,7 +437,8 @@ def test_every_dimension_is_required_and_nothing_else(kind: str) -> None:
             ):
                 from_config(rest, name="x", where="c.json")
         else:
-            assert from_config(rest, name="x").notes or key not in KEYS[kind]
+            notes = from_config(rest, name="x").notes
+            assert notes or key == "head_dim" or key not in KEYS[kind]
 
 
 def test_default_sequence_is_the_context_capped() -> None:
@@ -652,15 +667,18 @@ def test_windows_reach_back_but_in_full_blocks() -> None:
             r"too\)$",
         ),
         ([1], "not an object"),
-        ({}, r"model_type: model type is not supported \(expected one of gpt2, llama"),
+        ({}, "model_type: required key is missing"),
         (
             {"model_type": "mamba"},
             r"not supported \(got 'mamba', expected one of gpt2, llama, .*, gemma3, llama4; any "
             r"torch module goes by `hetplan profile predict --factory",
         ),
         ({"model_type": ["gpt2"]}, "model type is not supported"),
-        ({**GPT2_XL, "n_layer": "12"}, r"n_layer: not usable \(got '12', expected a valid integer"),
-        ({**GPT2_XL, "n_layer": None}, r"n_layer: not usable \(expected a valid integer"),
+        ({**GPT2_XL, "n_layer": "12"}, r"n_layer: not usable \(got '12', expected a whole number"),
+        (
+            {**GPT2_XL, "n_layer": None},
+            r"n_layer: not usable \(got nothing, expected a whole number",
+        ),
         ({**GPT2_XL, "n_layer": 0}, "n_layer: not usable"),
         ({**GPT2_XL, "n_layer": 10**6}, "n_layer: not usable"),
         (

@@ -10,7 +10,7 @@ import pytest
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.solvers import highs, pyomo_driver
-from hetplan.solvers.pyomo_driver import own_options
+from hetplan.solvers.pyomo_options import available, own_options
 from hetplan.solvers.run import Options, Run, Stop, engine
 from milps import knapsack, small
 from stopping import After
@@ -80,7 +80,7 @@ def test_unknown_and_missing_solvers_are_refused() -> None:
     with pytest.raises(InputError, match="unknown Pyomo solver"):  # never run as a program
         pyomo_driver.solve(small(), run("/bin/true"))
     missing = ("mosek_direct", "xpress_direct", "cplex")
-    absent = next(name for name in missing if not pyomo_driver.available(name))
+    absent = next(name for name in missing if not available(name))
     with pytest.raises(UnsupportedError, match=f"{absent}.*available here: .*appsi_highs"):
         pyomo_driver.solve(small(), run(absent))
 

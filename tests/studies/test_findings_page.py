@@ -7,14 +7,22 @@ import importlib.util
 import json
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from hetplan.studies.rows import FOLDER, PACKED, Row, write_rows
+from hetplan.errors import HetplanError
+from hetplan.instances.library import library, load_from_library
+from hetplan.solvers.registry import solve
+from hetplan.solvers.run import Options, Run
+from hetplan.studies.page import origin
+from hetplan.studies.rows import FOLDER, PACKED, Row, of_older_code, write_rows
 from studies.study_cases import row
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
@@ -134,7 +142,8 @@ def test_hard_instances_stand_apart(tmp_path: Path) -> None:
 
 
 def test_searches_that_were_cut_off_are_labelled(tmp_path: Path) -> None:
-    rows = [row("hap", name, "paper", objective=1.0, message=text)
+    present = '{"hetplan":"0","method":2}'
+    rows = [row("hap", name, "paper", objective=1.0, message=text, versions_json=present)
             for name, text in (("a", "HAP's A*, cut off at 384 states"), ("b", ""))]  # fmt: skip
     assert cells(kept_in(tmp_path, rows), "methods hap", "`paper` (A* cut off, 1 of 2)")
 
@@ -192,6 +201,55 @@ def test_paradigms(tmp_path: Path) -> None:
 def test_a_figure_that_there_is_not(kept: Any) -> None:
     with pytest.raises(KeyError):
         script.filled("{{guess amp}}", kept)
+
+
+def test_rows_of_older_code_are_told(tmp_path: Path) -> None:
+    """Annealing is at version 2; a row without a version is of version 1."""
+    versions = {"a": '{"hetplan":"0"}', "b": '{"hetplan":"0","method":2}'}
+    annealed = [
+        row("amp", name, "annealing", objective=1.0, versions_json=text)
+        for name, text in versions.items()
+    ]
+    kept = kept_in(tmp_path, [*annealed, row("amp", "a", "exact", objective=1.0, bound=1.0)])
+    assert script.filled("{{older}}", kept) == "1 of 3"
+    ((name, *_),) = cells(kept, "methods amp", "`annealing`")
+    assert name == "`annealing` (of older code, 1 of 2)"
+    assert script.filled("{{conditions}}", kept).count("hetplan 0") == 1
+    assert "of an older version of the method's code: amp annealing, 1 run" in origin(annealed)
+
+
+# Rows of each heuristic that are solved again: those that took the least time.
+SOLVED_AGAIN = 5
+
+
+def quickest_rows() -> list[Row]:
+    """Kept rows of heuristics on packaged instances, the quickest of each method. HAP's depend on
+    where its search is cut off by time."""
+    packaged = {entry.name for entry in library()}
+    rows: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for each in script.Kept(script.STUDIES).rows():
+        if not each["exact"] and each["problem"] != "hap" and each["instance"] in packaged:
+            rows[each["problem"], each["method"]].append(each)
+    return [
+        quick
+        for of_method in rows.values()
+        for quick in sorted(of_method, key=itemgetter("seconds"))[:SOLVED_AGAIN]
+    ]
+
+
+def test_a_method_whose_results_change_has_another_version() -> None:
+    """A kept row of the present version is what the method gives today. Where this fails, raise the
+    method's `version` and take its rows again."""
+    for each in quickest_rows():
+        if of_older_code(each):
+            continue
+        instance = load_from_library(each["instance"])
+        options = Options(**json.loads(each["options_json"]))
+        known, found = each["objective"], None
+        with suppress(HetplanError):  # a refusal is a row without an objective
+            found = solve(instance.family, instance.data, each["method"], Run(options)).objective
+        same = found == (known if known is None else pytest.approx(known, rel=1e-9))
+        assert same, (each["problem"], each["method"], each["instance"], found, known)
 
 
 def test_the_template_has_no_numbers_of_its_own() -> None:

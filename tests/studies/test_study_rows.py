@@ -150,5 +150,7 @@ def test_groups_of_methods() -> None:
         "paper", "paper-powers", "paper-communication", "merge", "merge-cp-sat", "merge-milp",
         "greedy", "greedy-joined", "oobleck",
     }  # fmt: skip
-    assert chosen("exact-methods") == {"auto", "exact", "cp-sat", "milp", "pyomo"}
+    assert chosen("exact-methods") == {
+        "auto", "exact", "cp-sat", "cp-sat-linear", "milp", "pyomo",
+    }  # fmt: skip
     assert chosen("all") == chosen("heuristics") | chosen("exact-methods")

@@ -29,7 +29,7 @@ from hetplan.cli.options import (
     split_list,
     target,
 )
-from hetplan.cli.output import Display, emit, watched
+from hetplan.cli.output import Display, emit, note, watched
 from hetplan.cli.plan import SCREEN_WIDTH, devices_used, named_strategies, write_plan
 from hetplan.cli.setting import Setting
 from hetplan.errors import require
@@ -167,8 +167,8 @@ def what_if(
         first_plans = [loaded]
     workload = with_margin(workload, memory_margin)
     cluster = workload.cluster
-    changes = [asking.addition(text, cluster) for text in split_list(add or [])]
-    changes += [asking.removal(text, cluster) for text in split_list(remove or [])]
+    changes = [asking.addition(text, cluster) for text in named_entries(add, "--add")]
+    changes += [asking.removal(text, cluster) for text in named_entries(remove, "--remove")]
     changes += [asking.faster_network(gbit, cluster) for gbit in network or []]
     if not changes:
         changes = list(asking.marginal(cluster))
@@ -186,8 +186,18 @@ def what_if(
         display,
         quiet=quiet,
     )
+    if plan is None:
+        note(*workload.model.notes)
     emit(answer.document(), [what_if_table(answer)], json=json)
     return 0 if answer.base.best is not None else 1
+
+
+def named_entries(values: Sequence[str] | None, option: str) -> list[str]:
+    """The entries that an option lists; none where it is not given. Raises InputError for an option
+    that is given without an entry."""
+    entries = split_list(values or [])
+    require(entries or not values, "names nothing", where=option, expected="an entry, or no option")
+    return entries
 
 
 def with_margin(workload: Workload, margin: float | None) -> Workload:
@@ -260,9 +270,12 @@ def what_if_notes(answer: WhatIf, results: Sequence[ChangeResult]) -> Iterator[s
         for reason in changed.reasons:
             yield f"{changed.change.name}: {reason}"
     for changed in results:
-        # Another row's plan won here, since this row's own search found no better one.
-        if changed.best is not None and asking.FOUND_FOR in changed.best.message:
-            yield f"{changed.change.name}: {changed.best.message}"
+        # A plan won here that this row's own search did not find: another row's, or the given one.
+        message = "" if changed.best is None else changed.best.message
+        if message.startswith((asking.FOUND_FOR, asking.GIVEN)):
+            yield f"{changed.change.name}: {message}"
+    for text in answer.left_out:
+        yield f"the plan that was given is left out: {text}"
 
 
 def money(changed: ChangeResult) -> float | None:
@@ -408,6 +421,18 @@ def replan_tables(answer: Replanning) -> Iterator[Table]:
     )
 
 
+@described(
+    examples=(
+        (
+            "A template for every part of the cluster of an instance",
+            "hetplan plan templates ditto-ex1-nb32-head",
+        ),
+        (
+            "Pipelines of them that survive the loss of one node",
+            "hetplan plan templates ditto-ex1-nb32-head --failures 1 --micro-batches 32",
+        ),
+    ),
+)
 def templates(
     instance: InstanceArgument,
     fewest: Annotated[

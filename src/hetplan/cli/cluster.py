@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hetplan.cli.help_page import described
 from hetplan.cli.options import JsonOption, number, target
 from hetplan.cli.output import emit, note
 from hetplan.errors import require
@@ -30,6 +31,18 @@ from hetplan.text import (
 )
 
 
+@described(
+    examples=(
+        (
+            "This machine, or the nodes of the Slurm job that runs here",
+            "hetplan cluster detect -o cluster.yaml",
+        ),
+        (
+            "The nodes of a hostfile, each with GPUs of one type",
+            "hetplan cluster detect --hostfile hosts --device A100-SXM4-80GB -o cluster.yaml",
+        ),
+    ),
+)
 def detect(
     hostfile: Annotated[
         Path | None,
@@ -81,13 +94,14 @@ def detect(
     """Describe the cluster that is here: local GPUs and links (through torch), a hostfile's or a
     Slurm job's nodes."""
     require(hostfile is None or slurm is None, "--hostfile and --slurm exclude each other")
-    local = described_node(device, devices, intra, network)
     job = slurm if slurm is not None else os.environ.get("SLURM_JOB_NODELIST") or None
-    hosts = [local]
+    hosts = None  # None: this machine alone
     if hostfile is not None:
         hosts = read_hostfile(str(hostfile))
     elif job is not None:
         hosts = slurm_hosts(job)
+    local = described_node(device, devices, intra, network)
+    hosts = hosts or [local]
     _, usual_bytes_per_s, *_ = links_of(local.device or "")  # between devices of a node
     usual = usual_bytes_per_s / GBIT
     document = cluster_document(hosts, name, replace(local, intra_gbit=local.intra_gbit or usual))
@@ -152,12 +166,14 @@ def described_node(
         intra_gbit=intra or here.intra_gbit,
         network_gbit=network or here.network_gbit,
     )
+    found = local_device_name()
+    what = "no GPU was found here" if found is None else "device type is not known"
     require(
         local.device is not None,
-        "device type is not known",
+        what,
         where="--device",
-        got=local_device_name(),
-        expected="a name of the catalogue",
+        got=found,
+        expected="a name of the catalogue, as --device A100-SXM4-80GB",
     )
     return local
 

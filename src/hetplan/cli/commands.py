@@ -5,8 +5,10 @@ whose type is a dataclass stands for a group of options: each field of the datac
 """
 
 import dataclasses
+import difflib
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,6 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hetplan.cli.help_page import Page, description_of
+from hetplan.errors import unknown_name
 
 
 class CutShortError(Exception):
@@ -27,6 +30,7 @@ class CutShortError(Exception):
         self.end = end  # the error that a command raised
 
 
+ALIKE = 0.75  # least ratio of `difflib` from which on a word counts as a mistyped command
 SETTINGS = {"help_option_names": ["-h", "--help"]}  # typer's context settings of every command
 
 
@@ -131,9 +135,29 @@ class Group(TyperGroup):
             return args
         if args and (args[0] in self.commands or args[0] in ctx.help_option_names):
             return args
+        if args and not ctx.resilient_parsing and self.is_wrong_command(args[0]):
+            listed = [name for name, command in self.commands.items() if not command.hidden]
+            raise unknown_name("no such command", args[0], listed)
         if self.default is not None:
             return [self.default, *args]
         return args or ["--help"]
+
+    def is_wrong_command(self, word: str) -> bool:
+        """Whether the first word of the arguments can only be a mistyped command.
+
+        It is one where the group has no default command, and where the default command takes no
+        arguments. A default command may take names and files, so that a word that is alike to a
+        command's name is none only where there is such a file.
+        """
+        if word.startswith("-"):
+            return False
+        if self.default is None:
+            return True
+        parameters = self.commands[self.default].loaded.params  # type: ignore[attr-defined]
+        if all(parameter.param_type_name != "argument" for parameter in parameters):
+            return True
+        alike = difflib.get_close_matches(word, self.commands, cutoff=ALIKE)
+        return bool(alike) and not os.path.exists(word)
 
     def get_help(self, ctx: Any) -> str:
         """The help of the default command, if the group has one, with the list of the group's

@@ -17,7 +17,7 @@ from hetplan.cli.options import (
     number,
     open_cluster,
 )
-from hetplan.cli.output import emit
+from hetplan.cli.output import emit, note
 from hetplan.planner import fits as memory
 from hetplan.text import (
     Column,
@@ -78,8 +78,9 @@ def fits(
         str | None,
         typer.Option(
             "--recomputation",
-            metavar="none|selective|operators|full",
-            help="Recomputation of layers; default any.",
+            metavar="MODE",
+            help="Recomputation of layers: none, selective or full; under fsdp none, operators "
+            "or full; default any.",
         ),
     ] = None,
     micro_batch: Annotated[
@@ -110,6 +111,7 @@ def fits(
         recomputation=recomputation,
         micro_batch=micro_batch,
     )
+    note(*fit.workload.model.notes)
     return emit(fit.document(), fit_tables(fit, zero), json=json, ok=fit.fits)
 
 

@@ -34,14 +34,14 @@ class Description:
 
 
 def described(
-    sections: Mapping[str, str], examples: Sequence[tuple[str, str]]
+    sections: Mapping[str, str] | None = None, examples: Sequence[tuple[str, str]] = ()
 ) -> Callable[[Function], Function]:
     """A decorator that gives a command's function its `Description`.
 
-    sections: heading -> the names of its options, separated by spaces. examples: as in
-    `Description`.
+    sections: heading -> the names of its options, separated by spaces; None: all options stand
+    together. examples: as in `Description`.
     """
-    options = {heading: tuple(names.split()) for heading, names in sections.items()}
+    options = {heading: tuple(names.split()) for heading, names in (sections or {}).items()}
 
     def decorate(function: Function) -> Function:
         setattr(function, ATTRIBUTE, Description(options, tuple(examples)))

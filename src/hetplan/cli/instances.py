@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
+from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     InstanceArgument,
     JsonOption,
@@ -36,7 +37,6 @@ from hetplan.instances.library import (
     find,
     instance_schema,
     library,
-    load_instance,
     save_instance,
 )
 from hetplan.solvers.export import method_of, write_models
@@ -62,6 +62,14 @@ ProblemOption = Annotated[
 ]
 
 
+@described(
+    examples=(
+        (
+            "The instances of one problem whose names begin alike",
+            "hetplan instances list --problem ditto --name 'ditto-ex1*'",
+        ),
+    ),
+)
 def show_list(
     sets: Annotated[
         list[str] | None,
@@ -97,6 +105,13 @@ def show_list(
     rows = [row for row in rows if not (unsolved and row["status"] == "optimal")]
     if largest is not None:
         rows = [row for row in rows if at_most(library_size(row["problem"], row["name"]), largest)]
+    require(
+        rows or json,  # to a program an empty list says the same
+        "none of the packaged instances matches",
+        where=None if name is None else "--name",
+        got=name,
+        expected="fewer conditions, or names from `hetplan instances list`",
+    )
     table = Table.of(
         "",
         rows,
@@ -127,6 +142,14 @@ def summary(entry: Entry) -> dict[str, Any]:
     return row
 
 
+@described(
+    examples=(
+        (
+            "An instance as a file, to change or to solve elsewhere",
+            "hetplan instances show tiny-mixed --json",
+        ),
+    ),
+)
 def show(
     instance: Annotated[
         str, typer.Argument(help="A name or a file.", autocompletion=offer("instances"))
@@ -167,6 +190,14 @@ def size_text(value: Any) -> str:
     return str(value)
 
 
+@described(
+    examples=(
+        (
+            "A random instance, the same for the same seed",
+            "hetplan instances generate amp --seed 1 -o mine.json",
+        ),
+    ),
+)
 def generate(
     problem: Annotated[str, typer.Argument(help="The problem.", autocompletion=offer("problems"))],
     seed: Annotated[
@@ -190,8 +221,18 @@ def generate(
     return 0
 
 
+@described(
+    examples=(("Files of your own", "hetplan instances validate mine.json"),),
+)
 def validate(
-    files: Annotated[list[Path], typer.Argument(help="Instance files.")], json: JsonOption = False
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Instance files, - for standard input, or names of the library.",
+            autocompletion=offer("instances"),
+        ),
+    ],
+    json: JsonOption = False,
 ) -> int:
     """Check instance files against their schemas.
 
@@ -200,7 +241,7 @@ def validate(
     rows: list[dict[str, Any]] = []
     for path in files:
         try:
-            opened = load_instance(path)
+            opened = open_instance(str(path))
             row = {"valid": True, "problem": opened.problem, "name": opened.name}
         except InputError as error:
             row = {"valid": False, "error": str(error)}
@@ -214,6 +255,14 @@ def validate(
     return 0 if len(valid) == len(rows) else 2
 
 
+@described(
+    examples=(
+        (
+            "What runs found that is better than the records, written nowhere",
+            "hetplan instances update answer.json my-study --dry-run",
+        ),
+    ),
+)
 def update(
     sources: Annotated[
         list[str],
@@ -314,6 +363,14 @@ CONFIGURATIONS = (
 ROUNDED = "costs are rounded down to whole units, which may lower the optimum by up to"
 
 
+@described(
+    examples=(
+        (
+            "The model of an instance for another solver",
+            "hetplan instances export tiny-mixed -o it.mps",
+        ),
+    ),
+)
 def export_model(
     instance: InstanceArgument,
     output: Annotated[
@@ -391,6 +448,9 @@ MODELS = {
 }
 
 
+@described(
+    examples=(("The schema of a cluster file", "hetplan instances schema cluster"),),
+)
 def schema(
     kind: Annotated[Kind, typer.Argument(help="Which kind of file.")],
     problem: ProblemOption = None,

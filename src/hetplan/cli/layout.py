@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from hetplan.adapters.exports.balancing import balanced
+from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     JsonOption,
     ModelOption,
@@ -27,6 +28,14 @@ from hetplan.text import (
 )
 
 
+@described(
+    examples=(
+        (
+            "A balanced cut into two virtual stages on each of four ranks",
+            "hetplan export layout --model gpt2-xl --pipeline 4 --virtual 2",
+        ),
+    ),
+)
 def layout(
     model: ModelOption,
     pipeline: Annotated[

@@ -11,14 +11,14 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hetplan import __version__
 from hetplan.cli.commands import CommandEntry, CutShortError, Group, GroupEntry, make
 from hetplan.cli.output import OutputError, drop, note, open_streams
-from hetplan.errors import HetplanError, debugging, one_line
+from hetplan.errors import HetplanError, debugging, one_line, shorten
 
 BROKEN_PIPE, ABORTED, USAGE, BUG = 141, 130, 2, 3
 
@@ -84,10 +84,6 @@ def guarded(whole: Group, name: str, arguments: Sequence[str] | None) -> int:
     return returned if isinstance(returned, int) else 0
 
 
-# pydantic's word for a number -> the words of hetplan's messages. As an integer 1e3 is refused.
-NUMBERS = {"integer": "a whole number, all its digits written out", "number": "a number"}
-
-
 def usage_text(error: Exception) -> str:
     """typer's message about a wrong option or argument, as one sentence in hetplan's form.
 
@@ -96,14 +92,21 @@ def usage_text(error: Exception) -> str:
     """
     format_message = getattr(error, "format_message", error.__str__)
     text = one_line(str(format_message())).replace(": Value error, ", ": ").removesuffix(".")
-    begin, _, kind = text.partition(": Input should be a valid ")
-    if kind:
-        expected = f"a {kind}"
-        for word, words in NUMBERS.items():
-            if kind.startswith(word):
-                expected = words
-        text = f"{begin}: expected {expected}"
+    begin, of_pydantic, _ = text.partition(": Input should be ")
+    problems: list[Any] = getattr(error.__cause__, "errors", list)()
+    if of_pydantic and problems:
+        text = f"{begin} (got {shorten(problems[0]['input'])}, expected {wanted(problems[0])})"
     return f"{text[:1].lower()}{text[1:]}"
+
+
+def wanted(problem: Mapping[str, Any]) -> str:
+    """The expectation of one of pydantic's errors about a value of the command line."""
+    from hetplan.schema import expectation
+
+    expected = expectation(problem)
+    if expected == "a whole number":  # 1e3 is refused
+        return "a whole number, all its digits written out"
+    return expected
 
 
 def complain(text: str, code: int, error: BaseException | None = None) -> int:

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from hetplan.errors import InputError, require
-from hetplan.files import MAX_BYTES, check_target, parse_json, read_json
+from hetplan.files import MAX_BYTES, check_folder_target, check_target, parse_json, read_json
 from hetplan.formulations import FAMILIES, family, join
 from hetplan.instances.library import (
     SETS,
@@ -39,13 +39,26 @@ LARGEST_MARGIN = 0.9  # share of a memory; more would leave hardly any memory to
 LARGEST = 10_000  # most micro-batches or ranks that an option may name, beyond any machine
 
 
-def usable_target(path: Path | None) -> Path | None:
+def usable_target(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
     """The callback of an option that names a file to write: returns the path unchanged.
 
     Raises InputError where the file cannot be written, before the command does its long work.
     """
     if path is not None:
+        option = max(parameter.opts, key=len)
+        require(str(path) != ".", "names no file", where=option, expected="a file name")
         check_target(path)
+    return path
+
+
+def usable_folder(path: Path | None) -> Path | None:
+    """The callback of an option that names a folder to write into: returns the path unchanged.
+
+    The folder need not exist, its own folder must. Raises InputError where files cannot be written,
+    before the command does its long work.
+    """
+    if path is not None:
+        check_folder_target(path)
     return path
 
 
@@ -155,7 +168,11 @@ OutputOption = Annotated[
 PngOption = Annotated[
     Path | None,
     typer.Option(
-        "--png", metavar="DIR", help="Its pictures as PNG files in a folder.", file_okay=False
+        "--png",
+        metavar="DIR",
+        help="Its pictures as PNG files in a folder.",
+        file_okay=False,
+        callback=usable_folder,
     ),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
@@ -348,7 +365,15 @@ def make_options(**values: Any) -> Options:
     entries = {name: value for name, value in values.items() if value is not None}
     if "native" in entries:
         entries["native"] = parse_dotted(entries["native"], "--native", "BACKEND.NAME=VALUE")
-    return Options(**entries)
+    try:
+        return Options(**entries)
+    except InputError as error:
+        option = f"--{error.what.replace(' ', '-')}"
+        if error.what.replace(" ", "_") not in entries:
+            raise
+        raise InputError(
+            "not usable", where=option, got=error.got, expected=error.expected
+        ) from None
 
 
 def parse_dotted(texts: Sequence[str], option: str, form: str) -> dict[str, dict[str, NativeValue]]:

@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from hetplan.profiling.workload import Workload
 
 
+# A relative change from which on `more_text` writes a factor in place of percent.
+MANY_TIMES = 10.0
 SCREEN_WIDTH = 100  # characters of a line
 # Characters of a line beside its key in the table of the best plan: what SCREEN_WIDTH leaves beside
 # the longest key, `hetplan run` in backquotes.
@@ -305,9 +307,13 @@ def named_strategies(
 ) -> "list[Strategy]":
     """The strategies that `--strategies` names; all strategies where it is None. Raises
     InputError."""
+    from hetplan.planner import STRATEGIES
     from hetplan.planner.strategy import make_strategies
 
-    return make_strategies(None if names is None else split_list(names), settings)
+    listed = None if names is None else split_list(names)
+    expected = f"some of {', '.join(STRATEGIES)}"
+    require(listed != [], "no strategy named", where="--strategies", expected=expected)
+    return make_strategies(listed, settings)
 
 
 def write_plan(winner: "Candidate | None", path: Path | None) -> None:
@@ -417,7 +423,7 @@ def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
         [
             Column("plan", lambda c: c.name),
             Column("iteration", lambda c: c.predicted_seconds, seconds_text, right=True),
-            Column("vs best", lambda c: relative_text(c, planning.best), right=True),
+            versus_best(planning),
             Column("tokens/s", lambda c: c.tokens_per_second(workload), count_text, right=True),
             Column("MFU", lambda c: c.utilisation(workload), percent_text, right=True),
             Column(
@@ -447,7 +453,7 @@ def ranking_table(planning: "Planning") -> Table:
         Column("plan", lambda c: c.name),
         Column("status", lambda c: c.status),
         Column("iteration", lambda c: c.predicted_seconds, seconds_text, right=True),
-        Column("vs best", lambda c: relative_text(c, planning.best), right=True),
+        versus_best(planning),
         Column("plan's objective", lambda c: c.closed_form_seconds, seconds_text, right=True),
         Column("objective", lambda c: c.objective, seconds_text, right=True),
         Column("bound", lambda c: c.bound, seconds_text, right=True),
@@ -571,13 +577,27 @@ def workload_title(workload: "Workload", precisions: Sequence[str] = ()) -> str:
     )
 
 
-def relative_text(candidate: "Candidate", best: "Candidate | None") -> str:
-    """How much longer a candidate's iteration takes than the winner's, as `+65.2 %`; an empty text
-    for the winner, and where that is unknown or the candidate does not fit."""
+def versus_best(planning: "Planning") -> "Column[Candidate]":
+    """The column `vs best`: how much longer a candidate's iteration takes than the winner's, as
+    `+65.2 %`; as a factor, `1.65x`, where some candidate takes more than ten times as long. An
+    empty text for the winner, and where that is unknown or the candidate does not fit."""
     from hetplan.planner.explain import longer
 
-    more = None if best is None or candidate is best else longer(candidate, best)
-    return "" if more is None else more_text(more)
+    best = planning.best
+
+    def ratio(candidate: "Candidate") -> float | None:
+        """How much longer the candidate takes; None for an empty text."""
+        return None if best is None or candidate is best else longer(candidate, best)
+
+    known = [value for value in map(ratio, planning.candidates) if value is not None]
+    as_factors = max(known, default=0.0) >= MANY_TIMES
+
+    def text(value: float | None) -> str:
+        if value is None:
+            return ""
+        return f"{1 + value:.3g}x" if as_factors else more_text(value)
+
+    return Column("vs best", ratio, text, right=True)
 
 
 def memory_text(candidate: "Candidate", workload: "Workload") -> str:

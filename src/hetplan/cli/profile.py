@@ -16,6 +16,7 @@ import typer
 
 from hetplan.adapters.importers import import_file
 from hetplan.adapters.importers.common import Imported, Settings
+from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     ClusterOption,
     EfficiencyOption,
@@ -85,6 +86,14 @@ RepeatsOption = Annotated[
 ]
 
 
+@described(
+    examples=(
+        (
+            "A model's layers on the devices of a cluster",
+            "hetplan profile predict --model gpt2 --cluster amp-mixed -o profile.json",
+        ),
+    ),
+)
 def predict(
     cluster: ClusterOption,
     model: NamedModelOption = None,
@@ -367,6 +376,14 @@ def summary(imported: Imported, path: Path | None) -> Table:
     )
 
 
+@described(
+    examples=(
+        (
+            "What each layer takes on the GPU of this machine",
+            "hetplan profile measure --model gpt2 --device cuda -o profile.json",
+        ),
+    ),
+)
 def measure(
     model: ModelOption,
     device: DeviceOption,
@@ -403,6 +420,14 @@ def measure(
     )
 
 
+@described(
+    examples=(
+        (
+            "One card, standing for eight of its kind",
+            "hetplan profile batch-curve --model gpt2 --device cuda --devices 8 -o a100.json",
+        ),
+    ),
+)
 def batch_curve(
     model: ModelOption,
     device: DeviceOption = "cpu",
@@ -529,6 +554,14 @@ def collectives(
     return emit(measured.model_dump(mode="json"), [table], json=json, output=output)
 
 
+@described(
+    examples=(
+        (
+            "Operators of many sizes, for `train`",
+            "hetplan profile operators --device cuda --precision bf16 -o operators.json",
+        ),
+    ),
+)
 def operators(
     device: DeviceOption = "cpu",
     precision: PrecisionOption = "fp16",
@@ -558,6 +591,9 @@ def operators(
     return emit(measured.model_dump(mode="json"), [table], json=json, output=output)
 
 
+@described(
+    examples=(("Ten operators in a minute", "hetplan profile quick --device cuda -o quick.json"),),
+)
 def quick(
     device: DeviceOption = "cuda",
     precision: PrecisionOption = "fp16",
@@ -588,6 +624,14 @@ def quick(
     )
 
 
+@described(
+    examples=(
+        (
+            "Rates of a device from measured operators",
+            "hetplan profile train operators.json -o efficiency.json",
+        ),
+    ),
+)
 def train(
     files: Annotated[
         list[Path],

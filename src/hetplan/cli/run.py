@@ -6,6 +6,7 @@ the files of a launcher and submits them. The keys of a job file are the options
 and `hetplan run`, with underscores for hyphens.
 """
 
+import contextlib
 import functools
 import inspect
 import os
@@ -32,15 +33,19 @@ from hetplan.cli.options import (
     QuietOption,
     StrategiesOption,
     number,
+    open_cluster,
     target,
+    usable_folder,
 )
 from hetplan.cli.output import emit, note, write_document
-from hetplan.cli.plan import plan
-from hetplan.cli.setting import Setting
+from hetplan.cli.plan import named_strategies, plan
+from hetplan.cli.profile import named
+from hetplan.cli.setting import Setting, require_inputs
 from hetplan.errors import InputError, require
 from hetplan.files import read_yaml, write_text
 from hetplan.interpreter import own_command
 from hetplan.plans.plan import Plan, load_plan, save_plan
+from hetplan.profiling.models.model import find_model
 from hetplan.runtime.execution.choice import engine_of
 from hetplan.runtime.job import Job, NodeLoss, StepReport, check_options
 from hetplan.runtime.launch.devices import on_devices
@@ -121,7 +126,7 @@ def predicted(
     virtual: bool,
     scale: float | None,
     required: bool,
-    quiet: bool,
+    quiet: bool = False,
 ) -> Rehearsal | None:
     """The plan's predicted times; None where the run does not need them and they cannot be
     predicted.
@@ -218,6 +223,7 @@ class Survival:
             self.elastic or (self.strategies is None and self.replan_seconds is None),
             "--strategies and --replan-seconds are for --elastic",
         )
+        named_strategies(self.strategies)  # a wrong name is told before the run, not after a loss
 
     def replanner(
         self, job: Job, plan: Path, predict: Predict, setting: Setting, *, quiet: bool
@@ -337,8 +343,11 @@ def run(
         virtual=virtual,
         scale=time_scale,
         required=virtual or survival.elastic,
-        quiet=quiet or is_rank(),
+        quiet=is_rank(),  # the ranks of torchrun would all write the same notes
     )
+    needs_model = training.factory is None and not virtual
+    if needs_model and not setting.model_is_known(loaded):
+        require_inputs([f"the model {loaded.workload.model!r} with --model or --factory"], plan)
     requested = Job(
         plan=loaded,
         rehearsal=predict(loaded, plan),
@@ -353,7 +362,7 @@ def run(
     job = requested if is_rank() else on_devices(requested)
     # On GPUs, ranks do not compute on cores, so that no note is due.
     cores = len(os.sched_getaffinity(0)) if job.device == "cpu" else loaded.world_size
-    if loaded.world_size > 2 * cores and not (quiet or virtual or is_rank()):
+    if loaded.world_size > 2 * cores and not (virtual or is_rank()):
         note(f"{loaded.world_size} ranks share {counted(cores, 'core')} and take turns")
 
     trains = not virtual or engine_of(loaded, training.backend).trains_rehearsals
@@ -431,6 +440,33 @@ def options(given: Mapping[str, Any], known: Collection[str]) -> list[str]:
     return words
 
 
+def check_inputs(job_file: Any, where: str) -> None:
+    """Raise InputError where the model, the cluster or a strategy that a job file names cannot be
+    loaded. where: the job's file."""
+    try:
+        if job_file.model or job_file.factory is None:
+            find_model(named(job_file.model))
+        open_cluster(job_file.cluster)
+        named_strategies(job_file.strategies)
+    except InputError as error:
+        raise InputError(str(error), where=where) from None
+
+
+@described(
+    sections={
+        "Plan": "--plan",
+        "Start": "--submit --dry-run",
+        "Output": "--output --help",
+    },
+    examples=(
+        ("The commands that a job file stands for", "hetplan launch job.yaml --dry-run"),
+        (
+            "Plan, write the launcher's files, and hand them over",
+            "hetplan launch job.yaml --submit",
+        ),
+        ("Launch a plan that you have", "hetplan launch job.yaml --plan plan.json"),
+    ),
+)
 def launch(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file (YAML).")],
     output: Annotated[
@@ -440,6 +476,7 @@ def launch(
             "-o",
             metavar="FOLDER",
             help="Folder for the plan and the files; default JOB-launch beside the job file.",
+            callback=usable_folder,
         ),
     ] = None,
     planned: Annotated[
@@ -470,6 +507,11 @@ def launch(
     if job_file.model:  # the planner takes the model, and the factory is for the run alone
         plan_keys.discard("factory")
     planning = ["plan", *options(stated, plan_keys), "--output", f"{folder}/plan.json"]
+    new_plan = None
+    if planned is None:
+        check_inputs(job_file, where)
+    else:
+        new_plan = load_plan(planned)
 
     run_keys = RUN.keys() - {"strategies"}  # strategies are for planning alone
     if not local:  # only this machine has the files of a prediction
@@ -487,10 +529,15 @@ def launch(
     # Files can be written for a launcher that is on another machine.
     installed = local or not submit or shutil.which(launcher.program)
     require(installed, f"{launcher.program} is not installed here")
-    os.makedirs(folder, exist_ok=True)
-    if planned is not None:
-        save_plan(load_plan(planned), Path(folder, "plan.json"))
+    is_new = not os.path.isdir(folder)
+    if is_new:
+        os.makedirs(folder)
+    if new_plan is not None:
+        save_plan(new_plan, Path(folder, "plan.json"))
     elif code := subprocess.run(own_command(*planning), check=False).returncode:
+        if is_new:
+            with contextlib.suppress(OSError):  # a folder with files stays
+                os.rmdir(folder)
         return code
     if local:
         _, *words = starting  # without the name `hetplan`

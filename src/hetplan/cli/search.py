@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     EfficiencyOption,
     FrameworkOption,
@@ -295,13 +296,33 @@ class Written:
 
 
 def show_shipped_rules(wanted: bool) -> None:
-    """The callback of `--show-rules`: print the shipped rules and stop."""
-    if wanted:
-        rules = files("hetplan.formulations.astra.search") / "default.rules"
-        typer.echo(rules.read_text(encoding="utf-8"), nl=False)
-        raise typer.Exit()
+    """The callback of `--show-rules`: print the shipped rules, and the names that rules may use as
+    comments, and stop."""
+    if not wanted:
+        return
+    from hetplan.formulations.astra.search.rule_names import MEANINGS
+
+    rules = files("hetplan.formulations.astra.search") / "default.rules"
+    typer.echo(rules.read_text(encoding="utf-8"), nl=False)
+    typer.echo("\n# Names:")
+    for name, meaning in MEANINGS.items():
+        typer.echo(f"#   ${name}: {meaning}")
+    raise typer.Exit()
 
 
+@described(
+    examples=(
+        (
+            "The fastest strategies on 64 GPUs of one type",
+            "hetplan plan search --model llama2-7b --gpus A800:64 --global-batch 512",
+        ),
+        (
+            "Search on a cluster file, and write the best plan",
+            "hetplan plan search --model gpt2-medium --cluster p3-4 --global-batch 64 "
+            "--write-plan plan.json",
+        ),
+    ),
+)
 def search(
     model: Annotated[
         str,

@@ -4,6 +4,7 @@ It is the plan's workload, except for the cluster, the model and the profile tha
 options give instead.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -64,6 +65,12 @@ class Setting:
         carried = plan.inputs is not None  # a plan carries all of its inputs or none
         return self.cluster is not None or carried or is_example
 
+    def model_is_known(self, plan: Plan) -> bool:
+        """Whether the plan's model can be loaded: an option gives it, the plan carries it, or the
+        plan names a built-in model."""
+        carried = plan.inputs is not None
+        return self.model is not None or carried or plan.workload.model in BUILT_IN
+
     def workload(self, plan: Plan, where: str | Path, *, quiet: bool = False) -> Workload:
         """The workload that a plan was made for, with the options' inputs in place of its inputs.
 
@@ -74,9 +81,8 @@ class Setting:
         if plan.inputs is None:
             return self.named_workload(plan, where)
         replaced = self.replaced(plan)
-        changes = list(plan.inputs.changes(str(where), replaced))
-        if changes and not quiet:
-            note(f"{where}: {', '.join(changes)}; going on with what the plan carries")
+        if not quiet:
+            note_changes(plan, where, replaced)
         return workload_of(plan, str(where), replaced)
 
     def replaced(self, plan: Plan) -> Replaced:
@@ -104,13 +110,9 @@ class Setting:
         lacking = []  # the missing inputs, each with the option that gives it
         if not self.cluster_is_known(plan):
             lacking.append(f"the cluster {plan.workload.cluster!r} with --cluster")
-        if self.model is None and plan.workload.model not in BUILT_IN:
+        if not self.model_is_known(plan):
             lacking.append(f"the model {plan.workload.model!r} with --model")
-        require(
-            not lacking,
-            f"the plan does not carry what it was made for: give {' and '.join(lacking)}",
-            where=str(where),
-        )
+        require_inputs(lacking, where)
         return make_workload(
             self.model or plan.workload.model,
             open_cluster(self.cluster or plan.workload.cluster),
@@ -121,6 +123,27 @@ class Setting:
             framework=load_framework(plan.workload.framework, where=f"{where}: workload.framework"),
             stack=load_stack(plan.workload.stack, where=f"{where}: workload.stack"),
         )
+
+
+def require_inputs(lacking: Sequence[str], where: str | Path) -> None:
+    """Raise InputError for inputs that a plan file does not carry. lacking: each with the option
+    that gives it. where: the plan's file."""
+    require(
+        not lacking,
+        f"the plan does not carry what it was made for: give {' and '.join(lacking)}",
+        where=str(where),
+    )
+
+
+def note_changes(plan: Plan, where: str | Path, replaced: Replaced) -> None:
+    """Write a note that names the files of a plan's inputs that changed since the plan was made,
+    and says whether the predictor did. where: the plan's file. replaced: inputs that the user gives
+    instead, which do not count."""
+    if plan.inputs is None:
+        return
+    changes = list(plan.inputs.changes(str(where), replaced))
+    if changes:
+        note(f"{where}: {', '.join(changes)}; going on with what the plan carries")
 
 
 def with_links(workload: Workload, path: Path | None) -> Workload:

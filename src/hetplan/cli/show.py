@@ -23,7 +23,7 @@ from hetplan.cli.options import (
     target,
 )
 from hetplan.cli.output import emit, note, write_document
-from hetplan.cli.setting import Setting, with_links
+from hetplan.cli.setting import Setting, note_changes, with_links
 from hetplan.cli.solve import describe, titled
 from hetplan.errors import InputError, require
 from hetplan.files import read_json, write_bytes, write_text
@@ -35,6 +35,8 @@ from hetplan.planner.pictures.scene import WhatIfDocument, read, scene
 from hetplan.planner.pictures.terminal import tables
 from hetplan.plans.plan import Plan, load_plan
 from hetplan.plans.words import degrees_table, summary
+from hetplan.profiling.inputs.inputs import Replaced
+from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import Workload
 from hetplan.replays.chains import Replay, Settings
 from hetplan.replays.replay import Replayer, replay
@@ -273,7 +275,10 @@ def export(
 ) -> int:
     """Print a plan as flags or configuration of a framework; what it cannot express is refused by
     name."""
-    text = written(load_plan(plan), to, model)
+    loaded = load_plan(plan)
+    text = written(loaded, to, model)
+    given = None if model is None else load_model(model)
+    note_changes(loaded, plan, Replaced(model=given))
     if output is None:
         sys.stdout.write(text)
     else:

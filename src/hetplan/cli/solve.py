@@ -335,6 +335,14 @@ def titled(source: str, tables: Sequence[Table]) -> list[Table]:
     return [replace(first, title=f"{source}: {first.title}"), *rest]
 
 
+@described(
+    examples=(
+        (
+            "What your own solver found for a packaged instance",
+            "hetplan check tiny-mixed answer.json",
+        ),
+    ),
+)
 def check(
     instance: InstanceArgument,
     decision: Annotated[

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     GapOption,
     JsonOption,
@@ -29,6 +30,7 @@ from hetplan.cli.options import (
     require_option,
     split_list,
     target,
+    usable_folder,
     whole_numbers,
 )
 from hetplan.cli.output import emit, note, stopping
@@ -124,6 +126,15 @@ class Workers:
             yield lambda work: run_on(client, work, memory_bytes=limit, stop=stop.is_set)
 
 
+@described(
+    examples=(
+        (
+            "All methods on the papers' instances, a minute a run",
+            "hetplan study run papers --methods all --time-limit 60 -o papers",
+        ),
+        ("Whether everything works here", "hetplan study run --smoke"),
+    ),
+)
 def run(
     workers: Workers,
     sets: Annotated[
@@ -140,6 +151,7 @@ def run(
             "-o",
             metavar="DIR",
             help="Folder of the rows, of earlier ones too; default study-SETS.",
+            callback=usable_folder,
         ),
     ] = None,
     methods: Annotated[
@@ -248,6 +260,9 @@ def summary(folder: Path, work: Sequence[Task], tally: Tally) -> Iterator[Table]
     yield Table(f"{folder}: {tally.text()}", header, tuple(lines), right=number_columns)
 
 
+@described(
+    examples=(("The findings as one web page", "hetplan study report my-study -o report.html"),),
+)
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study.")],
     name: Annotated[
@@ -261,7 +276,7 @@ def report(
     png: PngOption = None,
     packed: Annotated[
         Path | None,
-        typer.Option("--rows", metavar="FILE", help="The rows as one Parquet file, to keep."),
+        target("--rows", help="The rows as one Parquet file, to keep."),
     ] = None,
     json: JsonOption = False,
 ) -> int:

@@ -33,12 +33,14 @@ class Criteria:
         require(
             limit is None or 0 < limit < math.inf,
             "money limit",
+            where="--money-limit",
             got=limit,
             expected="dollars per million tokens greater than 0",
         )
         require(
             percent is None or 0 <= percent < math.inf,
             "percent that a cheaper plan may be slower",
+            where="--cheapest-within",
             got=percent,
             expected="a number from 0 on",
         )

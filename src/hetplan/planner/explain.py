@@ -17,6 +17,7 @@ import numpy as np
 
 from hetplan.planner.candidate import Candidate
 from hetplan.plans.plan import Plan
+from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.profiles.profile import perturbed
 from hetplan.profiling.workload import Workload
 from hetplan.replays.chains import Replay
@@ -173,10 +174,33 @@ def reasons(plan: Plan, run: Replay, workload: Workload) -> dict[str, str]:
     }
 
 
-def why(plan: Plan, run: Replay, workload: Workload, bound: float | None) -> dict[str, str]:
+def made_with_these_costs(plan: Plan, run: Replay, workload: Workload) -> bool:
+    """Whether a saved plan is known to be made for this workload, so that the bound in its file
+    holds here.
+
+    run: the plan's replay on the workload. The seconds in the plan file must be those of the
+    replay. They may be equal by chance, for example where only links differ that the plan does not
+    use, so that the inputs that the plan carries must be those of the workload, too.
+    """
+    predicted = None if plan.prediction is None else plan.prediction.predicted_seconds
+    if predicted is not None and abs(predicted - run.seconds) > SAME * run.seconds:
+        return False
+    here = Inputs.of(workload)
+    return here is not None and plan.inputs is not None and here.same_costs(plan.inputs)
+
+
+def why(
+    plan: Plan,
+    run: Replay,
+    workload: Workload,
+    bound: float | None,
+    *,
+    foreign_bound: float | None = None,
+) -> dict[str, str]:
     """Heading -> text for people: why a saved plan takes as long as it does. run: its replay.
 
     bound: lower bound on the replayed seconds of every plan of stages; None where it is not known.
+    foreign_bound: such a bound for other costs, with which the plan was made; None: there is none.
     """
     gap = relative_gap(run.seconds, bound)
     lines: dict[str, str] = {}
@@ -197,9 +221,13 @@ def why(plan: Plan, run: Replay, workload: Workload, bound: float | None) -> dic
     lines["would help"] = ", ".join(helps)
     waiting = percent_text(1 - float(run.timeline.busy.max()) / run.seconds)
     if gap is None:
-        lines["left open"] = (
-            "how much faster another plan could be; this file has no bound of all plans"
-        )
+        no_bound = "this file has no bound of all plans"
+        if foreign_bound is not None:
+            no_bound = (
+                f"the bound in this file, {seconds_text(foreign_bound)}, is of the costs that the "
+                "plan was made with"
+            )
+        lines["left open"] = f"how much faster another plan could be; {no_bound}"
     else:
         lines["left open"] = (
             f"no plan of stages is faster than {seconds_text(bound)}, {percent_text(gap)} below "

@@ -206,7 +206,12 @@ def fits(
     levels, modes = workload.framework.levels, workload.framework.recomputation
     mode = next((known for known in modes if known == recomputation), None)
     if recomputation is not None and mode is None:
-        raise unknown_name(f"recomputation of {workload.framework.name}", recomputation, modes)
+        raise unknown_name(
+            f"recomputation of {workload.framework.name}",
+            recomputation,
+            modes,
+            where="--recomputation",
+        )
     require(
         zero is None or zero in levels,
         f"ZeRO of {workload.framework.name}",

@@ -14,7 +14,7 @@ step, recomputation's working memory. Plans of different strategies compare by r
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -322,11 +322,24 @@ def on_devices(candidate: Candidate, workload: Workload, numbers: Sequence[int])
     """A candidate of another cluster, put on devices of the workload's cluster and replayed there.
 
     numbers: as in `renumbered`. A candidate that has no replay is not replayed here either, so that
-    its memory on the devices is unknown.
+    its memory on the devices is unknown. The plan loses the bound in its prediction, which was
+    proven for the other cluster.
     """
     assert candidate.plan is not None
     plan = renumbered(candidate.plan, workload, numbers)
-    candidate = replace(candidate, plan=plan)
+    changes: dict[str, float | None] = {"bound": None}
     if candidate.replay is None:
-        return replace(candidate, peak_bytes=None)
-    return with_replay(candidate, replay(plan, workload))
+        candidate = replace(candidate, peak_bytes=None)
+    else:
+        candidate = with_replay(candidate, replay(plan, workload))
+        changes["predicted_seconds"] = candidate.predicted_seconds
+    return replace(candidate, plan=with_figures(plan, changes))
+
+
+def with_figures(plan: Plan, changes: Mapping[str, float | None]) -> Plan:
+    """The plan with other figures in its prediction; a plan without a prediction stays as it is.
+    changes: name of a field of `Prediction` -> figure."""
+    if plan.prediction is None:
+        return plan
+    prediction = plan.prediction.model_copy(update=dict(changes))
+    return plan.model_copy(update={"prediction": prediction})

@@ -24,18 +24,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetplan.errors import InputError, require
-from hetplan.planner.candidate import Candidate, with_inputs
+from hetplan.planner.candidate import Candidate, StrategyMethod, with_inputs
 from hetplan.planner.explain import longer
 from hetplan.planner.joint import Joint
 from hetplan.planner.planning import Planning
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.search import OnCandidate, on_devices, shortest
+from hetplan.planner.search import OnCandidate, on_devices, shortest, with_figures
 from hetplan.planner.strategy import Strategy, make_strategies
 from hetplan.planner.variants import places_of
 from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import GBIT, Cluster, Node, device
 from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.replays.replay import replay
 from hetplan.solvers.run import Run
 from hetplan.text import grouped, ranges_text
 
@@ -44,6 +45,7 @@ from hetplan.text import grouped, ranges_text
 # (`formulations.joint.search`), so that a smaller difference of seconds may come from the search.
 LEAST_PRECISION = 0.01
 FOUND_FOR = "the plan was found for another row: "
+GIVEN = "the plan that was given"
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class ChangeResult:
     gain: float | None  # seconds per iteration saved; negative: lost
     bound: float | None = None  # lower bound on the replayed seconds of every plan of stages
     relative_gain: float | None = None  # gain as a share of the seconds before the change
-    within_precision: bool = False  # whether the gain may come from the search alone
+    within_precision: bool = False  # whether the gain is at most the precision of the answer
     same_plan: bool = False  # whether the best plan is that of the unchanged cluster
     reasons: tuple[str, ...] = ()  # why no plan fits, one for each candidate
 
@@ -91,12 +93,15 @@ class WhatIf:
     base: ChangeResult  # of the unchanged cluster
     variants: tuple[ChangeResult, ...]  # one for each change, in the order in which they were given
     precision: float  # differences up to this share of an iteration may come from the search alone
+    # Why given plans are no candidates, as `name: reason`; one text for each such plan.
+    left_out: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The answer as JSON types."""
         return {
             "base": self.base.document(),
             "precision": self.precision,
+            "left_out": list(self.left_out),
             "variants": [v.document() for v in self.variants],
         }
 
@@ -280,8 +285,9 @@ def what_if(
     each changed one. All plannings have equal shares of the run's time.
 
     strategies: None: all. Without `joint`, whose local search is what more time improves, the
-    unchanged cluster is planned only once. known: plans of the workload with which the first
-    planning begins. The workload's profile must be predicted if device types are added.
+    unchanged cluster is planned only once. known: plans of the workload. The first planning begins
+    with them, and whatever the strategies are, each is a candidate for every cluster on which it
+    runs. The workload's profile must be predicted if device types are added.
     """
     run, strategies = run or Run(), strategies or make_strategies()
     with_joint = any(isinstance(strategy, Joint) for strategy in strategies)
@@ -300,44 +306,92 @@ def what_if(
         beginning = [strategy.beginning_with(plans) for strategy in strategies]
         return make_plans(changed, beginning, share, on_candidate=on_candidate)
 
+    given, left_out = given_candidates(known, workload)
     first = planned(workload, known, run.options.seed)
+    first_best = shortest(filter(None, (first.best, *given)))
     results: list[tuple[Change, Workload, Planning]] = []
     for change in asked:
         if run.cancelled:
             break
         changed = changed_workload(workload, change.cluster)
-        start = plan_as_it_is(first.best, workload, changed, change)
+        start = plan_as_it_is(first_best, workload, changed, change)
         starts = [start.plan] if start is not None and start.plan is not None else []
         other_seed = run.options.seed ^ 1  # `^` keeps it at 0 or more
         results.append((change, changed, planned(changed, starts, other_seed)))
     back = (on_cluster_as_it_is(planning.best, workload, change) for change, _, planning in results)
-    best = shortest(filter(None, (first.best, *back)))
+    best = shortest(filter(None, (first_best, *back)))
     if best is not None:
         best = with_inputs(best, Inputs.of(workload))
     base = ChangeResult(as_is, workload, best, None, first.bound)
     precision = 0.0
     if with_joint:
         improved = None
-        if first.best is not None and best is not None:
-            improved = longer(first.best, best)
+        if first_best is not None and best is not None:
+            improved = longer(first_best, best)
         precision = max(improved or 0.0, LEAST_PRECISION)
     variants = (
-        compared(base, change, changed, planning, precision)
+        compared(base, change, changed, planning, precision, given)
         for change, changed, planning in results
         if change is not as_is
     )
-    return WhatIf(base, tuple(variants), precision)
+    return WhatIf(base, tuple(variants), precision, tuple(left_out))
+
+
+def given_candidates(
+    plans: Sequence[Plan], workload: Workload
+) -> tuple[list[Candidate], list[str]]:
+    """(the given plans as candidates for the workload, replayed there; why others are left out, as
+    `name: reason`). A plan is left out that does not fit in memory, and that is not of the
+    workload or cannot be replayed."""
+    candidates, left_out = [], []
+    for plan in plans:
+        try:
+            replayed = replay(plan, workload)
+        except InputError as error:
+            left_out.append(f"{plan.name}: {error}")
+            continue
+        if not replayed.fits:
+            left_out.append(f"{plan.name}: does not fit in memory")
+            continue
+        strategy, method = "by hand", "plan"
+        if plan.prediction is not None:
+            strategy, method = plan.prediction.strategy, plan.prediction.method
+        candidates.append(
+            Candidate(
+                strategy=strategy,
+                method=StrategyMethod(method),
+                status="feasible",
+                fits_memory=True,
+                peak_bytes=replayed.peak_bytes,
+                predicted_seconds=replayed.seconds,
+                plan=plan,
+                message=GIVEN,
+                replay=replayed,
+            )
+        )
+    return candidates, left_out
 
 
 def compared(
-    base: ChangeResult, change: Change, changed: Workload, planning: Planning, precision: float
+    base: ChangeResult,
+    change: Change,
+    changed: Workload,
+    planning: Planning,
+    precision: float,
+    given: Sequence[Candidate] = (),
 ) -> ChangeResult:
     """The result of a change, in comparison with the unchanged cluster. base: the result of the
-    unchanged cluster. planning: that of the changed one."""
+    unchanged cluster. planning: that of the changed one. given: candidates for the unchanged
+    cluster that the user gave."""
     before = plan_as_it_is(base.best, base.workload, changed, change)
-    after = shortest(filter(None, (planning.best, before)))
-    if after is not None and after is before:
-        after = before = with_inputs(after, Inputs.of(changed))
+    # The best plan may use a device that the change removes, and a given plan may not.
+    others = [plan_as_it_is(candidate, base.workload, changed, change) for candidate in given]
+    after = shortest(filter(None, (planning.best, before, *others)))
+    if after is not None and after is not planning.best:
+        unchanged = after is before
+        after = with_inputs(after, Inputs.of(changed))
+        if unchanged:
+            before = after
     result = ChangeResult(change, changed, after, None, planning.bound)
     if after is None:
         reasons = [f"{c.name}: {c.message}" for c in planning.candidates if c.message]
@@ -346,15 +400,13 @@ def compared(
         return result
     seconds = base.best.predicted_seconds or 0.0
     gain = seconds - (after.predicted_seconds or 0.0)
-    # if the unchanged plan is faster on the changed cluster, the search is not the reason
-    sure = before is not None and (before.predicted_seconds or 0.0) < seconds
     small = abs(gain) <= precision * seconds
     # a precision of 0 means that it is not known: without `joint`
     return replace(
         result,
         gain=gain,
         relative_gain=gain / seconds,
-        within_precision=small and not sure and precision > 0,
+        within_precision=small and precision > 0,
         same_plan=after is before,
     )
 
@@ -394,13 +446,23 @@ def plan_as_it_is(
     places = places_of(change.numbers, len(workload.cluster.devices))
     if any(places[number] < 0 for number in best.plan.ranks):
         return None
+    return moved(best, changed, places, "the plan as it is")
+
+
+def moved(best: Candidate, workload: Workload, numbers: Sequence[int], message: str) -> Candidate:
+    """The candidate for another cluster, replayed on the workload's, without objective and bound,
+    which are of the other cluster. numbers: as in `renumbered`. message: of the new candidate."""
+    there = on_devices(best, workload, numbers)
+    assert there.plan is not None  # `on_devices` keeps the plan
+    none: dict[str, None] = {"closed_form_seconds": None, "objective": None}
     return replace(
-        on_devices(best, changed, places),
+        there,
         status="feasible",
         closed_form_seconds=None,
-        objective=None,  # objective and bound are of the unchanged cluster
+        objective=None,
         bound=None,
-        message="the plan as it is",
+        message=message,
+        plan=with_figures(there.plan, none),
     )
 
 
@@ -416,4 +478,4 @@ def on_cluster_as_it_is(
     if best.replay is None and change.added_devices >= 0:
         return None
     numbers = [*change.numbers, *[-1] * change.added_devices]  # no -1 after a removal
-    return replace(on_devices(best, workload, numbers), message=f"{FOUND_FOR}{change.name}")
+    return moved(best, workload, numbers, f"{FOUND_FOR}{change.name}")

@@ -13,6 +13,7 @@ from hetplan.files import MAX_BYTES
 from hetplan.schema import PLAIN, Count, StrictModel
 
 LONGEST_PATH = 4096
+LARGEST = 100_000_000  # bytes of a file that is read to find out whether it has changed
 
 
 class SourceFile(StrictModel):
@@ -48,11 +49,13 @@ class SourceFile(StrictModel):
         """`has changed` or `is not there`; None where the file is as it was.
 
         The path may come from a file of somebody else, so that only a regular file of the same size
-        is read.
+        is read. Nothing is said of what is no regular file and of files above 100 MB.
         """
-        size = regular_size(self.path)
-        if size is None:
+        if not os.path.exists(self.path):
             return "is not there"
+        size = regular_size(self.path)
+        if size is None or max(size, self.size) > LARGEST:
+            return None
         if size != self.size:
             return "has changed"
         content = regular_content(self.path)

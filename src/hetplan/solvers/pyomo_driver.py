@@ -1,9 +1,8 @@
 """Driver of the solvers behind Pyomo: it solves a `Model` by the solver of a given name, and maps
-options and statuses.
+every status.
 
-Pyomo's own solver names are used: `highs`, `gurobi`, `cplex`, `scip`, `cbc`, `glpk` and more. Of
-the common options, a solver whose own names of them hetplan does not know gets the time limit only.
-Its bound is used only where it reports one.
+`solvers.pyomo_options` knows the solvers' names and options. A solver's bound is used only where it
+reports one.
 """
 
 import logging
@@ -19,10 +18,8 @@ from pyomo.common import tee
 from pyomo.common.enums import CaptureOutputMode
 from pyomo.core.expr.numeric_expr import LinearExpression
 from pyomo.opt import SolverStatus, TerminationCondition
-from pyomo.version import version as PYOMO_VERSION
 
-from hetplan.errors import UnsupportedError, kind_and_text, one_line, require
-from hetplan.solvers import highs
+from hetplan.errors import kind_and_text, one_line
 from hetplan.solvers.model import LinearArrays, Model, ModelAnswer
 from hetplan.solvers.native import (
     GAP_SHARE,
@@ -32,30 +29,17 @@ from hetplan.solvers.native import (
     Sink,
     drive,
 )
-from hetplan.solvers.run import HIGHS, NativeValue, Options, Run, Stop, engine, stop_reason
+from hetplan.solvers.pyomo_options import (
+    NAMES,
+    configured,
+    solver_label,
+)
+from hetplan.solvers.run import HIGHS, Options, Run, Stop, engine, stop_reason
 
-BACKEND = "pyomo"
 # Seconds after the time limit at which a solver that did not stop by itself is given up.
 OVERTIME_SECONDS = 5.0
 # Bounds of floating-point solvers are lowered by this share, as those of HiGHS are.
 BOUND_ALLOWANCE = 1e-7
-
-# Interface names that are tried for messages that list the solvers on this machine.
-COMMON_SOLVERS = (
-    "appsi_highs",
-    "highs",
-    "gurobi",
-    "gurobi_direct",
-    "cplex",
-    "cplex_direct",
-    "scip",
-    "scip_direct",
-    "cbc",
-    "glpk",
-    "xpress_direct",
-    "mosek_direct",
-)
-_TIGHT = 1e-9  # feasibility tolerance: a plan's bound has to hold to 1e-6
 
 # Pyomo's termination conditions. Those of _STOPPED become `stop_reason(run)`.
 _PROVEN = {
@@ -74,67 +58,6 @@ _STOPPED = {
     TerminationCondition.noSolution,
     TerminationCondition.intermediateNonInteger,
 }
-
-
-# Solver -> common option -> the solver's own name of it. "time_limit" is for the older direct
-# interfaces, which ignore the limit that Pyomo passes.
-_NAMES = {
-    HIGHS: {
-        "gap": "mip_rel_gap", "threads": "threads", "seed": "random_seed",
-        "time_limit": "time_limit",
-    },
-    "gurobi": {
-        "gap": "MIPGap", "threads": "Threads", "seed": "Seed", "time_limit": "TimeLimit",
-    },
-    "cplex": {
-        "gap": "mip_tolerances_mipgap", "threads": "threads", "seed": "randomseed",
-        "time_limit": "timelimit",
-    },
-    "scip": {
-        "gap": "limits/gap", "threads": "lp/threads", "seed": "randomization/randomseedshift",
-    },
-    "cbc": {"gap": "ratioGap", "threads": "threads", "seed": "randomCbcSeed"},
-    "glpk": {"gap": "mipgap", "seed": "seed"},
-}  # fmt: skip
-# Solver -> its own options that hetplan always sets.
-_ALWAYS: dict[str, dict[str, NativeValue]] = {
-    HIGHS: {**highs.SETTINGS, **highs.EXACT},
-    "gurobi": {"MIPGapAbs": 0, "FeasibilityTol": _TIGHT, "IntFeasTol": _TIGHT},
-    "cplex": {
-        "mip_tolerances_absmipgap": 0,
-        "mip_tolerances_integrality": 0,
-        "simplex_tolerances_feasibility": _TIGHT,
-    },
-    "scip": {"numerics/feastol": _TIGHT},
-    "cbc": {"allowableGap": 0, "primalTolerance": _TIGHT, "integerTolerance": _TIGHT},
-}
-
-
-def own_options(name: str, common: Options, limit: float | None = None) -> dict[str, NativeValue]:
-    """The options of an interface by its solver's own names; none for solvers that are not in
-    `_NAMES`.
-
-    name: of the interface. limit: seconds; None: the solver's own time limit is not set.
-    """
-    values = {
-        "gap": common.gap * GAP_SHARE,
-        "threads": common.threads,
-        "seed": common.seed,
-        "time_limit": limit,
-    }
-    options = dict(_ALWAYS.get(engine(name), {}))
-    for common_name, own_name in _NAMES.get(engine(name), {}).items():
-        value = values[common_name]
-        if value is not None:
-            options[own_name] = value
-    return options
-
-
-def available(name: str) -> bool:
-    """Whether Pyomo knows an interface of that name and finds its solver on this machine."""
-    if name not in set(pyo.SolverFactory):  # an unknown name would be tried as a program to execute
-        return False
-    return bool(pyo.SolverFactory(name).available(exception_flag=False))
 
 
 def as_pyomo(
@@ -210,6 +133,13 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     return replace(answer, x=x, model=model)
 
 
+def label(options: Options) -> str:
+    """The text of `solver_label`. Raises as `solve` does where the solver is unknown or not
+    installed, and for its native options."""
+    configured(options, None)
+    return solver_label(options)
+
+
 def _minimised(
     model: pyo.ConcreteModel, run: Run, scale: Scale, report: Sink | None, *, whole: bool
 ) -> ModelAnswer:
@@ -221,7 +151,7 @@ def _minimised(
     options = run.options
     label = solver_label(options)
     is_highs = engine(options.pyomo_solver) == HIGHS
-    solver = _configured(options, _limit(run))
+    solver = configured(options, _limit(run))
     if is_highs:
         _silence_highs(solver)
 
@@ -261,52 +191,6 @@ def _limit(run: Run) -> float | None:
     if math.isinf(run.remaining):
         return None
     return max(run.remaining, 1e-3)  # several interfaces take 0 for no limit
-
-
-def solver_label(options: Options) -> str:
-    """The names of solver and interface with Pyomo's version, for results."""
-    return f"{options.pyomo_solver} (Pyomo {PYOMO_VERSION})"
-
-
-def label(options: Options) -> str:
-    """The text of `solver_label`. Raises as `solve` does where the solver is unknown or not
-    installed, and for its native options."""
-    _configured(options, None)
-    return solver_label(options)
-
-
-def _configured(options: Options, limit: float | None) -> Any:
-    """The solver's Pyomo interface with its options set. limit: seconds; None: no limit."""
-    name = options.pyomo_solver
-    require(
-        name in set(pyo.SolverFactory),
-        "unknown Pyomo solver",
-        got=name,
-        expected="a name such as " + ", ".join(COMMON_SOLVERS),
-    )
-    solver = pyo.SolverFactory(name)
-    if not solver.available(exception_flag=False):
-        here = ", ".join(filter(available, COMMON_SOLVERS)) or "none"
-        raise UnsupportedError(
-            f"Pyomo does not find the solver {name!r} on this machine; available here: {here}"
-        )
-    takes_no_limit_of_pyomo = name.endswith(("_direct", "_persistent"))
-    entries = own_options(name, options, limit if takes_no_limit_of_pyomo else None)
-    # the solver's own name -> the common option
-    common_of = {own: common for common, own in _NAMES.get(engine(name), {}).items()}
-    if engine(name) == HIGHS:
-        highs.instance(options)  # refuses what HiGHS would refuse
-        entries |= options.native.get(highs.BACKEND, {})
-    for key, value in options.native.get(BACKEND, {}).items():
-        where = f"native option {BACKEND}.{key}"
-        require(key not in common_of, f"{where} repeats the common option {common_of.get(key)}")
-        if engine(name) == HIGHS:
-            # Pyomo passes options on to HiGHS and ignores whether HiGHS refuses them
-            highs.set_native(highs.instance(Options()), key, value, where)
-        entries[key] = value
-    for key, value in entries.items():
-        solver.options[key] = value
-    return solver
 
 
 def _silence_highs(solver: Any) -> None:
@@ -377,8 +261,8 @@ def _bound(results: Any, stop: Stop, objective: float | None, options: Options) 
     if isinstance(stated, int | float) and math.isfinite(stated) and stop is not Stop.ERROR:
         # rounding may put a bound above the objective
         return float(stated) if objective is None else min(float(stated), objective)
-    # only the solvers of `_NAMES` were told the gap
-    if stop is Stop.OPTIMAL and objective is not None and engine(options.pyomo_solver) in _NAMES:
+    # only the solvers of `NAMES` were told the gap
+    if stop is Stop.OPTIMAL and objective is not None and engine(options.pyomo_solver) in NAMES:
         return objective - options.gap * GAP_SHARE * abs(objective)
     return None
 

@@ -54,6 +54,9 @@ class Method:
     baseline: bool = False  # whether it is a method with which the paper compares its own
     # the back ends whose native options it passes on; None: those of `BACKENDS` for its name
     uses: tuple[str, ...] | None = None
+    # Raised when the method's code changes such that it gives other results. Rows of studies keep
+    # it, so that a report tells which rows are of older code.
+    version: int = 1
 
     @property
     def backends(self) -> tuple[str, ...]:

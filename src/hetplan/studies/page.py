@@ -4,6 +4,7 @@ matplotlib: excesses of heuristics, proofs against time, performance profiles.""
 import io
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from hetplan.studies.findings import (
     profile,
     row_size,
 )
-from hetplan.studies.rows import Row
+from hetplan.studies.rows import Row, of_older_code, package_versions
 from hetplan.text import (
     Table,
     bytes_text,
@@ -331,11 +332,15 @@ def case_cells(study: Study, excess: float, row: Row) -> tuple[str, ...]:
 
 
 def origin(rows: Sequence[Row]) -> Iterator[str]:
-    """Lines with the machines, the versions, the time limits and the dates of the rows."""
-    for column, name in (("machine_json", "machine"), ("versions_json", "versions")):
-        for text in dict.fromkeys(row[column] for row in rows):
-            parts = ", ".join(f"{key} {value}" for key, value in json.loads(text).items())
-            yield f"{name}: {parts}"
+    """Lines with the machines, the versions, the rows of older code, the time limits and the dates
+    of the rows."""
+    machines = [json.loads(row["machine_json"]) for row in rows]
+    for name, entries in (("machine", machines), ("versions", map(package_versions, rows))):
+        texts = (", ".join(f"{key} {value}" for key, value in each.items()) for each in entries)
+        yield from (f"{name}: {text}" for text in dict.fromkeys(texts))
+    older = Counter(f"{row['problem']} {row['method']}" for row in rows if of_older_code(row))
+    for name, count in older.items():
+        yield f"of an older version of the method's code: {name}, {counted(count, 'run')}"
     limits = sorted({row["time_limit"] for row in rows if row["time_limit"] is not None})
     limit_texts = [seconds_text(limit) for limit in limits]
     yield f"time limits: {', '.join(limit_texts) or 'none'}"

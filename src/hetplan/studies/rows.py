@@ -215,6 +215,28 @@ COLUMNS: Mapping[str, str] = {
     "begun": "string",
 }
 Row = dict[str, Any]
+# The entry of a row's `versions_json` with the version of its method, `Method.version`. Rows of
+# before this entry are of version 1.
+METHOD_VERSION = "method"
+
+
+def package_versions(row: Row) -> dict[str, str]:
+    """The versions of the packages with which a row was made."""
+    versions: dict[str, str] = json.loads(row["versions_json"])
+    return {name: version for name, version in versions.items() if name != METHOD_VERSION}
+
+
+def of_older_code(row: Row) -> bool:
+    """Whether a row is of an older version of its method's code than the present one, so that the
+    method may give another result today.
+
+    A row of an unknown problem or method, such as one of a plugin, is not known to be.
+    """
+    if row["problem"] not in FAMILIES:
+        return False
+    present = {method.name: method.version for method in family(row["problem"]).methods}
+    version = json.loads(row["versions_json"]).get(METHOD_VERSION, 1)
+    return bool(version < present.get(row["method"], 1))
 
 
 def arrow() -> Any:

@@ -43,7 +43,7 @@ from hetplan.interpreter import SAFE_PATH, safe_path
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Progress, Run
 from hetplan.studies.findings import SIZE_KEY, size_of
-from hetplan.studies.rows import Row, Task, compact_json
+from hetplan.studies.rows import METHOD_VERSION, Row, Task, compact_json
 
 Tell = Callable[[Progress], None]
 LONGEST_REASON = 500  # characters of another program's message that a row or an error repeats
@@ -108,19 +108,20 @@ def failed(
 
 def outline(task: Task, begun: str) -> Row:
     """The columns of a task's row that are known before the run. begun: UTC time."""
+    method = task.family.method(task.method)
     return {
         "key": task.key,
         "set": task.source_name,
         "instance": task.name,
         "problem": task.problem,
         "method": task.method,
-        "exact": task.family.method(task.method).exact,
+        "exact": method.exact,
         "seed": task.options["seed"],
         "best_known": task.best_known,
         "bound_known": task.bound_known,
         "time_limit": task.options["time_limit"],
         "options_json": compact_json(task.options),
-        "versions_json": compact_json(versions()),
+        "versions_json": compact_json({**versions(), METHOD_VERSION: method.version}),
         "machine_json": compact_json(machine()),
         "begun": begun,
     }

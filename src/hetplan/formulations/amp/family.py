@@ -25,9 +25,15 @@ FAMILY = Family(
         ),
         Method(
             "cp-sat",
+            f"{_HERE}.cp_search:solve_by",
+            True,
+            "one constraint model per degrees and micro-batch, in tables",
+        ),
+        Method(
+            "cp-sat-linear",
             f"{_HERE}.model:solve_by",
             True,
-            "one CP-SAT model per degrees and micro-batch",
+            "one mixed-integer programme per degrees and micro-batch, CP-SAT",
         ),
         Method(
             "milp",
@@ -86,6 +92,7 @@ FAMILY = Family(
             "annealing over placements",
             "AMP, §4.2",
             baseline=True,
+            version=2,
         ),
         Method(
             "random",

@@ -17,7 +17,12 @@ FAMILY = Family(
             "auto", f"{_HERE}.model:solve", True, "the fastest way to a proven optimum: `exact`"
         ),
         Method("exact", f"{_HERE}.model:solve", True, "the counted model through CP-SAT"),
-        Method("cp-sat", f"{_HERE}.cp:formulate", True, "a kind for every stage, by constraints"),
+        Method(
+            "cp-sat",
+            f"{_HERE}.cp:formulate",
+            True,
+            "slots of each type filled with layers, CP-SAT's own constraints",
+        ),
         Method(
             "cp-sat-linear",
             f"{_HERE}.model:formulate",

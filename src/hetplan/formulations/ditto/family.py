@@ -1,8 +1,8 @@
 """The Ditto family: the names of its schemas, its evaluator and its methods, whose modules are
 imported on first use.
 
-`exact` computes the prices of devices with HiGHS. The general solvers take HiGHS' options too,
-because they begin with a template of `exact`.
+`exact` computes the prices of devices with HiGHS. The methods of the linear model take HiGHS'
+options too, because they begin with a template of `exact`.
 """
 
 from hetplan.solvers.registry import Family, Method
@@ -34,12 +34,18 @@ FAMILY = Family(
         ),
         Method(
             "cp-sat",
+            f"{_HERE}.cp:formulate",
+            True,
+            "places of stages from the end, by constraints",
+        ),
+        Method(
+            "cp-sat-linear",
             f"{_HERE}.model:formulate",
             True,
-            "one CP-SAT model over stages as arcs of a path",
+            "stages as arcs of a path, CP-SAT",
             uses=("cp-sat", "highs"),
         ),
-        Method("milp", f"{_HERE}.model:formulate", True, "one mixed-integer programme, HiGHS"),
+        Method("milp", f"{_HERE}.model:formulate", True, "stages as arcs of a path, HiGHS"),
         Method(
             "pyomo",
             f"{_HERE}.model:formulate",

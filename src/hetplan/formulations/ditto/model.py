@@ -1,4 +1,4 @@
-"""Problem `ditto` as a path in two phases, for the general solvers (CP-SAT, HiGHS, Pyomo).
+"""Problem `ditto` as a path in two phases, a linear model for CP-SAT, HiGHS and Pyomo.
 
 k* is the slowest stage of a template: the first one if several are equally slow.
 Sets   arcs q = (r, a, b): layers [a, b) as one stage under option r, a group of devices of kind i;

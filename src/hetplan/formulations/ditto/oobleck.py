@@ -16,6 +16,7 @@ Sections 4 and 6).
 Source: Ditto, Section 3, eq. 1-3, its exhaustive baseline; Oobleck (SOSP 2023), Section 4.1.2.
 """
 
+import bisect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -120,11 +121,30 @@ def fold(data: DittoData, *, communication: bool = False) -> Folding:
             raise NoTemplate("no folding: a device type computes the model in no time")
         factor = math.floor(most / total + 0.5) if total > 0 else 1
         if communication:
-            errors = [abs(virtual_seconds(weakest, d) - total) for d in range(1, factor + 1)]
-            factor = 1 + errors.index(min(errors))
+            factor = closest_factor(weakest, factor, total)
         factors[kind.name] = factor
     nodes = sum(kind.nodes * factors[kind.name] for kind in present)
     return Folding(weakest, factors, nodes)
+
+
+def closest_factor(weakest: DeviceType, most: int, total: float) -> int:
+    """The d from 1 to `most` whose p(d) is closest to `total`, the least of several.
+
+    The d that have d mod M in common have p(d) = a + b / d, which only rises or only falls with d.
+    So the closest one of them is the first, the last, or beside the place where p(d) crosses
+    `total`, which bisection finds.
+    """
+    size = weakest.devices_per_node
+    candidates = set()
+    for first in range(1, min(size, most) + 1):
+        alike = range(first, most + 1, size)
+        rises = virtual_seconds(weakest, alike[-1]) > virtual_seconds(weakest, first)
+        crossing = bisect.bisect_left(
+            alike, True, key=lambda d: (virtual_seconds(weakest, d) >= total) == rises
+        )
+        candidates |= {first, alike[-1], *alike[max(0, crossing - 1) : crossing + 1]}
+    closest: int = min(candidates, key=lambda d: (abs(virtual_seconds(weakest, d) - total), d))
+    return closest
 
 
 def total_seconds(kind: DeviceType) -> float:

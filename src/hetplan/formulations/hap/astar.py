@@ -1,295 +1,239 @@
-"""The A* search of HAP, Fig. 10, for fixed ratios, and the prunings of Section 4.5.
+"""HAP's A* search, Fig. 10, for fixed ratios.
 
-The first two prunings rewrite the theory. Both concern placeholders and parameters, which are the
-sources of a theory here: triples that need nothing and take no time. (An operator that loads its
-data itself needs nothing either, but it computes, and its result may be communicated as any
-other's.) The first pruning, fusion, merges a source into each triple that needs its effects. The
-second allows one communication per tensor: communications of a tensor exclude each other, and the
-tensor of a source is not communicated at all. The tensor of a property is the part of its name
-before the last `|`. The third pruning removes redundant properties from partial programs.
+The search extends partial programs by moves (module `astar_moves`). Of each it keeps a state
+(module `astar_states`): the properties P(Q) without the redundant ones, the tensors that are
+computed, and those that may be communicated no more.
 
-The cost of a partial program is its time up to the last synchronisation; the estimate of the rest
-assumes infinite bandwidth.
+- The cost of a partial program is, as printed (Section 4.3), its time up to the last
+  synchronisation. Beside it stands what each device type computes after that.
+- The estimate of the rest (ecost) is the printed one: the least computing that is left, with
+  infinite bandwidth. Every program computes the required tensors that are left, so that the sum of
+  the cheapest move of each is a lower bound.
+- Lines 9 to 14 drop a partial program that another one beats. As printed, the other one has a
+  superset of its properties, is in the queue, and costs no more. Costs up to the last
+  synchronisation do not see what was computed since, so that a cheaper program may be lost. Here a
+  partial program beats another one of the same state, also after it was extended, if with all that
+  was computed since no device type is later. Then no program is lost. (The authors' program
+  compares equal states, too: `property_cache` in `hap.rs`.)
+
+So the program found is the cheapest of all programs that keep to the rules of the moves. Of these
+rules only one is not printed: a tensor is computed once. It also shortens what the third pruning
+keeps: a property that could only help to compute a tensor again is redundant. Where that is left
+out, or where the third pruning is not followed through collectives, the number of states grows
+exponentially with the blocks of a network.
+
+The authors' program departs from print in further ways: it adds up the slowest device's seconds of
+every triple and so knows no stages, the estimate of its last version is 0, and it has fewer rules.
 """
 
 import heapq
 import itertools
 from dataclasses import dataclass
+from operator import add, le
+from typing import NamedTuple
 
-import networkx as nx
 import numpy as np
 
-from hetplan.formulations.hap.problem import Floats, Step
-from hetplan.formulations.hap.theory import NOTHING, ReducedTheory
+from hetplan.formulations.hap.astar_moves import Bits, Move, numbers_in
+from hetplan.formulations.hap.astar_states import Transitions
+from hetplan.formulations.hap.problem import Floats
+from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.run import Run
-from hetplan.text import grouped
 
-# The most moves that fusion makes of one triple, whose number would else double with each property
-# that it needs; sources of further properties stay moves apart.
-MOST_FUSED = 64
+SecondsByType = tuple[float, ...]  # of the device types that count, see `_types_that_count`
+# Seconds of two device types are equal if their relative difference is less, which is rounding.
+SAME = 1e-12
+
+REPEATED = "no program communicates each tensor at most once; that pruning was left out"
+COMPUTED_AGAIN = "no program computes each tensor once; each property counts as a tensor"
+
+
+class Partial(NamedTuple):
+    """A partial program: the beginning of a program."""
+
+    state: int  # its number
+    # By type, cost(Q) and what the type computes after the last synchronisation: the seconds after
+    # which the type has nothing left to compute.
+    ready: SecondsByType
+    # the partial program that it extends, and the move that it appends; None: it is empty
+    before: "tuple[Partial, Move] | None" = None
+
+    def triples(self) -> list[int]:
+        """The triple numbers, in order."""
+        moves, extended = list[Move](), self.before
+        while extended is not None:
+            shorter, move = extended
+            moves.append(move)
+            extended = shorter.before
+        return [step.index for move in reversed(moves) for step in move.steps]
+
+
+class Search:
+    """The search at given ratios.
+
+    ratios: [g, K], of each segment and device type. byte_price: seconds per byte on one device, for
+    theories with memory; the price of a move's bytes is added to its seconds.
+    """
+
+    def __init__(self, transitions: Transitions, ratios: Floats, byte_price: float = 0.0) -> None:
+        self.transitions = transitions
+        moves = transitions.moves.listed
+        rows = [self._seconds(move, ratios, byte_price) for move in moves]
+        # reshaped, because the prunings may leave no move
+        seconds = np.array(rows).reshape(-1, transitions.theory.problem.K)
+        seconds = seconds[:, _types_that_count(seconds)]
+        # by move; all types wait for a collective
+        self.seconds: list[SecondsByType] = list(map(tuple, seconds.tolist()))
+        self.no_seconds: SecondsByType = (0.0,) * seconds.shape[1]
+        self._least = self._least_seconds(seconds)
+        self._rest: dict[Bits, SecondsByType] = {}  # by computed tensors
+        # state -> `ready` of the partial programs of that state that no other one beats
+        self._unbeaten: dict[int, list[SecondsByType]] = {}
+        self.extended = 0  # number of partial programs that were extended
+
+    def _seconds(self, move: Move, ratios: Floats, byte_price: float) -> Floats:
+        """[K] the seconds of a move on each device type."""
+        problem = self.transitions.theory.problem
+        triple, row = move.triple, ratios[move.triple.segment]
+        if triple.comm:
+            seconds = np.full(problem.K, triple.fixed + triple.shared * row.max())
+        else:
+            seconds = (triple.fixed + triple.shared * row) / problem.speeds
+        devices = float(problem.counts.sum())
+        held = sum(devices * step.fixed_bytes + step.shared_bytes for step in move.steps)
+        return np.asarray(seconds + byte_price * held)
+
+    def _least_seconds(self, seconds: Floats) -> dict[int, SecondsByType]:
+        """required tensor -> by type, the least seconds of a move that computes it.
+
+        A move that computes several tensors counts with an equal part for each. A collective that
+        gives a new tensor counts with 0 seconds, since bandwidth is infinite.
+
+        seconds: [move, type].
+        """
+        moves = self.transitions.moves
+        least: dict[int, Floats] = {}
+        for move, by_type in zip(moves.listed, seconds, strict=True):
+            part = by_type / max(1, move.computes.bit_count())
+            if move.triple.comm:
+                part = np.zeros_like(by_type)
+            for tensor in numbers_in(move.computes & moves.required):
+                least[tensor] = np.minimum(least.get(tensor, np.inf), part)
+        return {tensor: tuple(by_type.tolist()) for tensor, by_type in least.items()}
+
+    def rest(self, computed: Bits) -> SecondsByType:
+        """By type, the least seconds of computing that are left once these tensors are computed."""
+        if computed not in self._rest:
+            left = [self.no_seconds]
+            left += [least for tensor, least in self._least.items() if not computed >> tensor & 1]
+            self._rest[computed] = tuple(map(sum, zip(*left, strict=True)))
+        return self._rest[computed]
+
+    def score(self, partial: Partial) -> float:
+        """cost(Q) + ecost(Q): a lower bound of the seconds of every program that begins so."""
+        computed = self.transitions.states[partial.state].computed
+        bound: float = max(map(add, partial.ready, self.rest(computed)))
+        return bound
+
+    def extension(self, partial: Partial, move: Move, state: int) -> Partial:
+        """The partial program with a move appended that leads to a state (line 8)."""
+        ready = partial.ready
+        if move.triple.comm:  # a synchronisation: all types wait for the last one
+            ready = (max(ready),) * len(ready)
+        ready = tuple(map(add, ready, self.seconds[move.number]))
+        return Partial(state, ready, before=(partial, move))
+
+    def is_beaten(self, partial: Partial) -> bool:
+        """Whether another partial program of the same state is nowhere later (lines 9 to 14).
+
+        If there is none, this one takes the place of those that it beats.
+        """
+        others = self._unbeaten.setdefault(partial.state, [])
+        for other in others:
+            if all(map(le, other, partial.ready)):
+                return True
+        others[:] = [other for other in others if not all(map(le, partial.ready, other))]
+        others.append(partial.ready)
+        return False
+
+    def run(self, run: Run) -> Partial | None:
+        """The cheapest program; None where there is none, or where `run` should stop."""
+        empty = Partial(state=0, ready=self.no_seconds)
+        self.is_beaten(empty)
+        goal: Bits = 1 << self.transitions.moves.goal
+        order = itertools.count()
+        queue = [(self.score(empty), next(order), empty)]
+        while queue and not run.should_stop:
+            _, _, partial = heapq.heappop(queue)
+            if self.transitions.states[partial.state].known & goal:
+                return partial  # its score is its seconds, and no score in the queue is lower
+            if partial.ready not in self._unbeaten[partial.state]:
+                continue
+            self.extended += 1
+            for move, state in self.transitions.extensions(partial.state):
+                longer = self.extension(partial, move, state)
+                if not self.is_beaten(longer):
+                    heapq.heappush(queue, (self.score(longer), next(order), longer))
+        return None
+
+
+def _types_that_count(seconds: Floats) -> list[int]:
+    """The device types that may be the slowest one of a stage.
+
+    A type is left out if another one is at least as slow in every move. At ratios in proportion to
+    speed, and at even ratios, one type is left.
+
+    seconds: [move, K].
+    """
+    K = seconds.shape[1]
+    count = list(range(K))
+    for k in range(K):
+        others = [other for other in count if other != k]
+        if any((seconds[:, other] >= seconds[:, k] * (1 - SAME)).all() for other in others):
+            count.remove(k)
+    return count
 
 
 @dataclass(frozen=True)
-class Move:
-    """Steps that run one after the other as one instruction."""
+class Found:
+    """What the search found at some ratios."""
 
-    steps: tuple[Step, ...]
-    pre: frozenset[int]  # properties that it needs
-    post: frozenset[int]  # properties that it gives
-    # tensors that it communicates where each may be communicated only once
-    tensors: frozenset[str] = frozenset()
+    program: list[int] | None  # triple numbers; None: the time was up
+    states: int  # partial programs that were extended
 
 
-def fuse(theory: ReducedTheory, *, once: bool) -> list[Move]:
-    """The moves of a theory: its triples after Section 4.5's first pruning.
+class AStar:
+    """HAP's A* search of one theory, for any ratios.
 
-    Sources that hold no bytes are in no move: the reduced theory has their effects for nothing.
-
-    once: whether a tensor is communicated only once (second pruning).
-    """
-    unreduced = theory.problem.steps  # the triples with all their preconditions
-
-    def tensors(properties: frozenset[int]) -> frozenset[str]:
-        """The tensors of these properties."""
-        names = [theory.problem.properties[p] for p in properties]
-        return frozenset(name.rpartition("|")[0] or name for name in names)
-
-    def is_source(step: Step) -> bool:
-        """Whether a triple needs nothing and takes no time."""
-        # a collective ends a stage, even one of 0 seconds
-        takes_time = step.comm or step.fixed or step.shared
-        return not unreduced[step.index].pre and not takes_time
-
-    sources = [step for step in theory.steps if is_source(step)]
-    free_sources = [step for step in theory.for_nothing if is_source(step)]
-    loaded_properties: set[int] = set()
-    for step in [*sources, *free_sources]:
-        loaded_properties |= step.post
-    loaded = tensors(frozenset(loaded_properties))
-    moves: list[Move] = []
-    consumed: set[int] = set()
-    for step in theory.steps:
-        if is_source(step):
-            continue
-        communicated: frozenset[str] = frozenset()
-        if step.comm and once:
-            communicated = tensors(unreduced[step.index].pre)
-        if communicated & loaded:
-            continue
-        for fused in _producers(step, sources):
-            consumed.update(source.index for source in fused)
-            produced = frozenset[int]().union(*(source.post for source in fused))
-            moves.append(
-                Move((*fused, step), step.pre - produced, step.post | produced, communicated)
-            )
-    # A source is also a move of its own unless other moves consume its only effect: it may give the
-    # goal itself, or several effects of which a triple needs a part.
-    for step in sources:
-        only_fused = step.index in consumed and len(step.post) == 1
-        if not only_fused or theory.goal in step.post:
-            moves.append(Move((step,), frozenset(), step.post))
-    return moves
-
-
-def _producers(step: Step, sources: list[Step]) -> list[tuple[Step, ...]]:
-    """The sets of sources that can be fused into `step`: at most one source per property that it
-    needs. A source that also gives a property which `step` does not need is not fused."""
-    selections: list[tuple[Step, ...]] = [()]
-    for p in sorted(step.pre):
-        producers = [s for s in sources if p in s.post and s.post <= step.pre]
-        extended = []
-        for selection in selections:
-            # a second source of the same property adds nothing: the selection stays as it is
-            given = any(p in s.post for s in selection)
-            for producer in producers:
-                extended.append(selection if given else (*selection, producer))
-        extended += selections  # the property may also come from another move
-        if len(extended) > MOST_FUSED:
-            break
-        selections = list(dict.fromkeys(extended))
-    return selections
-
-
-@dataclass
-class _Partial:
-    """A partial program: the beginning of a program."""
-
-    program: tuple[int, ...]  # triple numbers
-    known: frozenset[int]  # properties it has established that a further move or the goal needs
-    ever: frozenset[int]  # all properties that it has established
-    communicated: frozenset[str]  # tensors it has communicated that may be so only once
-    cost: float  # seconds up to the last synchronisation
-    busy: Floats  # [K] seconds that each device type computes after the last synchronisation
-    held: Floats  # [K] bytes on one device of each type
-    queued: bool = True  # whether it is in the queue S of Fig. 10
-
-    def no_dearer(self, other: "_Partial") -> bool:
-        """Whether it costs no more and holds no more bytes than another."""
-        return self.cost <= other.cost and bool((self.held <= other.held).all())
-
-
-class ProgramSearch:
-    """The steps of Fig. 10's search for a program at given ratios.
-
-    ratios: [g, K], of each segment and device type.
+    It searches with all rules of the moves. Where no program keeps to them, it leaves out the
+    second pruning from then on, and after that the names of tensors. Every theory has a program, so
+    that the last of these searches finds one.
     """
 
-    def __init__(self, theory: ReducedTheory, moves: list[Move], ratios: Floats) -> None:
-        self.theory, self.moves, self.ratios = theory, moves, ratios
-        # by move, the times of its steps, see `_time`
-        self.times = [[self._time(step) for step in move.steps] for move in moves]
-        # by move, the bytes that it adds on one device of each type, [K]
-        self.held = [
-            sum(s.fixed_bytes + s.shared_bytes * ratios[s.segment] for s in move.steps)
-            for move in moves
-        ]
-        # property -> moves that need it; NOTHING -> moves that need none
-        self.by_pre = grouped(
-            (p, n) for n, move in enumerate(moves) for p in move.pre or (NOTHING,)
-        )
-        self.distance = self._distances()
-        zeros, none = np.zeros(theory.problem.K), frozenset[int]()
-        # the empty program, where the search begins
-        self.nothing = _Partial((), none, none, frozenset(), 0.0, zeros, zeros)
+    def __init__(self, theory: ReducedTheory) -> None:
+        self.note = ""  # which rule was left out; empty: none was
+        self._theory = theory
+        self._transitions = Transitions(theory)
 
-    def _time(self, step: Step) -> tuple[float | None, Floats]:
-        """(seconds of communication, [K] seconds of computing) of a step. A computation
-        synchronises nothing, and its seconds of communication are None."""
-        row = self.ratios[step.segment]
-        speeds = self.theory.problem.speeds
-        if step.comm:
-            return step.fixed + step.shared * float(row.max()), np.zeros(len(speeds))
-        return None, (step.fixed + step.shared * row) / speeds
+    def at(self, ratios: Floats, run: Run, *, byte_price: float = 0.0) -> Found:
+        """The cheapest program at ratios [g, K] with bytes at a price in seconds."""
+        states = 0
+        while True:
+            search = Search(self._transitions, ratios, byte_price)
+            found = search.run(run)
+            states += search.extended
+            if found is not None:
+                return Found(self._theory.program(found.triples()), states)
+            if run.should_stop:
+                return Found(None, states)
+            self._leave_out_a_rule()
 
-    def _distances(self) -> dict[int, float]:
-        """property -> least seconds of computing on a path of moves from it to the goal; each step
-        counts with the device type that computes it fastest."""
-        goal = self.theory.goal
-        graph: nx.DiGraph[int] = nx.DiGraph()
-        graph.add_node(goal)
-        for move, times in zip(self.moves, self.times, strict=True):
-            work = sum(float(busy.min()) for _, busy in times)
-            for effect, need in itertools.product(move.post, move.pre or (NOTHING,)):
-                least = graph.get_edge_data(effect, need, {"weight": np.inf})["weight"]
-                if work < least:
-                    graph.add_edge(effect, need, weight=work)
-        return dict(nx.single_source_dijkstra_path_length(graph, goal))
-
-    def fits(self, partial: _Partial) -> bool:
-        """Whether the bytes of a partial program fit in memory."""
-        capacity = self.theory.problem.capacity
-        return capacity is None or bool((partial.held <= capacity).all())
-
-    def estimate(self, partial: _Partial) -> float:
-        """A lower bound of the seconds from the last synchronisation to the end (ecost in Fig. 10):
-        the computing since then, and the least distance to the goal of an established property, or
-        of none; 0 where no moves lead to the goal."""
-        rest = [self.distance[p] for p in (*partial.known, NOTHING) if p in self.distance]
-        return float(partial.busy.max()) + min(rest, default=0.0)
-
-    def useful(self, move: Move, partial: _Partial) -> bool:
-        """Whether a move may still be made, now or later, and would establish a new property."""
-        return not move.post <= partial.ever and not move.tensors & partial.communicated
-
-    def applicable(self, partial: _Partial) -> list[int]:
-        """Moves (ascending) whose precondition is met and that add a property (line 7)."""
-        candidates = {n for p in (*partial.known, NOTHING) for n in self.by_pre.get(p, ())}
-        met = [n for n in sorted(candidates) if self.moves[n].pre <= partial.known]
-        return [n for n in met if self.useful(self.moves[n], partial)]
-
-    def extended(self, partial: _Partial, n: int) -> _Partial:
-        """The partial program with move n appended; properties that no useful move needs any more
-        are dropped (third pruning)."""
-        move = self.moves[n]
-        cost, busy = partial.cost, partial.busy
-        for seconds, computing in self.times[n]:
-            if seconds is None:
-                busy = busy + computing
-            else:  # a communication ends a stage, which takes as long as its slowest type
-                cost = cost + float(busy.max()) + seconds
-                busy = computing
-        after = _Partial(
-            program=(*partial.program, *(step.index for step in move.steps)),
-            known=partial.known | move.post,
-            ever=partial.ever | move.post,
-            communicated=partial.communicated | move.tensors,
-            cost=cost,
-            busy=busy,
-            held=partial.held + self.held[n],
-        )
-        after.known = frozenset(p for p in after.known if self._needed(p, after))
-        return after
-
-    def _needed(self, p: int, partial: _Partial) -> bool:
-        """Whether property p is the goal, or a move that is still useful needs it."""
-        if p == self.theory.goal:
-            return True
-        return any(self.useful(self.moves[m], partial) for m in self.by_pre.get(p, ()))
-
-
-def search(
-    theory: ReducedTheory, ratios: Floats, run: Run, *, once: bool, most: int | None = None
-) -> tuple[list[int] | None, bool, int]:
-    """(program, ended, extensions) of Fig. 10's search at ratios [g, K].
-
-    program: triple numbers; None where there is no program or the search was stopped. ended:
-    whether the search ran to its end. extensions: partial programs that it extended.
-
-    Lines 9-14 compare costs up to the last synchronisation, as Section 4.3 defines the cost of a
-    partial program. They see neither the seconds after it nor which tensors may still be
-    communicated, so that a cheaper program may be missed. Where memory is limited, partial programs
-    that do not fit are left out, and one beats another only if it holds no more bytes.
-
-    once: with the second pruning. most: extensions after which the search stops; None: no limit.
-    """
-    look = ProgramSearch(theory, fuse(theory, once=once), ratios)
-    empty = look.nothing
-    order = itertools.count()
-    queue: list[tuple[float, int, _Partial]] = [(look.estimate(empty), next(order), empty)]
-    by_known: dict[frozenset[int], list[_Partial]] = {}
-    best, least = empty, np.inf  # the incumbent and its seconds; inf: there is none yet
-    extensions = 0
-    while queue:
-        if run.should_stop or extensions == most:
-            return None, False, extensions
-        score, _, partial = heapq.heappop(queue)
-        if score >= least:
-            break
-        if not partial.queued:
-            continue
-        partial.queued = False
-        extensions += 1
-        for n in look.applicable(partial):
-            after = look.extended(partial, n)
-            if not look.fits(after):
-                continue
-            total = after.cost + float(after.busy.max())
-            if theory.goal in after.known:
-                if total < least:
-                    best, least = after, total
-            elif not _beaten(after, by_known):
-                by_known.setdefault(after.known, []).append(after)
-                heapq.heappush(queue, (after.cost + look.estimate(after), next(order), after))
-    if not np.isfinite(least):
-        return None, True, extensions
-    return theory.program(best.program), True, extensions
-
-
-def _beaten(after: _Partial, by_known: dict[frozenset[int], list[_Partial]]) -> bool:
-    """Lines 9 to 14: whether a partial program in the queue has all properties of `after` and costs
-    no more. If there is none, partial programs that `after` beats leave the queue.
-
-    by_known: the partial programs in the queue by their `known` properties; those that leave it are
-    removed.
-    """
-    for known, others in by_known.items():
-        if known >= after.known and any(o.queued and o.no_dearer(after) for o in others):
-            return True
-    for known, others in list(by_known.items()):
-        if known <= after.known:
-            for other in others:
-                other.queued = other.queued and not after.no_dearer(other)
-        others[:] = [o for o in others if o.queued]
-        if not others:
-            del by_known[known]
-    return False
+    def _leave_out_a_rule(self) -> None:
+        """Search with one rule less from now on."""
+        if not self.note:
+            self.note = REPEATED
+            self._transitions = Transitions(self._theory, once=False)
+        else:
+            assert self.note == REPEATED, "the search without names of tensors finds a program"
+            self.note = COMPUTED_AGAIN
+            self._transitions = Transitions(self._theory, forms=False, once=False)

@@ -3,7 +3,7 @@
 DP-EV and DP-CP: data parallelism with even ratios, or ratios in proportion to speed. TAG: the
 latter, where gradients may also be computed from gathered factors; its parameter servers and its
 placing of whole layers on devices have no triples. DeepSpeed: even shares of a program that experts
-wrote, of which the best at even ratios is taken.
+wrote, for which HAP's A* at even ratios stands.
 
 A theory does not say which of its triples are data parallelism, so that is read from names and
 work. HAP's property names spell out forms: data parallelism shards dimension 0 only, and
@@ -16,9 +16,9 @@ import re
 
 import numpy as np
 
+from hetplan.formulations.hap.astar import AStar
 from hetplan.formulations.hap.data import HapData, HapDecision, Triple
 from hetplan.formulations.hap.first_programs import greedy_program, seconds_at
-from hetplan.formulations.hap.ordered_search import search
 from hetplan.formulations.hap.outcomes import reduced_or_answered
 from hetplan.formulations.hap.problem import Floats, HapProblem, Step, compile_problem
 from hetplan.formulations.hap.theory import ReducedTheory
@@ -31,9 +31,8 @@ _OTHER_COLLECTIVE = re.compile(
 # A second of replicated work weighs as much as this number of seconds of other work, so that work
 # is replicated only where no other way is nearly as short.
 REPLICATED = 1e3
+CUT_OFF = "cut off by the time limit; data parallelism takes its place"
 UNFIT_DATA_PARALLEL = "data parallelism at these ratios does not fit in memory"
-# The most states of each tensor that the ordered A* extends for DeepSpeed's program.
-STATES = 64
 
 
 def solve_by(method: str, data: HapData, run: Run) -> Outcome[HapDecision]:
@@ -48,13 +47,12 @@ def solve_by(method: str, data: HapData, run: Run) -> Outcome[HapDecision]:
         assert theory.decision is not None
         program = theory.decision.program
     else:
-        program = data_parallel(data, theory, ratios, factors=method == "tag")
+        best = None
         if method == "deepspeed":
-            # a baseline proves nothing: what the last search left out does not matter
-            best, _ = search(theory, ratios, run, most=STATES)
-            program = best or program
-            if run.should_stop:
-                message = "cut off by the time limit"
+            best = AStar(theory).at(ratios, run).program
+            if best is None:
+                message = CUT_OFF
+        program = best or data_parallel(data, theory, ratios, factors=method == "tag")
     if not problem.fits(problem.cost_of(program), ratios):
         return Outcome(stop=Stop.DONE, message=UNFIT_DATA_PARALLEL)
     return Outcome(stop=Stop.DONE, decision=problem.decision(program, ratios), message=message)

@@ -40,6 +40,13 @@ FAMILY = Family(
         ),
         Method(
             "cp-sat",
+            f"{_HERE}.cp:solve_by",
+            True,
+            "triples at positions, stages as intervals, ratios on a grid, by constraints",
+            uses=("cp-sat", "highs"),
+        ),
+        Method(
+            "cp-sat-linear",
             f"{_HERE}.model:solve_by",
             True,
             "paths in the graph of needs times ratios on a grid, CP-SAT",
@@ -65,6 +72,7 @@ FAMILY = Family(
             "A* for fixed ratios and the ratio programme for a fixed program, in turn",
             "HAP, §3.1, Fig. 10, §4.5, §5",
             uses=("highs",),
+            version=2,
         ),
         *(
             Method(
@@ -75,6 +83,7 @@ FAMILY = Family(
                 "HAP, §7.1",
                 baseline=True,
                 uses=("highs",),
+                version=2 if name == "deepspeed" else 1,
             )
             for name, summary in (
                 ("dp-even", "data parallelism, even ratios (DP-EV)"),

@@ -256,8 +256,9 @@ def solve_reduced(
 
     The ratios of the program in the solver's answer are optimised again.
 
-    method: cp-sat, milp or pyomo. known: a program (triple numbers) that fits in memory; None: one
-    is derived here. floor: a lower bound in seconds. details: further details of the outcome.
+    method: cp-sat-linear, milp or pyomo. known: a program (triple numbers) that fits in memory;
+    None: one is derived here. floor: a lower bound in seconds. details: further details of the
+    outcome.
     """
     problem, solver = theory.problem, label(method, run.options)
     clock_begun = CLOCK.seconds()
@@ -307,7 +308,7 @@ def solve_reduced(
                 solver=answer.solver, message=NONE_FITS,
             )  # fmt: skip
         stop = Stop.ERROR  # a program is known that the model holds
-    if method == "cp-sat":
+    if method == "cp-sat-linear":
         message = message or f"ratios rounded down to 1/{_grid(problem)} in the model"
     counts = {"states": graph.n, "arcs": len(graph.head)}
     return outcome_of(

@@ -17,6 +17,7 @@ from hetplan.formulations.joint.space import Space
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)  # samples of one micro-batch; constructions try every size
 ROUND = 64  # micro-batches of every replica when the speeds of replicas are compared
+LEAST_SECONDS = 1e-30  # what a replica counts at least when speeds are compared: layers may take 0
 
 
 def constructions(space: Space) -> Iterator[Design]:
@@ -82,7 +83,8 @@ def replicas_of(space: Space, dealt: list[list[Group]], size: int) -> Design | N
         if pipeline is None:
             return None
         pipelines.append(pipeline)
-    speeds = [1 / space.lower_bound(Design((pipeline,))) for pipeline in pipelines]
+    seconds = [space.lower_bound(Design((pipeline,))) for pipeline in pipelines]
+    speeds = [1 / max(each, LEAST_SECONDS) for each in seconds]
     shares = [max(round(space.batch * speed / sum(speeds)), 1) for speed in speeds]
     shares[0] += space.batch - sum(shares)  # the first replica takes what rounding leaves
     if shares[0] < 1:

@@ -85,7 +85,7 @@ def solve_shares(
 ) -> Outcome[PoplarDecision] | None:
     """The outcome for ZeRO 0 and 1; None where tables would be too large."""
     assert prior.objective is not None, "Algorithm 2 has a plan wherever a sample fits"
-    latest = (prior.objective - problem.comm) * (1 + ROUNDING)
+    latest = problem.computing_seconds(prior.objective)
     most = largest_shares(problem, latest)  # [groups] samples of a share
     additions = sum(g * group.largest for g, group in zip(most, problem.groups, strict=True))
     if additions > effort.shares:

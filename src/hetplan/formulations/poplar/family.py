@@ -29,6 +29,12 @@ FAMILY = Family(
         ),
         Method(
             "cp-sat",
+            f"{_HERE}.cp:formulate",
+            True,
+            "groups as crews with tables of seconds, CP-SAT's own constraints",
+        ),
+        Method(
+            "cp-sat-linear",
             f"{_HERE}.model:formulate",
             True,
             "counts per device group and batch, CP-SAT",

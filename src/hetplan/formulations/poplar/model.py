@@ -164,7 +164,7 @@ def formulate(data: PoplarData, run: Run) -> Formulation[PoplarDecision] | Outco
         return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)
     prior = prior_result(data, problem)
     assert prior.objective is not None, "Algorithm 2 has a plan wherever a sample fits"
-    ceiling = prior.objective - problem.comm
+    ceiling = problem.computing_seconds(prior.objective)
     if problem.stepwise:
         ceiling = prior.objective * SPARE
     levels = build_levels(problem, ceiling)

@@ -78,6 +78,15 @@ class PoplarProblem:
         """Samples per second with every device at its peak: no plan is faster."""
         return sum(group.count * group.peak for group in self.groups)
 
+    def computing_seconds(self, objective: float) -> float:
+        """The seconds of the slowest device in a plan of ZeRO 0 or 1 that takes `objective`
+        seconds, rounded up.
+
+        The allowance for rounding is a share of the objective and not of the difference, because C
+        may be many times as long as the rest.
+        """
+        return objective * (1 + ROUNDING) - self.comm
+
 
 NOTHING_FITS = "no device holds even one sample: every step_seconds is empty"
 

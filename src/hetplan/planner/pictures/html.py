@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
 
-from hetplan.planner.pictures.scene import DeviceMemory, Offer, Scene, Span
+from hetplan.planner.pictures.scene import OF_OTHER_COSTS, DeviceMemory, Offer, Scene, Span
 from hetplan.solvers.run import relative_gap
 from hetplan.text import (
     bytes_text,
@@ -251,6 +251,8 @@ def candidates(scene: Scene) -> str:
         "Iterations are replayed. Objective, status and bound are of each strategy's own "
         "problem; its bound is the mark across the bar."
     )
+    if scene.other_costs:
+        caption += f" Here {OF_OTHER_COSTS}."
     lines = []
     for offer in scene.offers:
         name, status, seconds, *others = cells(offer)

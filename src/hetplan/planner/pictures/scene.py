@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from hetplan.errors import InputError
-from hetplan.planner.explain import folded, name_of, why
+from hetplan.planner.explain import folded, made_with_these_costs, name_of, why
 from hetplan.plans.plan import Plan, parse_plan
 from hetplan.plans.words import summary
 from hetplan.profiling.workload import Workload
@@ -22,6 +22,7 @@ from hetplan.text import devices_text, names_text
 COMMUNICATES = (LABELS[Kind.TRANSFER], LABELS[Kind.COLLECTIVE])
 ROWS = 96  # most rows of a timeline; more cannot be read
 EXACT = 6000  # most events that are drawn one by one; a timeline of more events is sampled
+OF_OTHER_COSTS = "iterations and bounds are of the costs that the plans were made with"
 BINS = 1200  # spans of a sampled row, at most
 
 
@@ -130,6 +131,9 @@ class Scene:
     offers: tuple[Offer, ...] = ()  # all candidates; empty for a plan file
     winner: int | None = None  # index of the offer that is drawn
     bound: float | None = None  # lower bound on the replayed seconds of every plan of stages
+    # Whether the plan is drawn with other costs than it was made with. The figures of `offers` are
+    # then of the costs that the plan was made with, and `bound` is None.
+    other_costs: bool = False
     # What `hetplan plan what-if` found, for the unchanged cluster and for each change.
     changes: tuple[ChangeDocument, ...] = ()
     margin: float = 0.0  # share of each device's memory that the limits leave free
@@ -163,9 +167,12 @@ def scene(
             )
             for drawn in rows
         ]
-    bound = None if planning is None else planning.bound
+    stated_bound = None if planning is None else planning.bound
     if planning is None and plan.prediction and plan.prediction.strategy == "joint":
-        bound = plan.prediction.bound  # the problem `joint` is about replayed seconds
+        stated_bound = plan.prediction.bound  # the problem `joint` is about replayed seconds
+    other_costs = not made_with_these_costs(plan, run, workload)
+    # A bound holds only for the costs for which it was proven.
+    bound, foreign_bound = (None, stated_bound) if other_costs else (stated_bound, None)
     nodes = [
         f"{node.intra_bandwidth * 8e-9:.4g} Gbit/s inside, "
         f"{node.network_bandwidth * 8e-9:.4g} Gbit/s to others"
@@ -180,10 +187,11 @@ def scene(
         more=len(units_of_rows) - len(rows),
         devices=memory(plan, run, workload, units_of_rows),
         nodes=tuple(nodes),
-        why=why(plan, run, workload, bound),
+        why=why(plan, run, workload, bound, foreign_bound=foreign_bound),
         offers=() if planning is None else tuple(planning.candidates),
         winner=None if planning is None else planning.winner,
         bound=bound,
+        other_costs=other_costs,
         margin=workload.memory_margin,
     )
 

@@ -3,7 +3,7 @@ memory, and the candidates, as tables of text."""
 
 from textwrap import fill
 
-from hetplan.planner.pictures.scene import DeviceMemory, Row, Scene, sampled
+from hetplan.planner.pictures.scene import OF_OTHER_COSTS, DeviceMemory, Row, Scene, sampled
 from hetplan.text import (
     Column,
     Table,
@@ -117,6 +117,9 @@ def memory(scene: Scene) -> Table:
 def candidates(scene: Scene) -> Table:
     """The table of the candidates: their seconds, with the bound of each strategy's problem."""
     best = None if scene.winner is None else scene.offers[scene.winner]
+    notes = ["*: the winner; bound: of the strategy's own problem"]
+    if scene.other_costs:
+        notes.append(OF_OTHER_COSTS)
     return Table.of(
         "candidates",
         [offer for offer in scene.offers if offer.predicted_seconds is not None],
@@ -126,5 +129,5 @@ def candidates(scene: Scene) -> Table:
             Column("bound", lambda offer: offer.bound, seconds_text, right=True),
             Column("", lambda offer: "" if offer.fits_memory else "does not fit"),
         ],
-        ["*: the winner; bound: of the strategy's own problem"],
+        notes,
     )

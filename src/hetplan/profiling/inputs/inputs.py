@@ -190,6 +190,15 @@ class Inputs(Record):
         if predictor not in (None, PREDICTOR) and "profile" not in replaced.roles:
             yield f"the predictor of costs is version {PREDICTOR}, the plan's was {predictor}"
 
+    def same_costs(self, other: "Inputs") -> bool:
+        """Whether plans cost the same with the inputs `other`: all but the files and the origin of
+        the profile are equal."""
+        mine, others = self.model_dump(mode="json"), other.model_dump(mode="json")
+        for dumped in (mine, others):
+            dumped.pop("files", None)
+            dumped["profile"]["kinds"].pop("provenance", None)
+        return mine == others
+
     def with_paths(self, change: Mapping[Role, SourceFile]) -> Self:
         """The inputs with other files by role."""
         return self.model_copy(update={"files": dict(change)})

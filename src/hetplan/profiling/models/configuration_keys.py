@@ -32,6 +32,11 @@ def required(words: str, *fields: str, kind: Any = Size) -> Key:
     return Key(fields, Annotated[kind, Field(description=words)])
 
 
+def head_width(default: int) -> Key:
+    """The width of a head, which the class of the model type does not derive from other sizes."""
+    return Key(("head_dim",), Size | None, default)
+
+
 VOCABULARY = required("number of tokens in the vocabulary", "vocabulary")
 WIDTH = required("width of the hidden states", "hidden")
 INNER = required("inner width of the feed-forward networks", "feed_forward")
@@ -173,7 +178,7 @@ KEYS: dict[str, dict[str, Key]] = {
         **QWEN_EXPERTS,
         "shared_expert_intermediate_size": Key(("experts.shared",), Count, 5632),
     },
-    "qwen3": {**LATER, "attention_bias": QKV_BIAS},
+    "qwen3": {**LATER, "head_dim": head_width(128), "attention_bias": QKV_BIAS},
     "qwen3_moe": {**LATER, **QWEN_EXPERTS, "attention_bias": QKV_BIAS},
     "gemma2": GEMMA,
     "gemma3_text": {**GEMMA, "sliding_window_pattern": Key(("full_every",), Size, 6)},
@@ -182,12 +187,14 @@ KEYS: dict[str, dict[str, Key]] = {
     "deepseek_v3": DEEPSEEK,
     "gpt_oss": {
         **LATER,
+        "head_dim": head_width(64),
         "num_local_experts": EXPERTS,
         "num_experts_per_tok": VISITED,
         "sliding_window": Key(("window",), Size | None, 128),
     },
     "llama4_text": {
         **LATER,
+        "head_dim": head_width(128),
         "intermediate_size": required(
             "inner width of one expert", "experts.width", "experts.shared"
         ),
@@ -221,6 +228,7 @@ KEYS: dict[str, dict[str, Key]] = {
     },
     "nemotron_h": {
         **LATER,
+        "head_dim": head_width(128),
         "hybrid_override_pattern": required(
             "kind of each block, as M, *, - or E", "pattern", kind=Pattern
         ),

@@ -47,6 +47,12 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
         notes.append(f"{where}: the text model alone; encoders of images are left out")
         kind, value = WRAPPERS[kind], text_config
     require(
+        kind is not None,
+        "required key is missing",
+        where=f"{where}: model_type",
+        expected="the name of the model's class, as gpt2 or llama",
+    )
+    require(
         isinstance(kind, str) and kind in KEYS,
         "model type is not supported",
         where=f"{where}: model_type",
@@ -123,7 +129,10 @@ def read_sizes(
         check_sizes(sizes, where)
     assumed = []
     for key, entry in keys.items():
-        if key in value or entry is CAPACITY:
+        # Where its default is None, the width of a head is hidden / heads, which nearly all files
+        # leave out.
+        usual_width = "head_dim" in entry.fields and entry.default is None
+        if key in value or entry is CAPACITY or usual_width:
             continue
         assumed_value = config[key]
         if assumed_value is None:  # it follows from other sizes

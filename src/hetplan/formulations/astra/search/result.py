@@ -37,12 +37,14 @@ class Job:
         require(
             0 < self.tokens <= MOST_TOKENS,
             "tokens of the job",
+            where="--tokens",
             got=self.tokens,
             expected=f"more than 0, at most {MOST_TOKENS:g}",
         )
         require(
             self.money_limit is None or 0 <= self.money_limit < math.inf,
             "money limit",
+            where="--money-limit",
             got=self.money_limit,
             expected="dollars, at least 0",
         )

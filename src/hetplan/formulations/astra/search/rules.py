@@ -90,6 +90,13 @@ class Column:
     kind: Kind
     words: tuple[str, ...] = ()  # the values of a string column
 
+    @property
+    def values(self) -> str:
+        """Its values for people, such as `number` or `p2p, a2a`."""
+        if self.kind == "bool":
+            return "true, false"
+        return ", ".join(self.words) or self.kind
+
 
 @dataclass(frozen=True)
 class Source:

@@ -38,8 +38,9 @@ from hetplan.replays.facts import ModelFacts
 
 @dataclass(frozen=True)
 class Space:
-    """The values that each parameter may take. None stands for the whole range of Table 3, which
-    depends on the model. The parameters `context` to `uneven` are hetplan's."""
+    """The values that each parameter may take (`parameters` says for people what each means). None
+    stands for the whole range of Table 3, which depends on the model. The parameters `context` to
+    `uneven` are hetplan's."""
 
     pipeline: tuple[int, ...] | None = None  # pipeline degrees; None: 1..number of layers
     tensor: tuple[int, ...] | None = None  # tensor degrees; None: 1..number of heads
@@ -68,6 +69,9 @@ class Space:
     no_overlap_offload: tuple[bool, ...] = (True, False)
     offload: bool = True  # whether optimizer states may move to the host where they do not fit
     overlap: bool = True  # whether communication is overlapped wherever Megatron-LM can
+    # Of it, whether the reduction of gradients and the gathering of weights are.
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
 
     def __post_init__(self) -> None:
         for name in (
@@ -286,12 +290,15 @@ def _joined_rows(bases: Columns, options: Columns) -> Columns:
 
 
 def _add_late_columns(columns: Columns, space: Space, gpu_type: int) -> None:
-    """Add the overlap flags, which are on wherever Megatron-LM allows them, and the device type."""
+    """Add the overlap flags, which are on wherever Megatron-LM and the space allow them, and the
+    device type."""
     every_row = np.ones_like(columns["num_gpus"])
     overlap = int(space.overlap)  # 0 sets all of these flags to 0
+    reduces = overlap * int(space.overlap_grad_reduce)
+    gathers = overlap * int(space.overlap_param_gather)
     columns |= {
         "tp_comm_overlap": columns["sequence_parallel"] * overlap,
-        "overlap_grad_reduce": every_row * overlap,
-        "overlap_param_gather": columns["use_distributed_optimizer"] * overlap,
+        "overlap_grad_reduce": every_row * reduces,
+        "overlap_param_gather": columns["use_distributed_optimizer"] * gathers,
         "gpu_type": every_row * gpu_type,
     }

@@ -1,0 +1,104 @@
+"""What each exact method proves on some packaged instances of every family, side by side.
+
+    python -m evidence.speed proofs [--problem hap] [--limit 60] [--count 6] [-o proofs.json]
+
+Of each family, `--count` instances are taken, evenly over the order of the seconds that the method
+`auto` needs (`library_times_after.json`), the first and the last included. Every method that proves
+optima solves each of them on one thread, in one process after another, after the family's first
+instance was solved once untimed. `docs/proofs_table.py` writes the rows of `proofs.json` as the
+tables of docs/benchmarks.md. The exit code is 3 where two methods contradict each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from hetplan.formulations import FAMILIES, family
+from hetplan.instances.library import find, library
+from hetplan.solvers.registry import contradictions, solve
+from hetplan.solvers.run import Options, Result, Run
+
+RECORDED = Path(__file__).with_name("proofs.json")
+TIMES = Path(__file__).with_name("library_times_after.json")
+DISAGREEMENT = 3
+SKIPPED = "auto"  # another name for one of the other methods
+
+
+def chosen(problem: str, count: int) -> list[str]:
+    """The names of `count` instances of a family, evenly over the order of their seconds."""
+    rows = [row for row in json.loads(TIMES.read_text()) if row["problem"] == problem]
+    rows.sort(key=lambda row: row["seconds"])
+    names = [row["instance"] for row in rows]
+    if not names:  # no seconds are recorded of `joint`: its instances in the library's order
+        names = [entry.name for entry in library(problem)]
+    steps = max(1, count - 1)
+    places = sorted({round(k * (len(names) - 1) / steps) for k in range(count)})
+    return [names[place] for place in places]
+
+
+def row_of(problem: str, instance: str, result: Result[Any]) -> dict[str, Any]:
+    """One row of the table."""
+    return {
+        "problem": problem,
+        "instance": instance,
+        "method": result.method,
+        "status": result.status,
+        "objective": result.objective,
+        "bound": result.bound,
+        "seconds": round(result.seconds, 3),
+    }
+
+
+def measure(problem: str, count: int, limit: float) -> tuple[list[dict[str, Any]], list[str]]:
+    """(rows of a family, contradictions between its methods)."""
+    one = family(problem)
+    methods = [method.name for method in one.methods if method.exact and method.name != SKIPPED]
+    names = chosen(problem, count)
+    first = find(f"{problem}/{names[0]}")
+    assert first is not None
+    for method in methods:  # compiles kernels and loads libraries
+        solve(one, first.load().data, method, Run(Options(time_limit=5, threads=1)))
+    rows, wrong = [], []
+    for name in names:
+        entry = find(f"{problem}/{name}")
+        assert entry is not None
+        data = entry.load().data
+        results = []
+        for method in methods:
+            results.append(solve(one, data, method, Run(Options(time_limit=limit, threads=1))))
+            rows.append(row_of(problem, name, results[-1]))
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+        wrong += [f"{problem}/{name}: {line}" for line in contradictions(results)]
+    return rows, wrong
+
+
+def main() -> int:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--problem", choices=list(FAMILIES))
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for each method")
+    parser.add_argument("--count", type=int, default=6, help="instances of each family")
+    parser.add_argument("-o", "--output", type=Path, default=RECORDED)
+    arguments = parser.parse_args()
+    problems = [arguments.problem] if arguments.problem else list(FAMILIES)
+    kept = []
+    if arguments.output.exists():
+        kept = json.loads(arguments.output.read_text(encoding="utf-8"))["rows"]
+    kept = [row for row in kept if row["problem"] not in problems]
+    wrong: list[str] = []
+    for problem in problems:
+        rows, contradicting = measure(problem, arguments.count, arguments.limit)
+        kept += rows
+        wrong += contradicting
+        document = {"limit": arguments.limit, "rows": kept}
+        arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(*wrong, sep="\n")
+    return DISAGREEMENT if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
