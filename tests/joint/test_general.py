@@ -52,7 +52,7 @@ def test_equal_to_full_enumeration(seed: int, devices: int, layers: int, batch: 
     replayer = Master(data, run()).space(data.global_batch).replayer
     replays = (replayer.replay(plan) for plan in all_plans(data))
     best = min((replay.seconds for replay in replays if replay.fits), default=None)
-    for method in ("cp-sat", "milp"):
+    for method in ("cp-sat-linear", "milp"):
         outcome = solve_by(method, data, run())
         assert outcome.stop is (Stop.INFEASIBLE if best is None else Stop.OPTIMAL)
         if outcome.decision is not None:
@@ -93,7 +93,7 @@ def test_no_plan_is_faster_than_any_of_its_replicas(seed: int) -> None:
 
 def test_a_time_limit_leaves_the_best_plan_and_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     data = random_data(Random(19), devices=3, layers=4, batch=3)
-    least, whole = Master.least, solve_by("cp-sat", data, run())
+    least, whole = Master.least, solve_by("cp-sat-linear", data, run())
     assert whole.bound is not None
 
     def stops(self: Master, way: ReplicaWay) -> float:
@@ -102,7 +102,7 @@ def test_a_time_limit_leaves_the_best_plan_and_a_bound(monkeypatch: pytest.Monke
         return least(self, way)
 
     monkeypatch.setattr(Master, "least", stops)
-    outcome = solve_by("cp-sat", data, run())
+    outcome = solve_by("cp-sat-linear", data, run())
     assert outcome.stop is Stop.INTERRUPTED and outcome.decision is not None
     assert outcome.bound is not None and 0 < outcome.bound <= whole.bound
     assert evaluate(data, outcome.decision).objective is not None

@@ -30,6 +30,12 @@ FAMILY = Family(
         ),
         Method(
             "cp-sat",
+            f"{_HERE}.cp:solve",
+            True,
+            "passes and messages as intervals, by constraints; plans replayed and excluded",
+        ),
+        Method(
+            "cp-sat-linear",
             f"{_HERE}.general:solve_by",
             True,
             "layouts and ways to run replicas as one model, plans replayed and excluded; CP-SAT",
