@@ -570,8 +570,8 @@ def test_hostile_inputs_are_one_line(hetplan: Call, files: Files, what: str) -> 
 def test_a_path_to_something_else_is_not_read(
     hetplan: Call, files: Files, empty: Path, path: str
 ) -> None:
-    """A plan of a stranger may name a device or a pipe, whose reading never ends: nothing is said of
-    those."""
+    """A plan of a stranger may name a device or a pipe, whose reading never ends. Nothing is said
+    of those."""
     os.mkfifo(empty / "fifo")
     plan = empty / "plan.json"
     save_plan(files.plan_with_inputs("stages"), plan)

@@ -150,7 +150,7 @@ REFUSALS: dict[str, dict[str, str]] = {
         "--memory-gib 1 --repeats 0": "invalid value for '--repeats'",
     },
     "solve": {
-        "tiny-mixed --native cp-sat.x=2": "runs cp-sat (got 'auto', expected --method cp-sat)",
+        "tiny-mixed --native cp-sat.x=2": "runs cp-sat (got 'auto', expected --method cp-sat or",
         "tiny-mixed -m exact,paper --native highs.x=off": "runs highs (got 'exact, paper', exp",
         "tiny-mixed -m milp --native pyomo.x=1": "--native pyomo.x: no method chosen runs pyomo",
         "tiny-mixed -q -m pyomo --native pyomo.time_limit=1": "repeats the common option",
