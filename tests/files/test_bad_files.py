@@ -132,7 +132,12 @@ def test_a_pipe_gives_what_is_written_into_it(
     monkeypatch.setattr(files, "PIPE_SECONDS", 0)
     read_end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     with open(pipe, "wb") as late:  # has it open, and has written nothing yet
-        writer = threading.Timer(0.2, lambda: (late.write(b"[1]"), late.close()))
+
+        def write_late() -> None:
+            late.write(b"[1]")
+            late.close()
+
+        writer = threading.Timer(0.2, write_late)
         writer.start()
         os.close(read_end)
         assert read_json(pipe) == [1]
