@@ -21,8 +21,11 @@ ROWS = Path(__file__).resolve().parents[1] / "evidence" / "speed" / "proofs.json
 COMMAND = "python docs/proofs_table.py"
 
 
-def cell(row: dict[str, Any]) -> str:
-    """What one method did: its seconds where it proved, else objective and bound."""
+def cell(row: dict[str, Any] | None) -> str:
+    """What one method did: its seconds where it proved, else objective and bound. None: it does not
+    take the instance."""
+    if row is None:
+        return "not taken"
     if row["status"] in ("optimal", "infeasible"):
         return seconds_text(row["seconds"])
     objective = "none" if row["objective"] is None else number_text(row["objective"], 5)
@@ -40,10 +43,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| --- " * (2 + len(methods)) + "|",
     ]
     for instance in instances:
-        of_instance = [cells[instance, method] for method in methods]
-        proven = [row["objective"] for row in of_instance if row["status"] == "optimal"]
+        of_instance = [cells.get((instance, method)) for method in methods]
+        taken = [row for row in of_instance if row is not None]
+        proven = [row["objective"] for row in taken if row["status"] == "optimal"]
         optimum = number_text(min(proven), 5) if proven else "open"
-        if any(row["status"] == "infeasible" for row in of_instance):
+        if any(row["status"] == "infeasible" for row in taken):
             optimum = "infeasible"
         lines.append(f"| {instance} | {optimum} | {' | '.join(map(cell, of_instance))} |")
     return "\n".join(lines)

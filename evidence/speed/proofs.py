@@ -17,9 +17,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hetplan.errors import UnsupportedError
 from hetplan.formulations import FAMILIES, family
 from hetplan.instances.library import find, library
-from hetplan.solvers.registry import contradictions, solve
+from hetplan.solvers.native import end_process
+from hetplan.solvers.registry import Family, contradictions, solve
 from hetplan.solvers.run import Options, Result, Run
 
 RECORDED = Path(__file__).with_name("proofs.json")
@@ -53,6 +55,14 @@ def row_of(problem: str, instance: str, result: Result[Any]) -> dict[str, Any]:
     }
 
 
+def attempt(one: Family, data: Any, method: str, limit: float) -> Result[Any] | None:
+    """The result of a method; None where it does not take the instance."""
+    try:
+        return solve(one, data, method, Run(Options(time_limit=limit, threads=1)))
+    except UnsupportedError:
+        return None
+
+
 def measure(problem: str, count: int, limit: float) -> tuple[list[dict[str, Any]], list[str]]:
     """(rows of a family, contradictions between its methods)."""
     one = family(problem)
@@ -61,7 +71,7 @@ def measure(problem: str, count: int, limit: float) -> tuple[list[dict[str, Any]
     first = find(f"{problem}/{names[0]}")
     assert first is not None
     for method in methods:  # compiles kernels and loads libraries
-        solve(one, first.load().data, method, Run(Options(time_limit=5, threads=1)))
+        attempt(one, first.load().data, method, 5.0)
     rows, wrong = [], []
     for name in names:
         entry = find(f"{problem}/{name}")
@@ -69,8 +79,11 @@ def measure(problem: str, count: int, limit: float) -> tuple[list[dict[str, Any]
         data = entry.load().data
         results = []
         for method in methods:
-            results.append(solve(one, data, method, Run(Options(time_limit=limit, threads=1))))
-            rows.append(row_of(problem, name, results[-1]))
+            result = attempt(one, data, method, limit)
+            if result is None:
+                continue
+            results.append(result)
+            rows.append(row_of(problem, name, result))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         wrong += [f"{problem}/{name}: {line}" for line in contradictions(results)]
     return rows, wrong
@@ -101,4 +114,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    end_process(code)  # a solver that did not stop in time may still run
+    sys.exit(code)

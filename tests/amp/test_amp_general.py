@@ -57,7 +57,7 @@ def ask(
     return answer, programme.strategy(answer) if answer.has_solution else None
 
 
-@pytest.mark.parametrize("case", rest_wide(HELD, 8), ids=str)
+@pytest.mark.parametrize("case", rest_wide(HELD, 4), ids=str)
 @pytest.mark.parametrize("model", ["cp-sat-linear", "milp"])
 def test_model_of_each_configuration_equals_enumeration(model: str, case: Case) -> None:
     data = data_of(case)

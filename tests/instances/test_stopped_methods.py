@@ -10,6 +10,7 @@ from hetplan.instances.library import find
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run, Stop
 from present import present
+from quick import rest_wide
 from stopping import cancelled_after, over
 
 # Of each family one that general solvers do not finish at once, with the looks at which its model
@@ -22,7 +23,8 @@ INSTANCES = {
     "poplar/poplar-a-llama-0.5b-zero3": (0, 20, 200),
 }
 CASES = [(name, looks) for name, places in INSTANCES.items() for looks in places]
-GENERAL = ("cp-sat", "cp-sat-linear", "milp", "pyomo")
+# `pyomo` has the model and the solver of `milp`.
+GENERAL = rest_wide(("cp-sat", "cp-sat-linear", "milp", "pyomo"), 3)
 
 
 def stopped_result_holds(name: str, method: str, run: Run, stop: Stop) -> None:
