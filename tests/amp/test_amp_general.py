@@ -75,7 +75,7 @@ def test_model_of_each_configuration_equals_enumeration(model: str, case: Case) 
         assert best * (1 - 1e-6) - 1e-9 <= answer.bound <= best * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("case", rest_wide(QUICK[:7], 4), ids=str)
+@pytest.mark.parametrize("case", rest_wide(QUICK[:7], 2), ids=str)
 @pytest.mark.parametrize("model", ["cp-sat-linear", "milp"])
 def test_nothing_is_found_below_the_optimum_and_the_optimum_is_found_at_it(
     model: str, case: Case
@@ -104,7 +104,7 @@ def test_cheap_bounds_are_below_and_the_slowest_total_above_every_configuration(
 @pytest.mark.parametrize(
     ("method", "devices", "memory"),
     [
-        ("cp-sat", 8, False),
+        pytest.param("cp-sat", 8, False, marks=pytest.mark.wide),
         ("cp-sat-linear", 8, False),
         *((method, 8, True) for method in ("milp", "pyomo")),
         pytest.param("cp-sat", 8, True, marks=pytest.mark.wide),

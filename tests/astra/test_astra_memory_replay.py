@@ -104,7 +104,7 @@ def compare(name: str, framework: str, searched: Space, count: int) -> dict[str,
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("name", rest_wide(DENSE, 3))
+@pytest.mark.parametrize("name", rest_wide(DENSE, 2))
 def test_the_search_holds_what_the_replay_holds(name: str, framework: str) -> None:
     """Without further degrees: ZeRO, recomputation, pipelines, virtual stages, tensor ranks. Full
     shards in pipelines of encoders are not replayed."""

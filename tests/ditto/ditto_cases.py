@@ -10,6 +10,7 @@ from ditto.ditto_oracle import Optimum, solve
 from hetplan.formulations.ditto.data import DittoData
 from hetplan.profiling.hardware.cluster import ClusterFile, build_cluster
 from hetplan.profiling.models.model import Model
+from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 
 SEEDS = range(240)
@@ -118,8 +119,13 @@ def make_memory(rng: Random, names: list[str], layers: int) -> dict[str, Any]:
     }
 
 
-def workload_on(*nodes: dict[str, Any], model: str | Model = "gpt2", batch: int = 8) -> Workload:
-    """A model on nodes given as the cluster file has them."""
+def workload_on(
+    *nodes: dict[str, Any],
+    model: str | Model = "gpt2",
+    batch: int = 8,
+    profile: Profile | None = None,
+) -> Workload:
+    """A model on nodes given as the cluster file has them. profile: None: it is predicted."""
     links = {
         "intra_node_gbit_per_s": 80.0,
         "network_gbit_per_s": 10.0,
@@ -127,4 +133,5 @@ def workload_on(*nodes: dict[str, Any], model: str | Model = "gpt2", batch: int 
     }
     header = {"format": "hetplan-cluster", "version": 1, "name": "test"}
     document = {**header, "nodes": [{**links, **node} for node in nodes]}
-    return make_workload(model, build_cluster(ClusterFile.model_validate(document)), batch)
+    cluster = build_cluster(ClusterFile.model_validate(document))
+    return make_workload(model, cluster, batch, profile=profile)

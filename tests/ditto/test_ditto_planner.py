@@ -87,9 +87,16 @@ def test_templates_become_plans_that_hold(
     assert len(set(widths)) > 1  # the four T4 share the head: no plan of equal widths says that
 
 
+@pytest.fixture(scope="module")
+def both_types() -> Profile:
+    """A profile of a small model on both types of device; nodes of any size can use it."""
+    nodes = [{"device": name, "devices": 12} for name in ("T4", "P100-PCIE-16GB")]
+    return workload_on(*nodes, model=small_model(layers=12)).profile
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_every_template_finds_its_devices(draw: st.DataObject) -> None:
+def test_every_template_finds_its_devices(both_types: Profile, draw: st.DataObject) -> None:
     """Any stages within the posed problem's devices are placed: whole groups in one node, no device
     twice."""
     sizes = draw.draw(st.lists(st.sampled_from([2, 4, 6, 8, 12]), min_size=1, max_size=4))
@@ -99,6 +106,7 @@ def test_every_template_finds_its_devices(draw: st.DataObject) -> None:
             for n in sizes
         ),
         model=small_model(layers=12),
+        profile=both_types,
     )
     data = pose(w, 1)
     left = Counter({kind.name: kind.nodes * data.devices_per_node for kind in data.device_types})

@@ -107,7 +107,9 @@ def test_the_constraint_model_equals_enumeration(cases: Cases, seed: int) -> Non
     equals_enumeration(*cases(seed), "cp-sat")
 
 
-@pytest.mark.parametrize("cases", [known, known_limited])
+@pytest.mark.parametrize(
+    "cases", [known, pytest.param(known_limited, marks=pytest.mark.wide)], ids=["free", "limited"]
+)
 @pytest.mark.parametrize("method", ["paper", "dp-even", "dp-proportional"])
 @pytest.mark.parametrize("count", [40, pytest.param(120, marks=pytest.mark.wide)])
 def test_heuristics_fit_or_say_that_they_do_not(count: int, method: str, cases: Cases) -> None:

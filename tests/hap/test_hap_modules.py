@@ -143,7 +143,7 @@ def test_modules_have_one_precision_and_data() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", rest_wide([strangers.perceptron, strangers.vit, strangers.resnet, strangers.chain], 2)
+    "make", rest_wide([strangers.perceptron, strangers.vit, strangers.resnet, strangers.chain], 1)
 )
 def test_programs_have_the_layers_of_the_profile(make: Callable[[], Any]) -> None:
     """Operators between submodules count to the layer that ran last, those before the first to

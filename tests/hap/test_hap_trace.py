@@ -28,9 +28,10 @@ from hetplan.programs.work import Work, products_of, work_of  # noqa: E402
 from hetplan.runtime.tracing.aten import RULES  # noqa: E402
 from hetplan.runtime.tracing.program import Traced, trace  # noqa: E402
 
-# Network and blocks: convolutions, and attention with experts, by default.
+# Network and blocks: attention with experts by default.
 NETWORKS = [
-    *(("vgg19", 2), ("bert-moe", 2), pytest.param("vit", 2, marks=pytest.mark.wide)),
+    ("bert-moe", 2),
+    *(pytest.param(name, 2, marks=pytest.mark.wide) for name in ("vgg19", "vit")),
     *(
         pytest.param(name, PUBLISHED, marks=pytest.mark.wide)
         for name in MAKERS

@@ -68,6 +68,7 @@ def reference(model: str) -> list[dict[str, Any]]:
     return alone(model, 2)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("case", [case for case in CASES if case.world == 2], ids=["two ranks"])
 def test_two_ranks_train_as_one_process(case: Spread, written_by_two: Written) -> None:
     check(case, written_by_two)
@@ -142,6 +143,7 @@ def test_tokens_go_to_the_ranks_of_their_experts(
     assert not written["without"][0]["sent"]
 
 
+@pytest.mark.engine
 def test_a_rank_without_a_token_takes_part(written_by_two: Written) -> None:
     for told in written_by_two["no token"]:
         errors: Any = told  # numbers here, not a document

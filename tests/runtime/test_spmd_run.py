@@ -285,6 +285,7 @@ def test_staging_changes_nothing(name: str, found: dict[int, list[dict[str, Any]
             assert dimension == staged[key][0] and torch.equal(values, staged[key][1])
 
 
+@pytest.mark.engine
 def test_the_cases_use_every_instruction() -> None:
     assert kinds_used() >= {
         "Run", "reduction", "All-Reduce", "Reduce-Scatter", "All-Gather", "Grouped-Broadcast",
