@@ -40,8 +40,8 @@ def left_by(target: str, folder: Path, largest: int) -> Left:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Left:
-    """What two ranks left of some cases."""
-    return left_by("parity.divided:quick", tmp_path_factory.mktemp("quick"), 2)
+    """What two ranks left of some cases; three try the ring alone."""
+    return left_by("parity.divided:quick", tmp_path_factory.mktemp("quick"), 3)
 
 
 @pytest.fixture(scope="module")
