@@ -19,38 +19,36 @@ from hetplan.schema import parse
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("name", "content", "said"),
     [
-        (b"", "is empty (expected a JSON document)"),
-        (b" \n", "is empty (expected a JSON document)"),
-        (b'{"a": 1', "ends in the middle (expected a whole JSON document)"),
-        (b'{"a": [1, 2,\n', "ends in the middle (expected a whole JSON document)"),
-        (b'{"a": "b', "ends in the middle (expected a whole JSON document)"),
-        (b'{"a" 1}', "line 1 column 6: not valid JSON: Expecting ':' delimiter"),
+        ("x.json", b"", "is empty (expected a JSON document)"),
+        ("x.json", b" \n", "is empty (expected a JSON document)"),
+        ("x.json", b'{"a": 1', "ends in the middle (expected a whole JSON document)"),
+        ("x.json", b'{"a": [1, 2,\n', "ends in the middle (expected a whole JSON document)"),
+        ("x.json", b'{"a": "b', "ends in the middle (expected a whole JSON document)"),
+        ("x.json", b'{"a" 1}', "line 1 column 6: not valid JSON: Expecting ':' delimiter"),
+        ("x.yaml", b"", "is empty (expected a YAML document)"),
+        ("x.yaml", b"# a comment\n", "is empty (expected a YAML document)"),
+        (
+            "x.yaml",
+            b"\x00\x01\xff",
+            "no text that YAML allows, at position 2 (expected a YAML document)",
+        ),
+        (
+            "x.yaml",
+            b"a: \x07",
+            "no text that YAML allows, at position 3 (expected a YAML document)",
+        ),
     ],
 )
-def test_an_empty_or_cut_json_file(tmp_path: Path, content: bytes, said: str) -> None:
-    path = tmp_path / "x.json"
+def test_a_file_that_is_empty_cut_or_no_text(
+    tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    path = tmp_path / name
     path.write_bytes(content)
+    read = read_json if path.suffix == ".json" else read_yaml
     with pytest.raises(InputError) as caught:
-        read_json(path)
-    assert str(caught.value) == f"{path}: {said}"
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "is empty (expected a YAML document)"),
-        (b"# a comment\n", "is empty (expected a YAML document)"),
-        (b"\x00\x01\xff", "no text that YAML allows, at position 2 (expected a YAML document)"),
-        (b"a: \x07", "no text that YAML allows, at position 3 (expected a YAML document)"),
-    ],
-)
-def test_a_yaml_file_that_is_empty_or_no_text(tmp_path: Path, content: bytes, said: str) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_bytes(content)
-    with pytest.raises(InputError) as caught:
-        read_yaml(path)
+        read(path)
     assert str(caught.value) == f"{path}: {said}"
 
 

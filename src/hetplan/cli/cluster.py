@@ -166,13 +166,13 @@ def described_node(
         intra_gbit=intra or here.intra_gbit,
         network_gbit=network or here.network_gbit,
     )
-    found = local_device_name()
-    what = "no GPU was found here" if found is None else "device type is not known"
+    gpu = local_device_name()
+    what = "no GPU was found here" if gpu is None else "device type is not known"
     require(
         local.device is not None,
         what,
         where="--device",
-        got=found,
+        got=gpu,
         expected="a name of the catalogue, as --device A100-SXM4-80GB",
     )
     return local

@@ -589,8 +589,8 @@ def versus_best(planning: "Planning") -> "Column[Candidate]":
         """How much longer the candidate takes; None for an empty text."""
         return None if best is None or candidate is best else longer(candidate, best)
 
-    known = [value for value in map(ratio, planning.candidates) if value is not None]
-    as_factors = max(known, default=0.0) >= MANY_TIMES
+    ratios = [value for value in map(ratio, planning.candidates) if value is not None]
+    as_factors = max(ratios, default=0.0) >= MANY_TIMES
 
     def text(value: float | None) -> str:
         if value is None:

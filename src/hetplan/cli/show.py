@@ -277,8 +277,8 @@ def export(
     name."""
     loaded = load_plan(plan)
     text = written(loaded, to, model)
-    given = None if model is None else load_model(model)
-    note_changes(loaded, plan, Replaced(model=given))
+    other_model = None if model is None else load_model(model)
+    note_changes(loaded, plan, Replaced(model=other_model))
     if output is None:
         sys.stdout.write(text)
     else:

@@ -57,8 +57,11 @@ class ConstraintModel:
 
     def ticks(self, seconds: ArrayLike) -> list[int]:
         """[n] seconds in ticks, rounded down."""
-        scaled = np.asarray(seconds, dtype=float) * self.scale.per_unit
-        return [math.floor(value) for value in scaled.ravel().tolist()]
+        return [self.tick(value) for value in np.asarray(seconds, dtype=float).ravel().tolist()]
+
+    def ticks_up(self, seconds: ArrayLike) -> list[int]:
+        """[n] seconds in ticks, rounded up: for seconds that a model subtracts."""
+        return [-ticks for ticks in self.ticks(-np.asarray(seconds, dtype=float))]
 
     def tick(self, seconds: float) -> int:
         """Seconds in ticks, rounded down."""

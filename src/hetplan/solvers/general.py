@@ -69,6 +69,9 @@ class Formulation(Generic[D]):
 # A proof of HiGHS that took no more seconds is asked for once more (`confirmed`).
 CONFIRMED_SECONDS = 5.0
 
+# Builds a constraint model; with it comes the function that reads a decision from an answer, since
+# the model's variables do not exist before.
+BuildConstraints = Callable[[], tuple["ConstraintModel", Callable[[ModelAnswer], D]]]
 Formulate = Callable[[Any, Run], Formulation[D] | Outcome[D]]  # of data and a run
 # The function `solve` of a driver. The sink receives incumbents and bounds; None: the run does.
 Solve = Callable[[Any, Run, Sink | None], ModelAnswer]
@@ -117,6 +120,23 @@ def minimise(
     return replace(answer, stop=feasibility.stop, message=feasibility.message)
 
 
+def constraint_formulation(
+    build: BuildConstraints[D], *, infeasible: str, prior: PriorResult[D]
+) -> Formulation[D]:
+    """The formulation of a constraint model. infeasible, prior: see `Formulation`."""
+    readers: list[Callable[[ModelAnswer], D]] = []  # of the models that were built
+
+    def build_model() -> "ConstraintModel":
+        model, read = build()
+        readers.append(read)
+        return model
+
+    def read_answer(answer: ModelAnswer) -> D:
+        return readers[-1](answer)
+
+    return Formulation(build=build_model, read=read_answer, infeasible=infeasible, prior=prior)
+
+
 def uses_highs(method: str, options: Options) -> bool:
     """Whether HiGHS is the solver behind `method`."""
     return method == "milp" or (method == "pyomo" and engine(options.pyomo_solver) == HIGHS)
@@ -150,13 +170,12 @@ def confirmed(solve: Solve, model: Any, run: Run, answer: ModelAnswer) -> ModelA
 def presolves(method: str, options: Options) -> bool:
     """Whether the user's native options turn the presolve of HiGHS on, where HiGHS is the solver
     behind `method`."""
-    backends: dict[str, tuple[str, ...]] = {"milp": ("highs",)}
-    if engine(options.pyomo_solver) == HIGHS:
-        backends["pyomo"] = ("highs", "pyomo")
-    for backend in backends.get(method, ()):
-        if options.native.get(backend, {}).get("presolve", "off") != "off":
-            return True
-    return False
+    if not uses_highs(method, options):
+        return False
+    backends = ("highs",) if method == "milp" else ("highs", "pyomo")
+    return any(
+        options.native.get(backend, {}).get("presolve", "off") != "off" for backend in backends
+    )
 
 
 def without_presolve(options: Options) -> Options:

@@ -123,7 +123,7 @@ class Programme:
         the one up to its begin, rounded up. seconds: [L] of each layer."""
         self.model.check()
         sums = self.sums(seconds)
-        up_to_end, up_to_begin = self.model.ticks(sums), [-t for t in self.model.ticks(-sums)]
+        up_to_end, up_to_begin = self.model.ticks(sums), self.model.ticks_up(sums)
         end = self.cp.new_int_var(0, up_to_end[-1], f"{name}_up_to_end")
         begin = self.cp.new_int_var(0, up_to_begin[-1], f"{name}_up_to_begin")
         self.cp.add_element(self.cut[j + 1], up_to_end, end)

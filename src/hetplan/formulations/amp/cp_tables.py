@@ -83,19 +83,19 @@ def classes_of(data: AmpData, run: Run) -> list[DeviceClass]:
         same[[d, e]] = True
         return bool(same.all())
 
-    found: dict[tuple[int, str], list[list[int]]] = {}  # by node and type
+    members: dict[tuple[int, str], list[list[int]]] = {}  # by node and type, of each class
     for d, device in enumerate(data.devices):
         run.check()
-        here = found.setdefault((device.node, device.type), [])
-        known = next((devices for devices in here if alike(devices[0], d)), None)
-        if known is None:
-            here.append([d])
+        classes = members.setdefault((device.node, device.type), [])
+        own_class = next((devices for devices in classes if alike(devices[0], d)), None)
+        if own_class is None:
+            classes.append([d])
         else:
-            known.append(d)
+            own_class.append(d)
     return [
         DeviceClass(name, node, tuple(devices))
-        for node, name in sorted(found)
-        for devices in found[node, name]
+        for node, name in sorted(members)
+        for devices in members[node, name]
     ]
 
 

@@ -19,23 +19,27 @@ plan: numbers of layers that cost more in one stage alone are left out (`afforda
 Source Astra, eq. 22-23.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ortools.sat.python.cp_model import IntVar
 
 from hetplan.formulations.astra.data import AstraData, AstraDecision, AstraStage, DeviceType
 from hetplan.solvers.constraint_model import ConstraintModel
-from hetplan.solvers.general import Formulation, PriorResult
+from hetplan.solvers.general import Formulation, PriorResult, constraint_formulation
 from hetplan.solvers.model import ModelAnswer, Totals
 from hetplan.solvers.run import Outcome, Run, Stop
 
 # With more numbers of layers in all slots together than this, CP-SAT finds no stages in minutes.
 MOST_VALUES = 200_000
-TOO_LARGE = "too many slots and numbers of layers for CP-SAT's own constraints; the method exact \
-does not need them"
+TOO_LARGE = (
+    "too many slots and numbers of layers for CP-SAT's own constraints; the method exact does not "
+    "need them"
+)
 # Share by which sums of seconds may differ from the evaluator's, which adds in another order.
 ROUNDING = 1e-12
 
+Read = Callable[[ModelAnswer], AstraDecision]  # the decision of an answer
 Slot = tuple[int, int]  # (number of the type, number of the slot on it)
 
 
@@ -256,8 +260,8 @@ CONSTRAINTS = (
 
 def build(
     data: AstraData, types: list[StageType], least: float, run: Run
-) -> tuple[ConstraintModel, Variables]:
-    """The model and its variables. least: a lower bound on the objective, in seconds."""
+) -> tuple[ConstraintModel, Read]:
+    """The model, and what reads its answers. least: a lower bound on the objective, in seconds."""
     passes = data.stages + data.micro_batches - 1  # stage times in one objective
     longest = max(device_type.seconds(device_type.layers) for device_type in types)
     totals = Totals(least=least, largest=passes * longest, roundings=passes)
@@ -267,7 +271,15 @@ def build(
         constrain(model, data, types, variables)
     times, slowest = variables.ticks.values(), variables.slowest
     model.cp.minimize(sum(times) + (data.micro_batches - 1) * slowest)
-    return model, variables
+
+    def read(answer: ModelAnswer) -> AstraDecision:
+        stages = []
+        for (i, _), layers in variables.layers.items():
+            if answer.value(layers) > 0:
+                stages.append(AstraStage(type=types[i].name, layers=answer.value(layers)))
+        return AstraDecision(stages=stages)
+
+    return model, read
 
 
 def formulate(data: AstraData, run: Run) -> Formulation[AstraDecision] | Outcome[AstraDecision]:
@@ -284,23 +296,8 @@ def formulate(data: AstraData, run: Run) -> Formulation[AstraDecision] | Outcome
     values = sum(most_layers(data, each, slot) for each in types for slot in range(each.slots))
     if values > MOST_VALUES:
         return Outcome(stop=Stop.LIMIT, bound=least, message=TOO_LARGE)
-    made: list[Variables] = []  # by `build`, for `read`
-
-    def build_model() -> ConstraintModel:
-        model, variables = build(data, types, least, run)
-        made.append(variables)
-        return model
-
-    def read(answer: ModelAnswer) -> AstraDecision:
-        stages = []
-        for (i, _), layers in made[-1].layers.items():
-            if answer.value(layers) > 0:
-                stages.append(AstraStage(type=types[i].name, layers=answer.value(layers)))
-        return AstraDecision(stages=stages)
-
-    return Formulation(
-        build=build_model,
-        read=read,
+    return constraint_formulation(
+        lambda: build(data, types, least, run),
         infeasible="proven by CP-SAT: no slots on these devices hold all layers",
         prior=PriorResult(bound=least),
     )

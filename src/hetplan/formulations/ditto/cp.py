@@ -33,7 +33,7 @@ Source Ditto, Section 3; Oobleck (SOSP 2023), Section 4.1.2; (8) is hetplan's, f
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,7 +50,7 @@ from hetplan.formulations.ditto.data import (
     group_sizes,
 )
 from hetplan.solvers.constraint_model import ConstraintModel
-from hetplan.solvers.general import Formulation, PriorResult
+from hetplan.solvers.general import Formulation, PriorResult, constraint_formulation
 from hetplan.solvers.model import ModelAnswer, Totals
 from hetplan.solvers.run import Outcome, Run, Stop
 
@@ -65,6 +65,8 @@ FINEST = 1e-9
 MOST_ENTRIES = 5_000_000
 STARTS = 40  # templates that are tried before the model is solved
 NO_DEVICE = "no device type has a node"
+
+Read = Callable[[ModelAnswer], DittoDecision]  # the decision of an answer
 
 
 @dataclass(frozen=True)
@@ -320,7 +322,7 @@ def read_the_clocks(model: ConstraintModel, instance: Instance, v: Variables) ->
     for o, option in enumerate(instance.options):
         clock = option.clock * (1 - TIE)
         down = model.ticks(clock)
-        up = [-ticks for ticks in model.ticks(-clock)]
+        up = model.ticks_up(clock)
         for j, on in enumerate(v.on):
             model.check()
             at_end = cp.new_int_var(0, down[-1], f"at_end_{j}_{o}")
@@ -396,8 +398,8 @@ CONSTRAINTS = (
 )
 
 
-def build(instance: Instance, start: Start | None, run: Run) -> tuple[ConstraintModel, Variables]:
-    """The model and its variables."""
+def build(instance: Instance, start: Start | None, run: Run) -> tuple[ConstraintModel, Read]:
+    """The model, and what reads its answers."""
     # The objective counts the seconds of k* at most N_b - 1 times beside those of every stage,
     # once or twice, and every stage has two roundings.
     passes = instance.data.micro_batches - 1 + instance.places
@@ -410,7 +412,17 @@ def build(instance: Instance, start: Start | None, run: Run) -> tuple[Constraint
     model.cp.minimize(sum(variables.ticks) + sum(variables.again) + variables.steady)
     if start is not None:
         hint(model, instance, start, variables)
-    return model, variables
+
+    def read(answer: ModelAnswer) -> DittoDecision:
+        options = []
+        for on in variables.on:
+            for option, chosen in zip(instance.options, on, strict=True):
+                if answer.value(chosen):
+                    options.append(option)
+        begins = [answer.value(begin) for begin in variables.begin]
+        return decision(instance.data, begins, options)
+
+    return model, read
 
 
 def hint(model: ConstraintModel, instance: Instance, start: Start, v: Variables) -> None:
@@ -443,25 +455,8 @@ def formulate(data: DittoData, run: Run) -> Formulation[DittoDecision] | Outcome
         kind=UnsupportedError,
     )
     start = find_start(instance)
-    made: list[Variables] = []  # by `build`, for `read`
-
-    def build_model() -> ConstraintModel:
-        model, variables = build(instance, start, run)
-        made.append(variables)
-        return model
-
-    def read(answer: ModelAnswer) -> DittoDecision:
-        v = made[-1]
-        options = []
-        for on in v.on:
-            for option, chosen in zip(instance.options, on, strict=True):
-                if answer.value(chosen):
-                    options.append(option)
-        return decision(data, [answer.value(begin) for begin in v.begin], options)
-
-    return Formulation(
-        build=build_model,
-        read=read,
+    return constraint_formulation(
+        lambda: build(instance, start, run),
         infeasible="proven by CP-SAT: no template fits in memory",
         prior=PriorResult(
             bound=instance.bound,

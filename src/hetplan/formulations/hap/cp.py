@@ -42,7 +42,7 @@ Source HAP, Section 3.2, 4.2, 5.2.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -61,7 +61,7 @@ from hetplan.formulations.hap.data import Communication, Compute, HapData, HapDe
 from hetplan.formulations.hap.problem import HapProblem, compile_problem
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.solvers.constraint_model import ConstraintModel
-from hetplan.solvers.general import Formulation, PriorResult, solve_with
+from hetplan.solvers.general import Formulation, PriorResult, constraint_formulation, solve_with
 from hetplan.solvers.highs import check_native
 from hetplan.solvers.model import ModelAnswer, Totals
 from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, relative_gap
@@ -427,9 +427,8 @@ def build(
     totals = Totals(least=theory.least, largest=theory.largest, roundings=roundings)
     model = ConstraintModel("hap", run, totals)
     theory = replace(theory, steps=affordable_steps(theory, model.most_ticks))
-    by_shares = (
-        len(theory.groups) / theory.steps
-    )  # the share of a cost that rounding them takes off
+    # the share of a cost that rounding the ratios takes off
+    by_shares = len(theory.groups) / theory.steps
     model.totals = replace(totals, error=totals.error + by_shares)
     model.scale = replace(model.scale, under=model.scale.under + by_shares * theory.largest)
     v = make_variables(model, theory)
@@ -508,15 +507,8 @@ def formulate(search: Search, data: HapData, run: Run) -> Formulation[Known | No
     if known is not None:
         theory = replace(theory, largest=known.seconds)
         prior = replace(prior, decision=known, objective=known.seconds)
-    made: list[Variables] = []  # by `build`, for `read`
 
-    def build_model() -> ConstraintModel:
-        model, variables = build(theory, search.unfit, run)
-        made.append(variables)
-        return model
-
-    def read(answer: ModelAnswer) -> Known | None:
-        v = made[-1]
+    def read(v: Variables, answer: ModelAnswer) -> Known | None:
         program = [i for i, used in v.used.items() if answer.value(used)]
         program.sort(key=lambda i: answer.value(v.at[i]))
         best = best_ratios(problem, problem.cost_of(program), run)
@@ -526,7 +518,11 @@ def formulate(search: Search, data: HapData, run: Run) -> Formulation[Known | No
             return known
         return Known(problem.decision(program, best.ratios), best.seconds)
 
-    return Formulation(build=build_model, read=read, infeasible=NONE_FITS, prior=prior)
+    def build_model() -> tuple[ConstraintModel, Callable[[ModelAnswer], Known | None]]:
+        model, variables = build(theory, search.unfit, run)
+        return model, partial(read, variables)
+
+    return constraint_formulation(build_model, infeasible=NONE_FITS, prior=prior)
 
 
 def solve_by(method: str, data: HapData, run: Run) -> Outcome[HapDecision]:

@@ -48,7 +48,7 @@ from hetplan.formulations.poplar.crews import (
 )
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision, Share, Step
 from hetplan.solvers.constraint_model import ConstraintModel
-from hetplan.solvers.general import Formulation, PriorResult
+from hetplan.solvers.general import Formulation, PriorResult, constraint_formulation
 from hetplan.solvers.model import ModelAnswer, Totals
 from hetplan.solvers.run import Outcome, Run, Stop
 
@@ -249,19 +249,8 @@ def formulate(data: PoplarData, run: Run) -> Formulation[PoplarDecision] | Outco
     if too_large(data, groups):
         return Outcome(stop=Stop.LIMIT, bound=bound, message=TOO_LARGE)
     build = build_for_steps if data.stepwise else build_for_shares
-    readers: list[Read] = []  # of the model that was built
-
-    def build_model() -> ConstraintModel:
-        model, read = build(data, groups, run)
-        readers.append(read)
-        return model
-
-    def read_answer(answer: ModelAnswer) -> PoplarDecision:
-        return readers[-1](answer)
-
-    return Formulation(
-        build=build_model,
-        read=read_answer,
+    return constraint_formulation(
+        lambda: build(data, groups, run),
         infeasible="proven by CP-SAT: no loads add up to the batch",
         prior=PriorResult(bound=bound),
     )
