@@ -29,7 +29,8 @@ from statistics import median
 
 from evidence.speed.joint_instances import DOCUMENTED, MIXED, Nodes, cluster
 from hetplan.formulations.joint import exact
-from hetplan.formulations.joint.bound import Relaxation, lower_bound
+from hetplan.formulations.joint.bound.driver import lower_bound
+from hetplan.formulations.joint.bound.tables import Relaxation
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
 from hetplan.formulations.joint.search import search

@@ -14,7 +14,7 @@ from hetplan.errors import UnsupportedError
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.pool import homogeneous
 from hetplan.formulations.astra.search.result import Job, summary
-from hetplan.formulations.joint.bound import computing_alone
+from hetplan.formulations.joint.bound.alone import computing_alone
 from hetplan.planner.astra import Astra, PoolProblem, plan_of
 from hetplan.planner.proposals import propose
 from hetplan.planner.ranking import make_plans

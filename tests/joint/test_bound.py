@@ -7,14 +7,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from hetplan.formulations.joint.bound import (
-    WARM_UP,
-    Homes,
-    Micro,
-    Parameters,
-    Relaxation,
-    lower_bound,
-)
+from hetplan.formulations.joint.bound.driver import lower_bound
+from hetplan.formulations.joint.bound.replicas import WARM_UP, Micro, Parameters
+from hetplan.formulations.joint.bound.tables import Homes, Relaxation
 from hetplan.formulations.joint.data import JointData
 from hetplan.plans.plan import Plan
 from hetplan.replays.chains import ChainReplayer

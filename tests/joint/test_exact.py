@@ -4,7 +4,8 @@ from random import Random
 
 import pytest
 
-from hetplan.formulations.joint.bound import Relaxation, lower_bound
+from hetplan.formulations.joint.bound.driver import lower_bound
+from hetplan.formulations.joint.bound.tables import Relaxation
 from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.exact import solve
 from hetplan.replays.chains import ChainReplayer

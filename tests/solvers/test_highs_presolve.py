@@ -21,7 +21,7 @@ import hetplan
 from hetplan.errors import UnsupportedError
 from hetplan.formulations import FAMILIES, family
 from hetplan.formulations.hap.matrix_game import game
-from hetplan.formulations.joint.bound import computing_alone
+from hetplan.formulations.joint.bound.alone import computing_alone
 from hetplan.instances.library import load_from_library, parse_instance
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import Model, ModelAnswer

@@ -40,7 +40,7 @@ from hetplan.formulations.astra.search.result import (
 )
 from hetplan.formulations.astra.search.space import Space, measured_sizes
 from hetplan.formulations.astra.search.table import EXCHANGES
-from hetplan.formulations.joint.bound import computing_alone
+from hetplan.formulations.joint.bound.alone import computing_alone
 from hetplan.planner.candidate import Candidate, StrategyMethod, joined
 from hetplan.planner.strategy import NoPlan, Problem, Strategy
 from hetplan.plans.degrees import Degrees

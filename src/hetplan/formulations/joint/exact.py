@@ -9,7 +9,7 @@ then divides all plans
 3. by the cuts between stages. The resulting plans are replayed under every ZeRO level.
 
 replica_bounds.py bounds each replica. evidence/speed/joint_bound.md says which plans are left out
-because others run equally long. On more devices, bound.py gives a lower bound for all plans.
+because others run equally long. on more devices, bound/ gives a lower bound for all plans.
 """
 
 import itertools
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.formulations.joint.bound import Relaxation, lower_bound
+from hetplan.formulations.joint.bound.driver import lower_bound
+from hetplan.formulations.joint.bound.tables import Relaxation
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
 from hetplan.formulations.joint.design import SCHEDULES, Design, Pipeline
 from hetplan.formulations.joint.evaluate import decision_of, plan_of
@@ -230,7 +231,7 @@ def solve(
         return with_bound_only(branching, starts)
     many_cuts = most_cuts(data, devices) > parameters.cuts
     branching.begin(starts, None if many_cuts else parameters.short)
-    relaxed_bound = 0.0  # of all plans, by bound.py
+    relaxed_bound = 0.0  # of all plans, by bound/
     if many_cuts:
         part = run.part(time_limit=parameters.share * run.remaining)
         relaxed_bound = lower_bound(branching.relaxation, part, incumbent.objective)
@@ -248,7 +249,7 @@ def solve(
 def with_bound_only(
     branching: Branching, starts: Sequence[JointDecision]
 ) -> Outcome[JointDecision]:
-    """The best plan of the local search, and the lower bound of bound.py."""
+    """The best plan of the local search, and the lower bound of bound/."""
     run, incumbent = branching.run, branching.incumbent
     branching.begin(starts, None)
     bound = lower_bound(branching.relaxation, run, incumbent.objective)

@@ -29,7 +29,8 @@ from itertools import islice, product
 import numpy as np
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.formulations.joint.bound import Relaxation, lower_bound
+from hetplan.formulations.joint.bound.driver import lower_bound
+from hetplan.formulations.joint.bound.tables import Relaxation
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.design import Design, Pipeline
 from hetplan.formulations.joint.evaluate import decision_of

@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 import numpy as np
 
 from hetplan.compiled import kernel
-from hetplan.formulations.joint.bound import Ints
+from hetplan.formulations.joint.bound.path import Ints
 from hetplan.replays.arrays import Floats
 from hetplan.replays.simulator.pipeline import Schedule, order
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.formulations.joint.bound import Ints, Relaxation
+from hetplan.formulations.joint.bound.path import Ints
+from hetplan.formulations.joint.bound.tables import Relaxation
 from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.design import Group
 from hetplan.formulations.joint.layouts import Layout

@@ -1,0 +1,240 @@
+"""A bound by nodes: a linear programme of what nodes compute, receive and join.
+
+It sees what the inequalities of single stages cannot see: layers that several nodes hold are joined
+through the few cards of these nodes, and all their seconds add up. evidence/speed/joint_bound.md,
+Section 5, proves it.
+
+Sets   k nodes, l layers. Homes hold some layer alone. Cases: the homes; one replica, or several
+       (R = 1 or 2); one chunk, or several (C = 1 or 2).
+Data   n[k] devices; c[k] bytes per second that a card receives; I[k] bytes per second that a ring
+       inside the node joins; G samples; w[l, k] least device-seconds of a sample; f[l, k] those of
+       its forward pass alone; W[l] bytes of weights that are joined; a[l] bytes of an activation
+       that enters layer l; tied: bytes of weights that the first layer shares with a later one, e.
+Decide u[l, k] share of a layer's samples that a node computes; x[l, k] it alone holds the layer;
+       y[l, k] it and others hold it; s[l] the layer is shared; v[l, k], z[l, k] shares of samples
+       that enter the node before layer l, forward and backward; t[k] whether tied weights are
+       joined through the card; first: when the last forward pass ends; T.
+Min    T, subject to
+(1) sum_k u = 1, sum_k x + s = 1, sum_k y >= 2 s, y <= s, x <= u <= x + y; x = 0 but in homes, and
+    every home holds a layer alone. One replica: a shared layer has holders of one type.
+(2) v[l, k] >= u[l, k] - u[l - 1, k], z[l, k] >= u[l - 1, k] - u[l, k]
+(3) sum_l G w u + waits[k] + rings[k] + [R > 1] sum_l 2 (R - 1) W x / I <= n T,
+    waits[k] = sum_l G a (v + z) / c, rings[k] = sum_l W y / c
+(4) sum_l G f u + sum_l G a v / c <= n first
+(5) first + rings[k] + tied t[k] / c <= T and waits[k] + rings[k] + tied t[k] / c <= T
+(6) t[k] >= x[0, k] - x[e, k], t[k] >= x[e, k] - x[0, k] - y[0, k]
+(7) several homes, and k is one of them: (3) and (5) with (2 C - 1) G min(a) / c for waits[k]
+
+The linear programme treats alike nodes as one with the sum of their shares: if they differ, their
+mean is a solution, too. With whole x, y and s every node has shares of its own.
+"""
+
+import math
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from hetplan.formulations.joint.bound.tables import Homes, NodeClass, Relaxation
+from hetplan.replays.arrays import Floats
+from hetplan.solvers.expressions import Columns, Linear
+from hetplan.solvers.general import minimise
+from hetplan.solvers.model import SMALLEST, Model
+from hetplan.solvers.run import Options, Run, Stop
+
+# A coefficient beyond this is lowered to it, which only relaxes a row: the unit of seconds is what
+# computing alone takes, and a share of a millionth already takes as long as this.
+MOST = 1e6
+
+
+class NodeModel:
+    """The bounds by nodes of one instance, computed when they are asked for.
+
+    alone: seconds that computing alone takes, which are the model's unit.
+    """
+
+    def __init__(self, of: Relaxation, alone: float, options: Options) -> None:
+        self.of, self.unit, self.options = of, alone, options
+        self.known: dict[tuple[Homes, bool, bool], float] = {}
+
+    def seconds(self, homes: Homes, several: bool, chunks: bool) -> float:
+        """Seconds that no plan with these homes replays below; several replicas or one, with
+        several chunks or one. At least those of computing alone."""
+        part = homes, several, chunks
+        if part not in self.known:
+            self.known[part] = self.least(*part, nodes=None)
+        return self.known[part]
+
+    def whole(self, homes: Homes, several: bool, chunks: bool, nodes: int) -> float:
+        """The same with whole x, y and s, after so many nodes of HiGHS's tree at most."""
+        return self.least(homes, several, chunks, nodes=nodes)
+
+    def least(self, homes: Homes, several: bool, chunks: bool, nodes: int | None) -> float:
+        """The bound by the linear programme, or by so many nodes of the tree of the whole one."""
+        if self.unit <= 0 or not self.of.several:
+            return self.unit
+        programme = NodeProgramme(self.of, homes, several, chunks, self.unit, whole=nodes is not None)
+        limits = {} if nodes is None else {"mip_max_nodes": nodes}
+        native = {"highs": {**self.options.native.get("highs", {}), **limits}}
+        options = replace(self.options, time_limit=None, native=native)
+        answer = minimise("milp", programme.model, Run(options), lambda incumbent, bound: None)
+        if answer.stop is Stop.INFEASIBLE:
+            return math.inf
+        return self.unit * max(1.0, answer.bound or 0.0)
+
+
+class NodeProgramme:
+    """The programme of one case, stated with `solvers.model`.
+
+    kinds: nodes that have one share for all of them. alone: [K] whether they may hold a layer
+    alone. home: [K] whether each of them is one of the homes.
+    """
+
+    def __init__(
+        self, of: Relaxation, homes: Homes, several: bool, chunks: bool, unit: float, *, whole: bool
+    ) -> None:
+        self.of, self.several, self.unit = of, several, unit
+        self.turns = 2 * (2 if chunks else 1) - 1
+        self.kinds, home = node_kinds(of, homes, whole)
+        told = bool(homes.chosen)
+        self.home = home & told & (sum(homes.chosen) > 1)
+        alone = home | (not told)
+        layers, K = len(of.data.layers), len(self.kinds)
+        self.count = np.array([kind.count for kind in self.kinds], dtype=float)
+        self.devices = self.count * [kind.devices for kind in self.kinds]
+        self.card = np.array([kind.card for kind in self.kinds])
+        model = self.model = Model("nodes")
+        block = model.binary if whole else model.continuous
+        self.u = model.continuous("computes", (layers, K))
+        self.x, self.y = block("alone", (layers, K)), block("together", (layers, K))
+        self.s = model.continuous("shared", layers)
+        self.v = model.continuous("enters", (layers, K))
+        self.z = model.continuous("returns", (layers, K))
+        self.t = model.continuous("tied", K)
+        self.first, self.T = model.continuous("first"), model.continuous("T")
+        for k in np.flatnonzero(~alone):
+            model.fix(self.x[:, k], 0.0)
+        self.hold_every_layer(home & told)
+        self.move_samples()
+        self.fill_devices()
+        self.end_forward_passes()
+        self.fill_cards()
+        self.join_tied_weights()
+        model.minimize(self.T)
+
+    def hold_every_layer(self, home: "np.typing.NDArray[np.bool_]") -> None:
+        """(1)."""
+        model, u, x, y, s = self.model, self.u, self.x, self.y, self.s
+        model.row("computed", u.sum(axis=1) == 1)
+        model.row("held", x.sum(axis=1) + s == 1)
+        model.row("some", x <= u)
+        model.row("only", u <= x + y)
+        model.row("shared", y <= self.count * s[:, None])
+        for k in np.flatnonzero(home):
+            model.row("home", x[:, k].sum() >= self.count[k])
+        if self.several:
+            return model.row("two", y.sum(axis=1) >= 2 * s)
+        # One replica: the layer's stage is across nodes of its type.
+        types = np.array([kind.q for kind in self.kinds])
+        of_type = model.continuous("of_type", (len(self.of.data.layers), len(self.of.types)))
+        model.row("one_type", of_type.sum(axis=1) == s)
+        for q, nodes in enumerate(self.of.nodes):
+            of_this = np.flatnonzero(types == q)
+            if len(nodes) == 1:
+                model.fix(of_type[:, q], 0.0)
+            model.row("two", y[:, of_this].sum(axis=1) >= 2 * of_type[:, q])
+            model.row("type", y[:, of_this] <= self.count[of_this] * of_type[:, q][:, None])
+
+    def move_samples(self) -> None:
+        """(2)."""
+        later, earlier = self.u[1:], self.u[:-1]
+        self.model.row("forward", self.v[1:] >= later - earlier)
+        self.model.row("backward", self.z[1:] >= earlier - later)
+
+    def fill_devices(self) -> None:
+        """(3), and its other half of (7)."""
+        joined = np.diff(self.of.sent[1])
+        busy = (self.work * self.u).sum(axis=0) + self.rings
+        if self.several:
+            inside = np.array([kind.fabric for kind in self.kinds])
+            busy = busy + (self.in_units(2 * joined[:, None] / inside) * self.x).sum(axis=0)
+        self.model.row("devices", busy + self.waits <= self.devices * self.T)
+        self.model.row("turns", busy + self.entered <= self.devices * self.T)
+
+    def end_forward_passes(self) -> None:
+        """(4)."""
+        entered = (self.messages * self.v).sum(axis=0)
+        passes = (self.forward * self.u).sum(axis=0)
+        self.model.row("first", passes + entered <= self.devices * self.first)
+
+    def fill_cards(self) -> None:
+        """(5), and its half of (7)."""
+        rings = self.rings + self.in_units(self.of.tied / self.card) * self.t
+        self.model.row("behind", self.count * self.first + rings <= self.count * self.T)
+        self.model.row("cards", self.waits + rings <= self.count * self.T)
+        self.model.row("homes", self.entered + rings <= self.count * self.T)
+
+    def join_tied_weights(self) -> None:
+        """(6)."""
+        for layer, data in enumerate(self.of.data.layers):
+            if layer and data.tied_param_bytes:
+                first, other = self.x[0], self.x[layer]
+                self.model.row("tied_first", self.t >= first - other)
+                self.model.row("tied_other", self.t >= other - first - self.y[0])
+
+    def in_units(self, seconds: Floats) -> Floats:
+        """Coefficients of seconds in the model's unit. Those that a solver would drop are 0."""
+        scaled = np.minimum(seconds / self.unit, MOST)
+        return np.where(scaled >= SMALLEST, scaled, 0.0)
+
+    @cached_property
+    def work(self) -> Floats:
+        """[L, K] G w."""
+        G = self.of.data.global_batch
+        return self.in_units(G * np.array([self.of.least_work(k.q) for k in self.kinds]).T)
+
+    @cached_property
+    def forward(self) -> Floats:
+        """[L, K] G f."""
+        G = self.of.data.global_batch
+        least = [self.of.least_forward_work(kind.q) for kind in self.kinds]
+        return self.in_units(G * np.array(least).T)
+
+    @cached_property
+    def messages(self) -> Floats:
+        """[L, K] G a / c of the activation that enters layer l."""
+        entering = self.of.data.global_batch * self.of.sent[0][:-1]
+        return self.in_units(entering[:, None] / self.card)
+
+    @cached_property
+    def entered(self) -> Floats:
+        """[K] (2 C - 1) G min(a) / c where there are several homes and this is one of them."""
+        least = self.of.least_sent if math.isfinite(self.of.least_sent) else 0.0
+        seconds = self.turns * self.of.data.global_batch * least / self.card
+        return self.in_units(self.home * self.count * seconds)
+
+    @cached_property
+    def waits(self) -> Linear:
+        """[K] seconds for which samples enter through the cards."""
+        return (self.messages * self.v).sum(axis=0) + (self.messages * self.z).sum(axis=0)
+
+    @cached_property
+    def rings(self) -> Linear:
+        """[K] seconds for which shared layers are joined through the cards."""
+        joined = np.diff(self.of.sent[1])[:, None]
+        return (self.in_units(joined / self.card) * self.y).sum(axis=0)
+
+
+def node_kinds(
+    of: Relaxation, homes: Homes, whole: bool
+) -> "tuple[list[NodeClass], np.typing.NDArray[np.bool_]]":
+    """(nodes, whether they are homes): alike nodes together, homes apart from the others; each node
+    by itself where x is whole."""
+    kinds, home = [], []
+    chosen = homes.chosen or (0,) * len(of.node_classes)
+    for alike, here in zip(of.node_classes, chosen, strict=True):
+        for is_home, count in ((True, here), (False, alike.count - here)):
+            groups = [1] * count if whole else [count] * (count > 0)
+            kinds += [alike._replace(count=group) for group in groups]
+            home += [is_home] * len(groups)
+    return kinds, np.array(home, bool)
