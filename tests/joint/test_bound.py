@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from hetplan.formulations.joint.bound.driver import lower_bound
-from hetplan.formulations.joint.bound.replicas import WARM_UP, Micro, Parameters
+from hetplan.formulations.joint.bound.nodes import NodeModel
+from hetplan.formulations.joint.bound.replicas import WARM_UP, Lump, Parameters, Replicas
 from hetplan.formulations.joint.bound.tables import Homes, Relaxation
 from hetplan.formulations.joint.data import JointData
 from hetplan.plans.plan import Plan
 from hetplan.replays.chains import ChainReplayer
+from hetplan.solvers.run import Options
 from joint.enumeration import home_nodes, random_data, random_plan
 from quick import rest_wide
 from stopping import cancelled_after
@@ -30,7 +32,25 @@ def homes_of(plan: Plan, data: JointData, of: Relaxation) -> Homes:
         alike = is_home and of.several
         counts[:, q] += (alike, node.devices * is_home, node.devices * (not is_home))
     nodes, home, other = (tuple(row.tolist()) for row in counts)
-    return Homes(nodes, home, other, len(data.devices))
+    chosen = tuple(
+        sum(
+            data.nodes[n].device == of.types[alike.q] and data.nodes[n].devices == alike.devices
+            for n in alone
+        )
+        for alike in of.node_classes
+    )
+    return Homes(nodes, home, other, len(data.devices), chosen)
+
+
+def lumps_with(rng: Random, b: int, g: int, most: int) -> list[Lump]:
+    """One with this replica alone, and one with others beside it."""
+    around = Lump(
+        rng.randint(1, b),
+        b + rng.randint(0, 2),
+        rng.randint(1, g),
+        min(g + rng.randint(0, 3), most),
+    )
+    return [Lump(b, b, g, g), around]
 
 
 def refuted(rng: Random, plan: Plan, data: JointData, of: Relaxation, seconds: float) -> list[str]:
@@ -39,25 +59,33 @@ def refuted(rng: Random, plan: Plan, data: JointData, of: Relaxation, seconds: f
     homes, alone, wrong = homes_of(plan, data, of), home_nodes(plan), []
     prices = np.array([[rng.uniform(0.2, 2.0) for _ in of.types] for _ in range(2)])
     tries = Parameters(states=rng.choice((1, 10_000)))
+    whole = len(plan.replicas) == 1
     for replica in plan.replicas:
         P = 0.0
         for device in (d for stage in replica.stages for d in stage.all_devices):
             kind, node = data.devices[device]
             P += prices[int(of.several and node not in alone), of.types.index(kind)]
-        b = max(batch.samples for batch in replica.micro_batches)
-        micro = Micro(of, homes, prices, b, replica.samples)
+        b, g = max(batch.samples for batch in replica.micro_batches), replica.samples
         S, C = len(replica.stages), len(replica.stages[0].layers)
-        if S > 1 and C > 1:
-            for turn, stage in product(tries.turns, tries.stages):
-                one = replace(tries, turns=(turn,), stages=(stage,))
-                if micro.chunks_are_slower(seconds, P, S, C, one):
-                    wrong.append(f"{S} stages of {C} chunks, {turn}, {stage}")
-            if micro.chunks_are_slower(seconds, P, S, C, tries):
-                wrong.append(f"{S} stages of {C} chunks")
-            continue
-        for kind in ["any", plan.schedule] if S > 1 else list(WARM_UP):
-            if all(micro.no_path(kind, *case, P, tries) for case in micro.cases(seconds, 1)):
-                wrong.append(f"{S} stages, {kind}")
+        with_chunks = S > 1 and C > 1
+        most = g if whole else data.global_batch - 1
+        for lump, cut in product(lumps_with(rng, b, g, most), (True, False)):
+            pairs = lump.fewest_samples(S if plan.schedule == "interleaved-1f1b" else 1)
+            assert pairs, lump
+            of_class = Replicas(of, homes, prices, pairs, whole=whole, cut=cut, chunks=with_chunks)
+            if of_class.work > P * seconds * (1 + 1e-9):
+                wrong.append(f"{lump}, {cut}: too much")
+            if with_chunks:
+                for turn, stage in product(tries.turns, tries.stages):
+                    one = replace(tries, turns=(turn,), stages=(stage,))
+                    if of_class.chunks_are_slower(seconds, P, S, C, one):
+                        wrong.append(f"{lump}, {cut}: {S} stages of {C} chunks, {turn}, {stage}")
+                if of_class.chunks_are_slower(seconds, P, S, C, tries):
+                    wrong.append(f"{lump}, {cut}: {S} stages of {C} chunks")
+                continue
+            for kind in {"interleaved-1f1b", plan.schedule} if S > 1 else WARM_UP:
+                if of_class.chain_is_slower(kind, seconds, P, tries, exact=True):
+                    wrong.append(f"{lump}, {cut}: {S} stages, {kind}")
     return wrong
 
 
@@ -76,6 +104,31 @@ def test_no_replica_is_faster_than_its_bound(seed: int, plans: int) -> None:
         wrong = refuted(rng, plan, data, of, seconds * (1 + 1e-9))
         assert not wrong, plan.model_dump_json()
     assert checked
+
+
+def nodes_of(of: Relaxation) -> NodeModel:
+    """The model over nodes, in a unit that is no bound."""
+    return NodeModel(of, 1e-9, Options(threads=1))
+
+
+@pytest.mark.parametrize(("seed", "plans"), [*((seed, 15) for seed in range(100, 112)), *SLOW])
+def test_no_plan_is_faster_than_its_nodes(seed: int, plans: int) -> None:
+    """With the plan's own homes, and with none told."""
+    rng = Random(seed)
+    data = random_data(rng)
+    of, replayer = Relaxation(data), ChainReplayer.of(data)
+    nodes, checked = nodes_of(of), 0
+    for plan in (random_plan(rng, data) for _ in range(plans)):
+        if plan is None:
+            continue
+        seconds = replayer.seconds(plan) * (1 + 1e-9)
+        several, chunks = len(plan.replicas) > 1, len(plan.replicas[0].stages[0].layers) > 1
+        homes = homes_of(plan, data, of)
+        assert nodes.seconds(homes, several, chunks) <= seconds, plan.model_dump_json()
+        assert nodes.seconds(homes._replace(chosen=()), several, chunks) <= seconds
+        if seed % 4 == 0 and checked < 2:
+            assert nodes.whole(homes, several, chunks, 5) <= seconds, plan.model_dump_json()
+        checked += 1
 
 
 @pytest.mark.parametrize("seed", rest_wide(range(10), 4))

@@ -27,15 +27,22 @@ asked first. A part that fails is asked for the bound of the whole programme ove
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from hetplan.formulations.joint.bound.alone import computing_alone
 from hetplan.formulations.joint.bound.nodes import NodeModel
-from hetplan.formulations.joint.bound.replicas import STANDARD, Micro, Parameters
+from hetplan.formulations.joint.bound.replicas import (
+    STANDARD,
+    WARM_UP,
+    Effort,
+    Lump,
+    Parameters,
+    Replicas,
+    TooLong,
+)
 from hetplan.formulations.joint.bound.tables import Homes, Relaxation
 from hetplan.formulations.joint.data import MOST_CHUNKS
 from hetplan.replays.arrays import Floats
@@ -47,8 +54,9 @@ class Part:
     """Plans with such homes, with several replicas or one, and with several chunks or one.
 
     floor: seconds that none of them replays below. prices [2, Q] of a device by type, in homes and
-    in other nodes; they add up to G. hard: micro-batch and numbers of samples that the last attempt
-    failed with. whole: whether the whole programme over nodes was asked.
+    in other nodes; they add up to G. hard: the lump of replicas that the last attempt failed with.
+    whole: whether the whole programme over nodes was asked. kept: classes of replicas at these
+    prices.
     """
 
     of: Relaxation
@@ -59,79 +67,110 @@ class Part:
     run: Run
     prices: Floats
     floor: float
-    hard: tuple[int, int, int] = (0, 0, 0)
+    effort: Effort = field(default_factory=Effort)
+    hard: Lump | None = None
     whole: bool = False
-    micros: dict[tuple[int, int], Micro] = field(default_factory=dict)
+    kept: dict[tuple[Lump, int, bool], Replicas] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
         """Whether there are no such plans."""
+        if self.chunks and max(self.depths, default=1) == 1:
+            return True
         if self.several:
             return self.homes.replicas < 2 or self.of.data.global_batch < 2
-        across = max(map(len, self.of.nodes)) > 1
-        return not (sum(self.homes.home) or across) or (self.chunks and not self.depths)
+        return not sum(self.homes.home) and max(map(len, self.of.nodes)) == 1
 
-    def micro(self, b: int, g: int) -> Micro:
-        """Kept until prices change."""
-        self.run.check()
-        if (b, g) not in self.micros:
-            self.micros[b, g] = Micro(self.of, self.homes, self.prices, b, g)
-        return self.micros[b, g]
+    @cached_property
+    def lumps(self) -> list[Lump]:
+        """Replicas by their micro-batches, from small ones to large ones."""
+        G = self.of.data.global_batch
+        low, high = (1, G - 1) if self.several else (G, G)
+        lumps, b = [], 1
+        while b <= high:
+            most = min(max(b, int(b * self.tries.lump)), high)
+            lumps.append(Lump(b, most, max(low, b), high))
+            b = most + 1
+        return lumps
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """Numbers of stages with chunks; 1: any number without. Beside replicas of several stages
+        with chunks there may be one of a single stage, which is as without."""
+        if not self.chunks:
+            return [1]
+        most = min(sum(self.of.counts), len(self.of.data.layers) // 2)
+        single = [1] * (self.several and self.homes.total < 2)
+        return [*single, *range(max(self.homes.total, 2), most + 1)]
 
     def is_slower(self, seconds: float) -> bool:
         """Whether no plan of the part takes at most so many seconds. Prices in other nodes fall
         until then."""
         G, counts = self.of.data.global_batch, np.array((self.homes.home, self.homes.other))
-        cases = [(b, G, G) for b in range(1, G + 1)]
-        if self.several:
-            cases = [(b, b, G - 1) for b in range(1, G)]
         begun = self.prices
         for _ in range(self.tries.prices if counts.any(axis=1).all() else 1):
-            # The case that failed last is asked first.
-            cases.sort(key=lambda case: case != self.hard)
-            hard = next((case for case in cases if self.fails(seconds, *case)), None)
+            # The lump that failed last is asked first.
+            lumps = [self.hard] * (self.hard is not None) + self.lumps
+            hard = next((each for lump in lumps if (each := self.fails(seconds, lump))), None)
             if hard is None:
                 return True
-            self.hard, self.micros = hard, {}
+            self.hard, self.kept = hard, {}
             prices = self.prices * [[1.0], [self.tries.discount]]
             self.prices = prices * (G / (prices * counts).sum())
         self.prices = begun
         return False
 
-    def fails(self, seconds: float, b: int, low: int, high: int) -> bool:
-        """Whether some replica that takes so many samples, b at a time, may be as fast on devices
-        of that price."""
-        if all(self.replica_is_slower(seconds, b, low, high, S) for S in self.depths):
-            return False
-        middle = (low + high) // 2
-        return low == high or any(
-            self.fails(seconds, b, *half) for half in ((low, middle), (middle + 1, high))
+    def fails(self, seconds: float, lump: Lump) -> Lump | None:
+        """The first lump of replicas that may be as fast on devices of that price, halved as often
+        as possible; None where there is none."""
+        wide = lump.high > self.tries.width * lump.low
+        if not wide and all(self.replica_is_slower(seconds, lump, S) for S in self.depths):
+            return None
+        if lump.is_single:
+            return lump
+        return next((hard for half in lump.halves() if (hard := self.fails(seconds, half))), None)
+
+    def replica_is_slower(self, seconds: float, lump: Lump, S: int) -> bool:
+        """The same of replicas of S stages with chunks, or of any number without."""
+        if not lump.fewest_samples(S):
+            return True
+        cut, P = self.replicas(lump, S, cut=True), lump.high
+        if cut.work >= P * seconds:
+            return True
+        if S > 1:
+            chunks = range(2, min(MOST_CHUNKS, len(self.of.data.layers) // S) + 1)
+            return all(cut.chunks_are_slower(seconds, P, S, C, self.tries) for C in chunks)
+        exact = lump.high * lump.most <= self.tries.narrow * lump.low * lump.least
+        slower = partial(
+            Replicas.chain_is_slower, seconds=seconds, P=P, tries=self.tries, exact=exact
+        )
+        if slower(cut, "interleaved-1f1b"):
+            return True  # under the others less is left for a stage, and no way is shorter
+        if not exact:
+            return False  # halves are asked next
+        every = self.replicas(lump, S, cut=False)
+        return all(
+            (schedule != "interleaved-1f1b" and slower(cut, schedule)) or slower(every, schedule)
+            for schedule in WARM_UP
         )
 
-    @cached_property
-    def depths(self) -> list[int]:
-        """Numbers of stages with chunks; 1: any number without."""
-        if not self.chunks:
-            return [1]
-        most = min(sum(self.of.counts), len(self.of.data.layers) // 2)
-        return list(range(max(self.homes.total, 2), most + 1))
-
-    def replica_is_slower(self, seconds: float, b: int, low: int, high: int, S: int) -> bool:
-        """The same of replicas of S stages with chunks, or without. Seconds grow with the number of
-        micro-batches, and with the last one: the least of both matter, in whole rounds."""
-        rounds = -(-low // (b * S)) * S
-        chunks = range(2, min(MOST_CHUNKS, len(self.of.data.layers) // S) + 1)
-        for M in (rounds, rounds + S):
-            g = max(low, b * (M - 1) + 1)
-            if g > high or self.micro(b, g).work >= high * seconds:
-                continue
-            x, tries = self.micro(b, g), self.tries
-            wide = low < high and high > tries.width * low
-            if wide or (S == 1 and not x.chain_is_slower(seconds, high, tries)):
-                return False
-            if S > 1 and not all(x.chunks_are_slower(seconds, high, S, C, tries) for C in chunks):
-                return False
-        return True
+    def replicas(self, lump: Lump, S: int, *, cut: bool) -> Replicas:
+        """The class, kept until prices change."""
+        self.run.check()
+        key = lump, S, cut
+        if key not in self.kept:
+            pairs = lump.fewest_samples(S)
+            self.kept[key] = Replicas(
+                self.of,
+                self.homes,
+                self.prices,
+                pairs,
+                whole=not self.several,
+                cut=cut,
+                chunks=S > 1,
+                effort=self.effort,
+            )
+        return self.kept[key]
 
 
 def all_parts(of: Relaxation, run: Run, alone: float, tries: Parameters) -> list[Part]:
@@ -178,40 +217,53 @@ class Bisection:
         self.parts, self.enough, self.run, self.tries = parts, enough, run, tries
 
     @property
+    def least(self) -> float:
+        """The least floor, which no plan is below."""
+        return min((part.floor for part in self.parts), default=0.0)
+
+    @property
     def bound(self) -> float:
-        """The least floor, at most `enough`, rounded down."""
-        least = min((part.floor for part in self.parts), default=0.0)
-        return min(least, self.enough) * (1 - self.tries.rounding)
+        """The same, at most `enough`, rounded down."""
+        return min(self.least, self.enough) * (1 - self.tries.rounding)
 
     def go(self, nodes: NodeModel) -> None:
-        """Raise the floors until the interval is narrow."""
-        high, rise = self.enough, self.tries.rise
+        """Raise the floors, with more effort for an attempt each time that one was given up."""
+        effort = self.tries.effort
+        while self.rise(nodes, effort):
+            effort *= self.tries.more_effort
+
+    def rise(self, nodes: NodeModel, effort: float) -> bool:
+        """Raise the floors until the interval is narrow, or an attempt is given up for its effort.
+        Whether one was."""
+        high, step = self.enough, self.tries.rise
         while True:
-            low = min(part.floor for part in self.parts)
+            low = self.least
             self.run.report(bound=self.bound)
             if low >= high or high / low - 1 < self.tries.least_rise:
-                return
-            goal = min(low * (1 + rise), math.sqrt(low * high))
-            failed = next((part for part in self.asked(goal) if not self.raised(part, goal)), None)
-            if failed is None:
-                rise *= 2
-                continue
-            # It is asked first from now on.
-            self.parts.sort(key=lambda part: part is not failed)
-            if not failed.whole:
-                failed.whole = True
-                case = failed.homes, failed.several, failed.chunks
-                failed.floor = max(failed.floor, nodes.whole(*case, self.tries.nodes))
-            if failed.floor < goal:
-                high = goal
+                return False
+            goal = min(low * (1 + step), math.sqrt(low * high))
+            step *= 2
+            for part in [part for part in self.parts if part.floor < goal]:
+                given_up = self.attempt(part, goal, nodes, effort)
+                if part.floor < goal:  # it is asked first from now on
+                    self.parts.sort(key=lambda each: each is not part)
+                    if given_up:
+                        return True
+                    high = goal
+                    break
 
-    def asked(self, goal: float) -> list[Part]:
-        """Parts whose floors are below the goal, in order."""
-        return [part for part in self.parts if part.floor < goal]
-
-    def raised(self, part: Part, goal: float) -> bool:
-        """Whether no plan of the part takes at most so many seconds, which is its floor then."""
-        if not part.is_slower(goal):
-            return False
-        part.floor = goal
-        return True
+    def attempt(self, part: Part, goal: float, nodes: NodeModel, effort: float) -> bool:
+        """Raise the floor of a part to the goal if its paths or its nodes allow it. Whether the
+        paths were given up."""
+        part.effort.limit, part.effort.spent, given_up = effort, 0, False
+        try:
+            if part.is_slower(goal):
+                part.floor = goal
+                return False
+        except TooLong:
+            given_up = True
+        if not part.whole:
+            part.whole = True
+            case = part.homes, part.several, part.chunks
+            part.floor = max(part.floor, nodes.whole(*case, self.tries.nodes))
+        return given_up

@@ -37,7 +37,7 @@ import numpy as np
 
 from hetplan.formulations.joint.bound.tables import Homes, NodeClass, Relaxation
 from hetplan.replays.arrays import Floats
-from hetplan.solvers.expressions import Columns, Linear
+from hetplan.solvers.expressions import Linear
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import SMALLEST, Model
 from hetplan.solvers.run import Options, Run, Stop
@@ -73,7 +73,9 @@ class NodeModel:
         """The bound by the linear programme, or by so many nodes of the tree of the whole one."""
         if self.unit <= 0 or not self.of.several:
             return self.unit
-        programme = NodeProgramme(self.of, homes, several, chunks, self.unit, whole=nodes is not None)
+        programme = NodeProgramme(
+            self.of, homes, several, chunks, self.unit, whole=nodes is not None
+        )
         limits = {} if nodes is None else {"mip_max_nodes": nodes}
         native = {"highs": {**self.options.native.get("highs", {}), **limits}}
         options = replace(self.options, time_limit=None, native=native)

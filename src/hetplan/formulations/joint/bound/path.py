@@ -7,14 +7,39 @@ from hetplan.compiled import kernel
 from hetplan.replays.arrays import Floats
 
 Ints = NDArray[np.int64]
-# Where a message of a stage comes from: its own node, another one of its type, one of another type,
-# or anywhere (stages across nodes; the ends of the chain).
-SAME, ALIKE, UNLIKE, OPEN = range(4)
+# Where a message of a stage comes from: its own node, another one of its type, one of another type;
+# between a stage across nodes and one whose type has a single node; or anywhere (between any other
+# stage and one across nodes; the ends of the chain).
+SAME, ALIKE, UNLIKE, SOLE, OPEN = range(5)
+SOURCES = OPEN + 1
+# The durations of a run, forward and backward: of the first micro-batch, of the last one, and of
+# one sample on the average of all passes.
+DURATIONS = 6
+TOTAL = 4  # the number of the first of the two averages
+
+
+@kernel
+def drop_dominated(costs: Floats, ordered: bool) -> None:
+    """Leave out of [K, H + 2] the costs that are no less than those of more changes, or also of
+    later states, and write the least of each state into the last column."""
+    states, changes = costs.shape[0] - 1, costs.shape[1] - 2
+    least = np.full(changes + 1, np.inf)  # of later states, by changes
+    for k in range(states, -1, -1):
+        costs[k, changes + 1] = np.inf
+        more = np.inf
+        for h in range(changes, -1, -1):
+            if costs[k, h] >= min(more, least[h]):
+                costs[k, h] = np.inf
+            more = min(more, costs[k, h])
+            if ordered:
+                least[h] = min(least[h], more)
+        costs[k, changes + 1] = more
 
 
 @kernel
 def shortest(
     kinds: Ints,
+    sole: NDArray[np.bool_],
     seconds: Floats,
     waits: Floats,
     joins: Floats,
@@ -23,71 +48,101 @@ def shortest(
     caps: Floats,
     slack: Floats,
     after: Ints,
+    ordered: bool,
     best: Floats,
-) -> None:
-    """(4) and (5) into best [L + 1, Q + 1, 4, K, H + 1]: layers from l on, behind a run inside a
+) -> int:
+    """How many sums were compared; (4) and (5) into best [L + 1, Q + 1, 5, K, H + 2]: layers from l on, behind a run inside a
     node of type q or (Q) across nodes, whose next message comes from there; state of the path,
-    changes between nodes (H: or more). Four durations count: forward passes of a micro-batch and of
-    the last one, backward passes of both.
+    changes between nodes (H: or more; H + 1: the least of all).
 
-    kinds [J]: q of a way, or Q. seconds [4, J, L + 1]: added up over layers. waits [2, 4, J]: of a
-    message, per byte. joins [3, J]: seconds per byte of weights behind the last pass, cost per
-    byte of weights, cost of a run. sent [2, L + 1]: bytes that pass a cut, and weights, added up.
-    weights [K, 4, J]: costs of a run by the state behind it. caps [K + 1, 4]: how often its seconds
-    count against slack[3], and in the last row, in all passes. slack [4, L + 1]: what is left
-    behind the way to l; the way out from l; the way there and back behind l; what caps leave.
-    after [K, J]: state with the run, -1: none."""
+    kinds [J]: q of a way, or Q. sole [Q + 1]: whether the type has a single node. seconds
+    [6, J, L + 1]: durations added up over layers. waits [3, 5, J]: of a message of the first
+    micro-batch, of the last one, and of one sample, per byte. joins [3, J]: seconds per byte of
+    weights behind the last pass, cost per byte of weights, cost of a run. sent [2, L + 1]: bytes
+    that pass a cut, and weights, added up. weights [K or 1, 6, J]: costs of a run by the state
+    behind it. caps [K + 1, 2]: samples whose averages count against slack[3], and in the last row,
+    in all passes. slack [5, L + 1]: what is left behind the way to l; the way out from l; the way
+    there and back behind l; what caps leave; the least cost of the layers before l. ceiling: the
+    last entry of slack[4]. after [K, J]: state with the run, -1: none. ordered: whether a later state
+    allows all that an earlier one does, as more changes always do; then an earlier one that costs no
+    less is left out."""
     last, types = best.shape[0] - 1, best.shape[1] - 1
-    states, changes = best.shape[3] - 1, best.shape[4] - 1
-    run, own, full = np.empty(4), np.empty(4), caps[states + 1]
+    states, changes = best.shape[3] - 1, best.shape[4] - 2
+    run, own, full = np.empty(6), np.empty(6), caps[states + 1]
+    ceiling = slack[4, last]
     best[:] = np.inf
-    best[last, :, OPEN, 0, 0] = 0.0
-    reached = np.empty(best.shape[3:])
+    best[last, :, OPEN, 0, 0] = best[last, :, OPEN, 0, changes + 1] = 0.0
+    least = np.full(best.shape[:3], np.inf)  # of all states and changes
+    least[last, :, OPEN] = 0.0
+    reached, compared = np.empty(best.shape[3:]), 0
     for l in range(last - 1, -1, -1):
-        for way in range(len(kinds) * (OPEN + 1)):
-            j, into = divmod(way, OPEN + 1)
+        for way in range(len(kinds) * SOURCES):
+            j, into = divmod(way, SOURCES)
             across = kinds[j] == types
             if waits[0, into, j] == np.inf or (l == 0 and into != OPEN):
                 continue
             step = int(across or into in (ALIKE, UNLIKE))
             reached[:] = np.inf
+            lowest = np.inf
             for end in range(l + 1, last + 1):
                 held = sent[1, end] - sent[1, l]
                 left = slack[0, l] - max(slack[1, l], joins[0, j] * held)
-                total = 0.0
-                for x in range(4):
+                for x in range(6):
                     run[x] = seconds[x, j, end] - seconds[x, j, l]
-                    total += full[x] * run[x]
-                if total > left:
+                if full[0] * run[4] + full[1] * run[5] > left:
                     break
-                for back in range(OPEN + 1):
-                    if waits[0, back, j] == np.inf:
+                for back in range(SOURCES):
+                    behind = least[end, kinds[j], back]
+                    if behind == np.inf or waits[0, back, j] == np.inf:
                         continue
-                    total = 0.0
-                    for x in range(4):
-                        at, source = (l, into) if x < 2 else (end, back)
-                        own[x] = run[x] + waits[x % 2, source, j] * sent[0, at]
-                        total += full[x] * own[x]
-                    if total > left:
+                    for x in range(3):
+                        own[2 * x] = run[2 * x] + waits[x, into, j] * sent[0, l]
+                        own[2 * x + 1] = run[2 * x + 1] + waits[x, back, j] * sent[0, end]
+                    if full[0] * own[4] + full[1] * own[5] > left:
                         continue
-                    room = min(slack[3, l], left - own[1] - own[3] - slack[2, end])
+                    room = min(slack[3, l], left - own[2] - own[3] - slack[2, end])
+                    fixed = joins[1, j] * held + joins[2, j]
+                    cost = fixed
+                    for x in range(6):
+                        cost += weights[0, x, j] * own[x]
+                    if behind + cost + slack[4, l] > ceiling and len(weights) == 1:
+                        continue
+                    compared += states + 1
                     for k in range(states + 1):
-                        least = best[end, kinds[j], back, k, 0]
-                        for h in range(1, changes + 1):
-                            least = min(least, best[end, kinds[j], back, k, h])
-                        if after[k, j] < 0 or least == np.inf:
+                        if best[end, kinds[j], back, k, changes + 1] == np.inf:
                             continue
-                        spent, cost = 0.0, joins[1, j] * held + joins[2, j]
-                        for x in range(4):
-                            spent += caps[k, x] * own[x]
-                            cost += weights[k, x, j] * own[x]
-                        if spent > room:
+                        # The last state is the only one asked for: too few layers are left for it.
+                        if len(weights) > 1 and k + 1 + l < states:
                             continue
+                        if after[k, j] < 0 or caps[k, 0] * own[4] + caps[k, 1] * own[5] > room:
+                            continue
+                        if len(weights) > 1:
+                            cost = fixed
+                            for x in range(6):
+                                cost += weights[k, x, j] * own[x]
                         for h in range(changes + 1):
                             value = best[end, kinds[j], back, k, h] + cost
+                            if value + slack[4, l] > ceiling:
+                                continue
                             more = min(h + step, changes)
-                            reached[after[k, j], more] = min(reached[after[k, j], more], value)
+                            if value < reached[after[k, j], more]:
+                                reached[after[k, j], more] = value
+                                lowest = min(lowest, value)
+            if lowest == np.inf:
+                continue
             for before in range(types + 1):
-                same, wide = before == kinds[j], across or before == types
-                if l == 0 or (wide == (into == OPEN) and (wide or same == (into != UNLIKE))):
-                    best[l, before, into] = np.minimum(best[l, before, into], reached)
+                if l > 0:
+                    if before == types or across:
+                        single = sole[before] or sole[kinds[j]]
+                        source = SOLE if single else OPEN
+                        if into != source:
+                            continue
+                    elif (into == UNLIKE) == (before == kinds[j]) or into > UNLIKE:
+                        continue
+                least[l, before, into] = min(least[l, before, into], lowest)
+                best[l, before, into] = np.minimum(best[l, before, into], reached)
+        for before in range(types + 1):
+            for into in range(SOURCES):
+                if least[l, before, into] < np.inf:
+                    drop_dominated(best[l, before, into], ordered)
+    return compared

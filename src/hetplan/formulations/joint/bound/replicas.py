@@ -2,14 +2,21 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetplan.formulations.joint.bound.path import OPEN, Ints, shortest
+from hetplan.formulations.joint.bound.path import (
+    DURATIONS,
+    OPEN,
+    SOURCES,
+    TOTAL,
+    Ints,
+    shortest,
+)
 from hetplan.formulations.joint.bound.tables import (
     ACROSS,
     HOME,
@@ -22,7 +29,7 @@ from hetplan.replays.arrays import Floats
 
 # Forward passes before the first backward pass, for each later stage; without chunks. GPipe's last
 # stage waits for all of them, so that none fills the waiting. "any": of all schedules.
-WARM_UP = {"any": 2, "gpipe": 0, "1f1b": 1, "interleaved-1f1b": 2}
+WARM_UP = {"interleaved-1f1b": 2, "1f1b": 1, "gpipe": 0}
 
 
 @dataclass(frozen=True)
@@ -34,8 +41,8 @@ class Parameters:
     of a stage in seconds of a replica's average stage, and weights of its own work, and of that of
     stages across nodes. turns: with chunks, pairs of the chunk that a stage's own passes are
     counted from (0: the first, 2: from its first backward pass on) and the one that they are
-    counted to (0: the first, 1: the last, 2: what is joined behind them). width: of intervals of a
-    replica's samples. patterns: of homes, at most; of more, none is told apart. rise: by which
+    counted to (0: the first, 1: the last, 2: what is joined behind them). width, lump: of intervals of a
+    replica's samples, and of its micro-batches. patterns: of homes, at most; of more, none is told apart. rise: by which
     share the first attempt raises a bound; it doubles with success, and halves without down to
     `least_rise`. prices: attempts with them; those in other nodes fall by the factor `discount`.
     rounding: relative, taken off. nodes: of HiGHS's tree, for the whole programme over nodes."""
@@ -48,9 +55,14 @@ class Parameters:
     )  # fmt: skip
     turns: tuple[tuple[int, int], ...] = ((2, 0), (0, 2), (2, 1), (0, 0))
     width: float = 1.5
+    lump: float = 1.2
+    narrow: float = 1.25
+    least_growth: float = 0.003
+    effort: float = 1e8
+    more_effort: float = 4.0
     patterns: int = 200
-    rise: float = 0.1
-    least_rise: float = 0.002
+    rise: float = 0.03
+    least_rise: float = 0.004
     prices: int = 5
     discount: float = 0.5
     rounding: float = 1e-9
@@ -58,6 +70,64 @@ class Parameters:
 
 
 STANDARD = Parameters()
+
+
+class Lump(NamedTuple):
+    """Replicas whose micro-batches have `least` to `most` samples, and that take from `low` to
+    `high` samples of an iteration."""
+
+    least: int
+    most: int
+    low: int
+    high: int
+
+    @property
+    def is_single(self) -> bool:
+        """Whether all its replicas have the same micro-batches."""
+        return self.least == self.most and self.low == self.high
+
+    def halves(self) -> tuple["Lump", "Lump"]:
+        """Two lumps that have all its replicas between them, by the wider of its intervals."""
+        if self.high * self.least >= self.low * self.most and self.low < self.high:
+            middle = (self.low + self.high) // 2
+            return self._replace(high=middle), self._replace(low=middle + 1)
+        middle = (self.least + self.most) // 2
+        return self._replace(most=middle), self._replace(least=middle + 1)
+
+    def fewest_samples(self, S: int) -> list[tuple[int, int]]:
+        """(b, g) for every micro-batch size: the fewest samples with which the number of
+        micro-batches is a multiple of S. Sizes without such a number are left out."""
+        pairs = []
+        for b in range(self.least, min(self.most, self.high) + 1):
+            g = max(self.low, b)
+            steps = -(-g // b)
+            rounds = -(-steps // S) * S
+            g = g if rounds == steps else b * (rounds - 1) + 1
+            if g <= self.high:
+                pairs.append((b, g))
+        return pairs
+
+
+class TooLong(Exception):
+    """An attempt was given up because it would compare more sums than it may."""
+
+
+@dataclass
+class Effort:
+    """Counts the sums that shortest paths compare, so that an attempt ends after the same number of
+    them on every machine. limit: of one attempt. spent: in this attempt. fee, turn: the fee, and
+    the turn and stage, that refuted the last class of replicas; they are tried first."""
+
+    limit: float = math.inf
+    spent: int = 0
+    fee: float = 1.0
+    turn: tuple[int, int] = (0, 0)
+
+    def add(self, compared: int) -> None:
+        """Count; raises TooLong above the limit."""
+        self.spent += compared
+        if self.spent > self.limit:
+            raise TooLong
 
 
 def ends(b: int, least: int, most: int) -> Iterator[tuple[int, int, int]]:
@@ -72,15 +142,52 @@ def ends(b: int, least: int, most: int) -> Iterator[tuple[int, int, int]]:
         few = many + 1
 
 
-class Micro:
-    """Micro-batches of b samples in replicas that take g samples: ways to hold a run [J]. prices
-    [2, Q]: of a device in a home and in another node."""
+class Counts:
+    """How many samples the passes of a replica have, at least, over all micro-batches b and numbers
+    of samples g of `pairs`. last: samples of its last micro-batch, at least.
 
-    def __init__(self, of: Relaxation, homes: Homes, prices: Floats, b: int, g: int) -> None:
-        self.of, self.homes, self.prices, self.g = of, homes, prices, g
-        self.M = -(-g // b)
-        sizes = b, g - (self.M - 1) * b
-        whole, types = g == of.data.global_batch, range(len(of.types))
+    With `cut` only micro-batches of b samples are counted: where the last one is smaller, its
+    passes are left out.
+    """
+
+    def __init__(self, pairs: list[tuple[int, int]], *, cut: bool) -> None:
+        self.b, g = np.array(pairs).T
+        self.samples = g // self.b * self.b if cut else g
+        self.all = float(self.samples.min())
+        self.but_one = float((self.samples - self.b).min())
+        self.last = 1
+        if len(pairs) == 1:
+            self.last = int(g[0] - (-(-g[0] // self.b[0]) - 1) * self.b[0])
+
+    def behind(self, passes: float) -> float:
+        """Samples behind so many passes of whole micro-batches."""
+        return float(np.maximum(self.samples - passes * self.b, 0).min())
+
+
+class Replicas:
+    """A class of replicas, and the ways to hold a run of layers in them [J].
+
+    prices [2, Q]: of a device in a home and in another node. pairs: (micro-batch, samples). whole:
+    whether it is the only replica. cut: see `Counts`. chunks: whether stages have several; without
+    them and with `cut` the way out is that of the last micro-batch that is counted.
+    """
+
+    def __init__(
+        self,
+        of: Relaxation,
+        homes: Homes,
+        prices: Floats,
+        pairs: list[tuple[int, int]],
+        *,
+        whole: bool,
+        cut: bool,
+        chunks: bool = False,
+        effort: Effort | None = None,
+    ) -> None:
+        self.of, self.homes, self.prices, self.whole = of, homes, prices, whole
+        self.counts, self.effort = Counts(pairs, cut=cut), effort or Effort()
+        sizes = sorted({b for b, _ in pairs})
+        types = range(len(of.types))
         # Another replica needs a device in each home; one alone has no layers in other nodes.
         self.home = np.array(homes.home) - (0 if whole else np.array(homes.nodes))
         self.other = np.array(homes.other)
@@ -94,40 +201,67 @@ class Micro:
             StageOption(where, q, t, *row_groups)
             for (where, counts, most), (q, t) in product(every, of.seconds)
             if where != ACROSS or len(of.nodes[q]) > 1
-            for row_groups in ends(b, 1 + (where == ACROSS), min(counts[q], most[q]) // t)
+            for row_groups in ends(sizes[0], 1 + (where == ACROSS), min(counts[q], most[q]) // t)
         ]
         self.kinds = np.array([w.q if w.where != ACROSS else len(types) for w in ways], np.int64)
+        self.sole = np.array([*(len(nodes) == 1 for nodes in of.nodes), False])
         cheapest = np.where(np.array((homes.home, homes.other)) > 0, prices, np.inf).min(axis=0)
         self.price = np.array([(*prices, cheapest)[w.where][w.q] * w.t * w.r for w in ways])
-        rows = [[-(-sizes[0] // w.r) for w in ways], [-(-sizes[1] // w.many) for w in ways]]
-        table = np.array(
-            [[of.sums[w.q, w.t][n - 1] for w, n in zip(ways, each, strict=True)] for each in rows]
-        )
-        self.table: Floats = table.transpose(2, 0, 1, 3).reshape(4, len(ways), -1)
-        self.waits = np.array(
-            [
-                np.transpose([of.waits(w, n, k) for w, k in zip(ways, each, strict=True)])
-                for n, each in zip(sizes, rows, strict=True)
-            ]
-        )
+        self.table, self.waits = self.durations(pairs, cut=cut, chunks=chunks)
         alone = np.array([whole and w.where == HOME and w.few == 1 for w in ways], bool)
         # Of n ranks' ring 2 (n - 1) / n of the bytes leave a node.
         ranks = np.array([w.few + (w.where == OTHER) if w.where != HOME else 2 for w in ways])
         self.join = np.where(alone, 0.0, 2 - 2 / ranks) * [of.joins[w[:3]] for w in ways]
-        self.full = np.array([self.M - 1.0, 1.0, self.M - 1.0, 1.0])
+        self.full = np.array([0.0] * TOTAL + [self.counts.all] * 2)
         self.tail = 0.0 if whole else of.least_join * of.joined  # behind the last gradient
+
+    def durations(
+        self, pairs: list[tuple[int, int]], *, cut: bool, chunks: bool
+    ) -> tuple[Floats, Floats]:
+        """([6, J, L + 1] seconds of the layers before l, [3, 5, J] seconds of a message per byte)
+        of the first micro-batch, the last one, and one sample on the average."""
+        of, layers = self.of, len(self.of.data.layers)
+        table = np.zeros((DURATIONS, len(self.ways), layers + 1))
+        waits = np.zeros((3, SOURCES, len(self.ways)))
+        first, largest = min(pairs)[0], max(pairs)[0]
+        last = first if cut and not chunks else self.counts.last
+        for j, w in enumerate(self.ways):
+            # The fewest rows of the largest row group.
+            rows = -(-first // w.r), -(-last // (w.r if cut and not chunks else w.many))
+            for x, samples in enumerate((first, last)):
+                table[2 * x : 2 * x + 2, j] = of.sums[w.q, w.t][rows[x] - 1]
+                waits[x, :, j] = of.waits(w, samples, rows[x])
+            if len(pairs) == 1 and not cut:
+                # Behind any number of passes the average lies between that of all and of the last.
+                whole = -(-pairs[0][1] // first) - 1
+                most = ((whole, first, -(-first // w.many)), (1, last, rows[1]))
+                passes = (most, most[1:])
+            else:
+                # All numbers of rows of the largest group, each with the most samples.
+                lowest = -(-first // w.many) if cut else 1
+                sizes = range(lowest, -(-largest // w.many) + 1)
+                passes = tuple(((1, min(n * w.many, largest), n),) for n in sizes)
+            table[TOTAL:, j] = of.averages(w.q, w.t, passes)
+            waits[2, :, j] = of.average_waits(w, passes)
+        return table, waits
+
+    @cached_property
+    def way(self) -> float:
+        """Seconds of one micro-batch through all layers there and back, at least."""
+        return float(self.prefix_seconds[0, -1] + self.prefix_seconds[3, -1])
 
     @cached_property
     def work(self) -> float:
-        """Price and seconds of all passes of the replica, alone."""
+        """Price and seconds of all passes, at least."""
         passes = np.tensordot(self.full, np.diff(self.table), axes=1)
         return float((self.price[:, None] * passes).min(axis=0).sum())
 
     @cached_property
     def prefix_seconds(self) -> Floats:
-        """[4, L + 1] least seconds of one micro-batch through the layers before l."""
-        each = np.diff(self.table).min(axis=1).cumsum(axis=1)
-        return np.concatenate([np.zeros((4, 1)), each], axis=1)
+        """[4, L + 1] least seconds of the layers before l: of the first micro-batch and of the last
+        one, forward and backward."""
+        each = np.diff(self.table[:TOTAL]).min(axis=1).cumsum(axis=1)
+        return np.concatenate([np.zeros((TOTAL, 1)), each], axis=1)
 
     def cases(self, seconds: float, C: int) -> list[tuple[int, float]]:
         """(changes between nodes, seconds) of plans with so many homes, where cards leave time.
@@ -162,54 +296,60 @@ class Micro:
         fits = ((states[:, None] + used) <= most).all(axis=2)
         return states, np.where(fits, np.arange(len(states))[:, None] + used @ scale, -1)
 
-    def chain_is_slower(self, seconds: float, P: float, tries: Parameters) -> bool:
-        """Whether no replica without chunks takes at most so many seconds on devices of price P at
-        most."""
-        every, fewer = list(WARM_UP), replace(tries, states=1)  # the cheapest first
-        return any(
-            all(
-                self.no_path(kind, H, limit, P, how)
-                for kind in kinds
-                for H, limit in self.cases(seconds, 1)
-            )
-            for kinds, how in ((every[:1], fewer), (every[:1], tries), (every[1:], tries))
+    def chain_is_slower(
+        self, schedule: str, seconds: float, P: float, tries: Parameters, *, exact: bool
+    ) -> bool:
+        """(4): whether no replica without chunks takes at most so many seconds on devices of price
+        P at most. exact: whether devices are counted by type, too, where there are few."""
+        exact = exact and self.is_small(tries)
+        return all(
+            self.no_path(schedule, H, limit, P, tries, exact=False)
+            or (exact and self.no_path(schedule, H, limit, P, tries, exact=True))
+            for H, limit in self.cases(seconds, 1)
         )
 
-    def no_path(self, schedule: str, H: int, limit: float, P: float, tries: Parameters) -> bool:
-        """(4) for such changes between nodes."""
-        deepest = min(len(self.of.data.layers), int(sum(self.home) + sum(self.other)))
-        J, M = len(self.ways), self.M
+    def is_small(self, tries: Parameters) -> bool:
+        """Whether a path may count devices by type."""
         sizes = (self.home * (self.other > 0) + 1) * (self.home + self.other + 1)
-        exact = math.prod(sizes.tolist()) <= tries.states
+        return bool(math.prod(sizes.tolist()) <= tries.states)
+
+    def no_path(
+        self, schedule: str, H: int, limit: float, P: float, tries: Parameters, *, exact: bool
+    ) -> bool:
+        """(4) for such changes between nodes. exact: whether states are devices by type, otherwise
+        they are numbers of stages."""
+        J = len(self.ways)
         if exact:
             states, after = self.states
             behind, price = states[:, 1::2].sum(axis=1), self.worth(states)
         else:
+            deepest = min(len(self.of.data.layers), int(sum(self.home) + sum(self.other)))
             behind, price = np.arange(deepest + 1), np.zeros(deepest + 1)
-            after = np.where(behind < deepest, behind + 1, -1)[:, None] + np.zeros((1, J), np.int64)
-        ahead = np.minimum(WARM_UP[schedule] * behind, M - 1)
-        # GPipe's way through later stages is the last micro-batch's, others' the first one's.
-        late = float(schedule in ("any", "gpipe"))
-        first = np.where(ahead < M - 1, M - 1 - ahead, float(M > 1)) - 1 + late
-        caps = np.array(
-            [first, ((ahead < M - 1) | (M == 1)) - late, 0 * first + M - 1, 0 * first]
-        ).T
-        weights = np.zeros((len(caps), 4, J)) + np.array([1 - late, late, 0.0, 1.0])[:, None]
+            after = np.minimum(behind + 1, deepest)[:, None] + np.zeros((1, J), np.int64)
         chosen = price <= P * (1 + 1e-9)
+        ahead = WARM_UP[schedule] * behind
+        forward = [self.counts.behind(1 + passes) for passes in ahead.tolist()]
+        caps = np.array([forward, [self.counts.but_one] * len(forward)]).T
+        # GPipe's way through later stages is the last micro-batch's, others' the first one's.
+        weights = np.zeros((1, DURATIONS, J))
+        weights[0, [2 * (schedule == "gpipe"), 3]] = 1.0
 
         def least(path: float, fee: float, cost: float = 1.0) -> float:
-            best = self.path(H, limit, path, weights * cost, caps, after, fee)
+            best = self.path(
+                H, limit, path, weights * cost, caps, after, fee, ceiling=fee * P, ordered=not exact
+            )
             return float(best[chosen, H].min()) - fee * P
 
-        if not exact and least(0.0, 1.0, 0.0) > 1e-9 * P:
-            return True
-        path, value = -1.0, 0.0
-        while path < value * (1 - 1e-6) and value <= limit:
+        path, value = 0.0, self.way
+        while path < value * (1 - tries.least_growth) and value <= limit:
             path = value
-            value = least(path, 0.0)
-            for fee in () if exact else tries.fees:
+            fees = sorted((*tries.fees, 0.0), key=lambda fee: fee != self.effort.fee)
+            for fee in (0.0,) if exact else fees:
                 value = max(value, least(path, fee * path / P))
-        return value > limit
+                if value > limit:
+                    self.effort.fee = fee
+                    return True
+        return value > limit or (not exact and least(path, 1.0, 0.0) > 1e-9 * P)
 
     def worth(self, states: Ints) -> Floats:
         """[K] the least price of so many devices."""
@@ -220,43 +360,62 @@ class Micro:
 
     def path(
         self, H: int, limit: float, path: float, weights: Floats, caps: Floats, after: Ints,
-        fee: float | Floats, join: float | Floats = 0.0,
+        fee: float | Floats, join: float | Floats = 0.0, ceiling: float = math.inf,
+        ordered: bool = False,
     ) -> Floats:  # fmt: skip
-        """[K, H + 1] of `shortest` from the first layer on. path: what one micro-batch takes."""
+        """[K, H + 1] of `shortest` from the first layer on. path: what one micro-batch takes.
+        ceiling: of a path's cost above `limit`; dearer ones may be left out."""
         way, (K, L) = self.prefix_seconds, (len(after), len(self.of.sent[0]))
-        rest = (way[1] + way[2])[-1] - way[1] - way[2]
-        slack = np.stack(
-            [limit - way[0], way[3] + self.tail, rest, np.full(L, limit - path - self.tail)]
-        )
+        both = np.minimum(way[0], way[2]) + way[1]
+        rest = both[-1] - both
+        left = limit - path - self.tail
+        before = np.full(L, -math.inf)
+        if len(weights) == 1:
+            before = self.least_costs(weights[0], caps.min(axis=0), fee / max(left, 1e-12 * limit))
+            ceiling += limit * (1 + 1e-9)
+            if before[-1] > ceiling:
+                return np.full((K, H + 1), math.inf)
+        before[-1] = ceiling
+        slack = np.stack([limit - way[0], way[3] + self.tail, rest, np.full(L, left), before])
         joins = np.stack([self.join, join * self.price * self.join, fee * self.price])
-        best = np.empty((L, len(self.of.types) + 1, OPEN + 1, K, H + 1))
-        shortest(
-            self.kinds, self.table, self.waits, joins, self.of.sent, weights,
-            np.concatenate([caps, self.full[None]]), slack, after, best,
+        best = np.empty((L, len(self.of.types) + 1, SOURCES, K, H + 2))
+        compared = shortest(
+            self.kinds, self.sole, self.table, self.waits, joins, self.of.sent, weights,
+            np.concatenate([caps, self.full[None, TOTAL:]]), slack, after, ordered, best,
         )  # fmt: skip
-        return np.asarray(best[0, 0, OPEN])
+        self.effort.add(compared)
+        return np.asarray(best[0, 0, OPEN, :, :-1])
+
+    def least_costs(self, weights: Floats, cap: Floats, rate: float | Floats) -> Floats:
+        """[L + 1] the least cost of the layers before l. weights [6, J]: of durations. cap [2]:
+        samples that count in any state. rate: cost of a device's price and second, because the
+        price of a run is at least its share of the seconds that are left."""
+        charged = np.zeros_like(weights)
+        charged[TOTAL:] = rate * self.price * cap[:, None]
+        costs = ((weights + charged)[:, :, None] * np.diff(self.table)).sum(axis=0)
+        return np.append(0.0, costs.min(axis=0).cumsum())
 
     def weights(self, P: float, S: int, C: int, first: int, final: int) -> Floats:
-        """[S C + 1, 4, J] costs of runs of S stages of C chunks, by the number of runs behind.
+        """[S C + 1, 6, J] costs of runs of S stages of C chunks, by the number of runs behind.
 
         first: chunk that a stage's own passes are counted from, C: from its first backward pass.
         final: chunk that they are counted to."""
-        M, least = self.M, float(self.price.min())
+        counts, least = self.counts, float(self.price.min())
         v = np.arange(S * C)[::-1]
         c, s = v // S, v % S
         own = np.repeat(self.full[:, None], S * C, axis=1)
-        others = np.zeros((4, S * C))
+        others = np.zeros((DURATIONS, S * C))
         if first < C:
-            own[:2, c < first] = [[max(M - 1 - S, 0)], [M > S]]
+            own[TOTAL, c < first] = counts.behind(S)
             others[0] = np.where(c < first, P, (c == first) * (S - 1 - s) * least)
         else:
-            begun = np.minimum(2 * (S - s - 1) + (C - 1) * S + 1, C * M)
+            begun = 2 * (S - s - 1) + (C - 1) * S + 1
             rounds, inside = np.divmod(begun, C * S)
             done = rounds * S + np.clip(inside - c * S, 0, S)
-            own[0], own[1] = np.maximum(M - 1 - done, 0), done < M
-            others[0], others[2] = P, (c == C - 1) * s * least
+            own[TOTAL] = [counts.behind(passes) for passes in done.tolist()]
+            others[0], others[1] = P, (c == C - 1) * s * least
         if final < C:
-            own[2:, c < final] = [[M - S], [0]]
+            own[TOTAL + 1, c < final] = counts.behind(S)
             others[3] = np.where(c < final, P, (c == final) * (S - 1 - s) * least)
         costs = own.T[:, :, None] * self.price + others.T[:, :, None]
         return np.concatenate([costs, costs[:1]])
@@ -267,7 +426,7 @@ class Micro:
         """(5): whether no replica of S stages of C chunks takes at most so many seconds."""
         runs = np.arange(S * C + 1)
         after = np.where(runs < S * C, runs + 1, -1)[:, None] + np.zeros_like(self.kinds)
-        caps = np.zeros((len(runs), 4))
+        caps = np.zeros((len(runs), 2))
         ends = (0, C - 1, C)
         turns = [
             (self.weights(P, S, C, ends[first], ends[final]), float(final == 2))
@@ -285,12 +444,14 @@ class Micro:
             )
             return float(best[-1, H] / P - fee * C + self.tail * (1 - join))
 
-        return all(
-            any(
-                value(H, limit, turn, stage) > limit
-                for turn in (*turns, means)
-                for stage in tries.stages
-                if apart.any() or not stage[2]
-            )
-            for H, limit in self.cases(seconds, C)
-        )
+        numbers = list(product(range(len(turns) + 1), range(len(tries.stages))))
+
+        def is_slower(H: int, limit: float) -> bool:
+            for number in sorted(numbers, key=lambda number: number != self.effort.turn):
+                turn, stage = (*turns, means)[number[0]], tries.stages[number[1]]
+                if (apart.any() or not stage[2]) and value(H, limit, turn, stage) > limit:
+                    self.effort.turn = number
+                    return True
+            return False
+
+        return all(is_slower(H, limit) for H, limit in self.cases(seconds, C))

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import NamedTuple
 
@@ -12,6 +12,10 @@ from hetplan.formulations.joint.data import JointData
 from hetplan.replays.arrays import Floats
 from hetplan.replays.costs import Costs
 from hetplan.replays.data import Node
+
+
+# (number of passes, samples, rows of the largest row group) of passes of different sizes.
+Passes = tuple[tuple[int, int, int], ...]
 
 
 class NodeClass(NamedTuple):
@@ -129,6 +133,28 @@ class Relaxation:
         least: Floats = np.min(each, axis=(0, 1))
         return least
 
+    @lru_cache(10_000)  # noqa: B019 - the instance lives as long as the bound
+    def averages(self, q: int, t: int, choices: tuple[Passes, ...]) -> Floats:
+        """[2, L + 1] seconds of a sample in the layers before l, forward and backward, on the
+        average of such passes: of several choices the least for each layer."""
+        each = []
+        for passes in choices:
+            seconds = [count * self.seconds[q, t][rows - 1] for count, _, rows in passes]
+            each.append(sum(seconds) / sum(count * samples for count, samples, _ in passes))
+        least = np.min(each, axis=0)
+        return np.concatenate([np.zeros((2, 1)), least.cumsum(axis=1)], axis=1)
+
+    def average_waits(self, way: StageOption, choices: tuple[Passes, ...]) -> Floats:
+        """[5] seconds per byte of a sample until a stage has one, on the average of such passes."""
+        each = []
+        for passes in choices:
+            waits = [
+                np.multiply(count, self.waits(way, samples, rows)) if count else np.zeros(5)
+                for count, samples, rows in passes
+            ]
+            each.append(sum(waits) / sum(count * samples for count, samples, _ in passes))
+        return np.asarray(np.min(each, axis=0))
+
     def message(self, q: int, t: int, rows: int) -> float:
         """Seconds per byte of a sample until a tensor group has its rows of a micro-batch."""
         best = math.inf
@@ -141,18 +167,22 @@ class Relaxation:
         return best
 
     def waits(self, way: StageOption, samples: int, rows: int) -> list[float]:
-        """[4] seconds per byte of a sample until a stage has a micro-batch, by where it comes from;
+        """[5] seconds per byte of a sample until a stage has a micro-batch, by where it comes from;
         inf where nothing can."""
         q, t, cards = way.q, way.t, self.cards[way.q]
         anywhere = self.message(q, t, rows)
+        # Between a stage across nodes and the only node of another type all samples pass its card.
+        single = [rates[0] for k, rates in enumerate(self.cards) if len(rates) == 1 and k != q]
         if way.where == ACROSS:
-            return [math.inf, math.inf, math.inf, anywhere]
+            sole = max(anywhere, samples / max(single)) if single else math.inf
+            return [math.inf, math.inf, math.inf, sole, anywhere]
         inside = [t * n.intra_bandwidth for n in self.nodes[q] if n.devices > t * way.few]
         others = max((rates[0] for k, rates in enumerate(self.cards) if k != q), default=0.0)
         return [
             rows / max(inside) if inside else math.inf,
             samples / cards[1] if len(cards) > 1 else math.inf,
             samples / min(cards[0], others) if others else math.inf,
+            max(anywhere, samples / cards[0]) if len(cards) == 1 else math.inf,
             anywhere,
         ]
 
