@@ -42,6 +42,7 @@ from hetplan.formulations.joint.bound.replicas import (
     Parameters,
     Replicas,
     TooLong,
+    intervals,
 )
 from hetplan.formulations.joint.bound.tables import Homes, Relaxation
 from hetplan.formulations.joint.data import MOST_CHUNKS
@@ -86,12 +87,8 @@ class Part:
         """Replicas by their micro-batches, from small ones to large ones."""
         G = self.of.data.global_batch
         low, high = (1, G - 1) if self.several else (G, G)
-        lumps, b = [], 1
-        while b <= high:
-            most = min(max(b, int(b * self.tries.lump)), high)
-            lumps.append(Lump(b, most, max(low, b), high))
-            b = most + 1
-        return lumps
+        sizes = intervals(1, high, self.tries.lump)
+        return [Lump(least, most, max(low, least), high) for least, most in sizes]
 
     @cached_property
     def depths(self) -> list[int]:
@@ -110,7 +107,7 @@ class Part:
         begun = self.prices
         for _ in range(self.tries.prices if counts.any(axis=1).all() else 1):
             # The lump that failed last is asked first.
-            lumps = [self.hard] * (self.hard is not None) + self.lumps
+            lumps = [*([] if self.hard is None else [self.hard]), *self.lumps]
             hard = next((each for lump in lumps if (each := self.fails(seconds, lump))), None)
             if hard is None:
                 return True
@@ -175,8 +172,7 @@ class Part:
 
 def all_parts(of: Relaxation, run: Run, alone: float, tries: Parameters) -> list[Part]:
     """The parts that have plans, with computing alone as their floor."""
-    work = np.array([of.least_work(q) for q in range(len(of.types))])
-    worth = 1 / np.array([row.sum() for row in work])
+    worth = 1 / of.least_works.sum(axis=1)
     prices = np.stack([worth * of.data.global_batch / float(worth @ of.counts)] * 2)
     parts = [
         Part(of, homes, several, chunks, tries, run, prices, alone)
@@ -192,12 +188,11 @@ def lower_bound(
 ) -> float:
     """Seconds that no plan replays below, at most `enough`. It rises until the run should stop."""
     data, tries = of.data, parameters
-    work = np.array([of.least_work(q) for q in range(len(of.types))])
-    alone = computing_alone(data.global_batch * work, of.counts, run.options)
+    alone = computing_alone(data.global_batch * of.least_works, of.counts, run.options)
     parts = all_parts(of, run, alone, tries)
     bisection = Bisection(parts, enough, run, tries)
     try:
-        nodes = NodeModel(of, alone, run.options)
+        nodes = NodeModel(of, alone, run)
         for part in parts:
             run.check()
             part.floor = nodes.seconds(part.homes, part.several, part.chunks)
@@ -227,28 +222,26 @@ class Bisection:
         return min(self.least, self.enough) * (1 - self.tries.rounding)
 
     def go(self, nodes: NodeModel) -> None:
-        """Raise the floors, with more effort for an attempt each time that one was given up."""
+        """Raise the floors, each time with more effort for an attempt, until none is given up."""
         effort = self.tries.effort
         while self.rise(nodes, effort):
             effort *= self.tries.more_effort
 
     def rise(self, nodes: NodeModel, effort: float) -> bool:
-        """Raise the floors until the interval is narrow, or an attempt is given up for its effort.
-        Whether one was."""
-        high, step = self.enough, self.tries.rise
+        """Raise the floors until the interval is narrow. Whether an attempt was given up for its
+        effort."""
+        high, step, given_up = self.enough, self.tries.rise, False
         while True:
             low = self.least
             self.run.report(bound=self.bound)
             if low >= high or high / low - 1 < self.tries.least_rise:
-                return False
+                return given_up
             goal = min(low * (1 + step), math.sqrt(low * high))
             step *= 2
             for part in [part for part in self.parts if part.floor < goal]:
-                given_up = self.attempt(part, goal, nodes, effort)
+                given_up |= self.attempt(part, goal, nodes, effort)
                 if part.floor < goal:  # it is asked first from now on
                     self.parts.sort(key=lambda each: each is not part)
-                    if given_up:
-                        return True
                     high = goal
                     break
 

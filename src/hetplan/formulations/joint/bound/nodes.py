@@ -2,7 +2,7 @@
 
 It sees what the inequalities of single stages cannot see: layers that several nodes hold are joined
 through the few cards of these nodes, and all their seconds add up. evidence/speed/joint_bound.md,
-Section 5, proves it.
+Section 7, proves it.
 
 Sets   k nodes, l layers. Homes hold some layer alone. Cases: the homes; one replica, or several
        (R = 1 or 2); one chunk, or several (C = 1 or 2).
@@ -34,13 +34,14 @@ from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetplan.formulations.joint.bound.tables import Homes, NodeClass, Relaxation
 from hetplan.replays.arrays import Floats
 from hetplan.solvers.expressions import Linear
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import SMALLEST, Model
-from hetplan.solvers.run import Options, Run, Stop
+from hetplan.solvers.run import Run, Stop
 
 # A coefficient beyond this is lowered to it, which only relaxes a row: the unit of seconds is what
 # computing alone takes, and a share of a millionth already takes as long as this.
@@ -50,11 +51,12 @@ MOST = 1e6
 class NodeModel:
     """The bounds by nodes of one instance, computed when they are asked for.
 
-    alone: seconds that computing alone takes, which are the model's unit.
+    alone: seconds that computing alone takes, which are the model's unit. run: whose time limit and
+    wish to stop hold for HiGHS, too.
     """
 
-    def __init__(self, of: Relaxation, alone: float, options: Options) -> None:
-        self.of, self.unit, self.options = of, alone, options
+    def __init__(self, of: Relaxation, alone: float, run: Run) -> None:
+        self.of, self.unit, self.run = of, alone, run
         self.known: dict[tuple[Homes, bool, bool], float] = {}
 
     def seconds(self, homes: Homes, several: bool, chunks: bool) -> float:
@@ -66,7 +68,10 @@ class NodeModel:
         return self.known[part]
 
     def whole(self, homes: Homes, several: bool, chunks: bool, nodes: int) -> float:
-        """The same with whole x, y and s, after so many nodes of HiGHS's tree at most."""
+        """The same with whole x, y and s, after so many nodes of HiGHS's tree at most. Where
+        nothing is told of homes there are too many nodes for it."""
+        if not homes.chosen:
+            return self.seconds(homes, several, chunks)
         return self.least(homes, several, chunks, nodes=nodes)
 
     def least(self, homes: Homes, several: bool, chunks: bool, nodes: int | None) -> float:
@@ -76,10 +81,11 @@ class NodeModel:
         programme = NodeProgramme(
             self.of, homes, several, chunks, self.unit, whole=nodes is not None
         )
+        part = self.run.part()
         limits = {} if nodes is None else {"mip_max_nodes": nodes}
-        native = {"highs": {**self.options.native.get("highs", {}), **limits}}
-        options = replace(self.options, time_limit=None, native=native)
-        answer = minimise("milp", programme.model, Run(options), lambda incumbent, bound: None)
+        native = {"highs": {**part.options.native.get("highs", {}), **limits}}
+        run = Run(replace(part.options, native=native), cancel=part.cancel)
+        answer = minimise("milp", programme.model, run, lambda incumbent, bound: None)
         if answer.stop is Stop.INFEASIBLE:
             return math.inf
         return self.unit * max(1.0, answer.bound or 0.0)
@@ -102,7 +108,7 @@ class NodeProgramme:
         self.home = home & told & (sum(homes.chosen) > 1)
         alone = home | (not told)
         layers, K = len(of.data.layers), len(self.kinds)
-        self.count = np.array([kind.count for kind in self.kinds], dtype=float)
+        self.count = np.array([kind.nodes for kind in self.kinds], dtype=float)
         self.devices = self.count * [kind.devices for kind in self.kinds]
         self.card = np.array([kind.card for kind in self.kinds])
         model = self.model = Model("nodes")
@@ -124,7 +130,7 @@ class NodeProgramme:
         self.join_tied_weights()
         model.minimize(self.T)
 
-    def hold_every_layer(self, home: "np.typing.NDArray[np.bool_]") -> None:
+    def hold_every_layer(self, home: NDArray[np.bool_]) -> None:
         """(1)."""
         model, u, x, y, s = self.model, self.u, self.x, self.y, self.s
         model.row("computed", u.sum(axis=1) == 1)
@@ -229,14 +235,14 @@ class NodeProgramme:
 
 def node_kinds(
     of: Relaxation, homes: Homes, whole: bool
-) -> "tuple[list[NodeClass], np.typing.NDArray[np.bool_]]":
+) -> tuple[list[NodeClass], NDArray[np.bool_]]:
     """(nodes, whether they are homes): alike nodes together, homes apart from the others; each node
     by itself where x is whole."""
     kinds, home = [], []
     chosen = homes.chosen or (0,) * len(of.node_classes)
     for alike, here in zip(of.node_classes, chosen, strict=True):
-        for is_home, count in ((True, here), (False, alike.count - here)):
+        for is_home, count in ((True, here), (False, alike.nodes - here)):
             groups = [1] * count if whole else [count] * (count > 0)
-            kinds += [alike._replace(count=group) for group in groups]
+            kinds += [alike._replace(nodes=group) for group in groups]
             home += [is_home] * len(groups)
     return kinds, np.array(home, bool)

@@ -51,9 +51,9 @@ def shortest(
     ordered: bool,
     best: Floats,
 ) -> int:
-    """How many sums were compared; (4) and (5) into best [L + 1, Q + 1, 5, K, H + 2]: layers from l on, behind a run inside a
-    node of type q or (Q) across nodes, whose next message comes from there; state of the path,
-    changes between nodes (H: or more; H + 1: the least of all).
+    """The number of sums compared. Puts (4) and (5) into best [L + 1, Q + 1, 5, K, H + 2]: layers
+    from l on, behind a run inside a node of type q or (Q) across nodes, whose next message comes
+    from there; state of the path, changes between nodes (H: or more; H + 1: the least of all).
 
     kinds [J]: q of a way, or Q. sole [Q + 1]: whether the type has a single node. seconds
     [6, J, L + 1]: durations added up over layers. waits [3, 5, J]: of a message of the first
@@ -63,9 +63,9 @@ def shortest(
     behind it. caps [K + 1, 2]: samples whose averages count against slack[3], and in the last row,
     in all passes. slack [5, L + 1]: what is left behind the way to l; the way out from l; the way
     there and back behind l; what caps leave; the least cost of the layers before l. ceiling: the
-    last entry of slack[4]. after [K, J]: state with the run, -1: none. ordered: whether a later state
-    allows all that an earlier one does, as more changes always do; then an earlier one that costs no
-    less is left out."""
+    last entry of slack[4]. after [K, J]: state with the run, -1: none. ordered: whether a later
+    state allows all that an earlier one does, as more changes always do; then an earlier one that
+    costs no less is left out."""
     last, types = best.shape[0] - 1, best.shape[1] - 1
     states, changes = best.shape[3] - 1, best.shape[4] - 2
     run, own, full = np.empty(6), np.empty(6), caps[states + 1]

@@ -22,51 +22,62 @@ from hetplan.formulations.joint.bound.tables import (
     HOME,
     OTHER,
     Homes,
+    Passes,
     Relaxation,
     StageOption,
 )
 from hetplan.replays.arrays import Floats
 
 # Forward passes before the first backward pass, for each later stage; without chunks. GPipe's last
-# stage waits for all of them, so that none fills the waiting. "any": of all schedules.
+# stage waits for all of them, so that none fills the waiting.
 WARM_UP = {"interleaved-1f1b": 2, "1f1b": 1, "gpipe": 0}
+
+# Numbers of rows whose ratio is at most this share the seconds of the least of them.
+ROWS_TOGETHER = 1.1
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """What the bound tries; every choice is valid.
+    """What the bound tries; every choice is valid."""
 
-    states: numbers of devices by type that a path may count; of more, devices are charged by price.
-    fees: for the price of a replica, in times the seconds of its path. stages: with chunks, prices
-    of a stage in seconds of a replica's average stage, and weights of its own work, and of that of
-    stages across nodes. turns: with chunks, pairs of the chunk that a stage's own passes are
-    counted from (0: the first, 2: from its first backward pass on) and the one that they are
-    counted to (0: the first, 1: the last, 2: what is joined behind them). width, lump: of intervals of a
-    replica's samples, and of its micro-batches. patterns: of homes, at most; of more, none is told apart. rise: by which
-    share the first attempt raises a bound; it doubles with success, and halves without down to
-    `least_rise`. prices: attempts with them; those in other nodes fall by the factor `discount`.
-    rounding: relative, taken off. nodes: of HiGHS's tree, for the whole programme over nodes."""
-
+    # Numbers of devices by type that a path may count; of more, devices are charged by price. They
+    # are counted only where a lump's numbers of samples differ by at most the factor `narrow`.
     states: int = 400
+    narrow: float = 1.25
+    # Costs of a replica's price, in times the seconds of its path.
     fees: tuple[float, ...] = (1.0, 0.3, 3.0, 10.0)
+    # A path is asked for again while it grows by this share.
+    least_growth: float = 0.003
+    # With chunks: prices of a stage in seconds of a replica's average stage, and weights of its own
+    # work, and of that of stages across nodes.
     stages: tuple[tuple[float, float, float], ...] = (
         (1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.0, 0.0, 3.0),
         (3.0, 0.0, 0.0), (1.0, 1.0, 3.0), (4.0, 4.0, 0.0),
     )  # fmt: skip
+    # With chunks: pairs of the chunk that a stage's own passes are counted from (0: the first, 2:
+    # from its first backward pass on) and the one that they are counted to (0: the first, 1: the
+    # last, 2: what is joined behind them).
     turns: tuple[tuple[int, int], ...] = ((2, 0), (0, 2), (2, 1), (0, 0))
+    # The widest intervals of a replica's samples, and of its micro-batches, as factors.
     width: float = 1.5
     lump: float = 1.2
-    narrow: float = 1.25
-    least_growth: float = 0.003
-    effort: float = 1e8
-    more_effort: float = 4.0
+    # Patterns of homes, at most; of more, none is told apart.
     patterns: int = 200
-    rise: float = 0.03
-    least_rise: float = 0.004
+    # Attempts with prices; those in nodes without a home fall by the factor `discount`.
     prices: int = 5
     discount: float = 0.5
-    rounding: float = 1e-9
+    # The share by which the first T is above the bound; it doubles with success. The bisection ends
+    # at an interval of `least_rise`.
+    rise: float = 0.03
+    least_rise: float = 0.005
+    # Sums that the paths of an attempt may compare; `more_effort` times as many once an attempt was
+    # given up.
+    effort: float = 1e8
+    more_effort: float = 8.0
+    # Nodes of HiGHS's tree for the whole programme over nodes.
     nodes: int = 200
+    # Relative, taken off the bound.
+    rounding: float = 1e-9
 
 
 STANDARD = Parameters()
@@ -140,6 +151,14 @@ def ends(b: int, least: int, most: int) -> Iterator[tuple[int, int, int]]:
         many = min(most, (b - 1) // (rows - 1)) if rows > 1 else most
         yield from ((r, few, many) for r in sorted({few, many}))
         few = many + 1
+
+
+def intervals(low: int, high: int, width: float) -> Iterator[tuple[int, int]]:
+    """Intervals of whole numbers from `low` to `high`, each as wide as the factor allows."""
+    while low <= high:
+        last = min(max(low, int(low * width)), high)
+        yield low, last
+        low = last + 1
 
 
 class Counts:
@@ -219,7 +238,7 @@ class Replicas:
         self, pairs: list[tuple[int, int]], *, cut: bool, chunks: bool
     ) -> tuple[Floats, Floats]:
         """([6, J, L + 1] seconds of the layers before l, [3, 5, J] seconds of a message per byte)
-        of the first micro-batch, the last one, and one sample on the average."""
+        of the first micro-batch, the last one, and one sample on the average of all passes."""
         of, layers = self.of, len(self.of.data.layers)
         table = np.zeros((DURATIONS, len(self.ways), layers + 1))
         waits = np.zeros((3, SOURCES, len(self.ways)))
@@ -231,6 +250,7 @@ class Replicas:
             for x, samples in enumerate((first, last)):
                 table[2 * x : 2 * x + 2, j] = of.sums[w.q, w.t][rows[x] - 1]
                 waits[x, :, j] = of.waits(w, samples, rows[x])
+            passes: tuple[Passes, ...]
             if len(pairs) == 1 and not cut:
                 # Behind any number of passes the average lies between that of all and of the last.
                 whole = -(-pairs[0][1] // first) - 1
@@ -239,8 +259,8 @@ class Replicas:
             else:
                 # All numbers of rows of the largest group, each with the most samples.
                 lowest = -(-first // w.many) if cut else 1
-                sizes = range(lowest, -(-largest // w.many) + 1)
-                passes = tuple(((1, min(n * w.many, largest), n),) for n in sizes)
+                rows_of_all = intervals(lowest, -(-largest // w.many), ROWS_TOGETHER)
+                passes = tuple(((1, min(n * w.many, largest), low),) for low, n in rows_of_all)
             table[TOTAL:, j] = of.averages(w.q, w.t, passes)
             waits[2, :, j] = of.average_waits(w, passes)
         return table, waits

@@ -13,7 +13,6 @@ from hetplan.replays.arrays import Floats
 from hetplan.replays.costs import Costs
 from hetplan.replays.data import Node
 
-
 # (number of passes, samples, rows of the largest row group) of passes of different sizes.
 Passes = tuple[tuple[int, int, int], ...]
 
@@ -21,13 +20,13 @@ Passes = tuple[tuple[int, int, int], ...]
 class NodeClass(NamedTuple):
     """Nodes of one device type with equally many devices, which the bound does not tell apart.
 
-    q: device type. devices: of one node. count: nodes. card, fabric: bytes per second that the card
-    of one of them receives, and that a ring inside one of them joins, at most.
+    q: device type. devices: of one node. nodes: how many. card, fabric: bytes per second that the
+    card of one of them receives, and that a ring inside one of them joins, at most.
     """
 
     q: int
     devices: int
-    count: int
+    nodes: int
     card: float
     fabric: float
 
@@ -126,8 +125,13 @@ class Relaxation:
         least: Floats = np.min(each, axis=(0, 1))
         return least
 
+    @cached_property
+    def least_works(self) -> Floats:
+        """[Q, L] the same by type."""
+        return np.array([self.least_work(q) for q in range(len(self.types))])
+
     def least_forward_work(self, q: int) -> Floats:
-        """[L] the same of its forward pass alone."""
+        """[L] `least_work` of its forward pass alone."""
         sizes = np.arange(1, self.data.global_batch + 1)[:, None]
         each = [t * self.seconds[k, t][:, 0] / sizes for k, t in self.seconds if k == q]
         least: Floats = np.min(each, axis=(0, 1))
@@ -140,7 +144,8 @@ class Relaxation:
         each = []
         for passes in choices:
             seconds = [count * self.seconds[q, t][rows - 1] for count, _, rows in passes]
-            each.append(sum(seconds) / sum(count * samples for count, samples, _ in passes))
+            samples_of_all = sum(count * samples for count, samples, _ in passes)
+            each.append(np.sum(seconds, axis=0) / samples_of_all)
         least = np.min(each, axis=0)
         return np.concatenate([np.zeros((2, 1)), least.cumsum(axis=1)], axis=1)
 
@@ -152,19 +157,22 @@ class Relaxation:
                 np.multiply(count, self.waits(way, samples, rows)) if count else np.zeros(5)
                 for count, samples, rows in passes
             ]
-            each.append(sum(waits) / sum(count * samples for count, samples, _ in passes))
+            samples_of_all = sum(count * samples for count, samples, _ in passes)
+            each.append(np.sum(waits, axis=0) / samples_of_all)
         return np.asarray(np.min(each, axis=0))
 
     def message(self, q: int, t: int, rows: int) -> float:
-        """Seconds per byte of a sample until a tensor group has its rows of a micro-batch."""
-        best = math.inf
+        """Seconds per byte of a sample until a tensor group has its rows of a micro-batch, at
+        least. They never fall with the rows."""
+        seconds = []
         for node in self.nodes[q]:
             inside = t * node.intra_bandwidth if node.devices > t else 0.0
             card = node.network_bandwidth if self.several else 0.0
-            mixed = inside < rows * card  # some of the rows may come through the card meanwhile
-            rate = inside + card * mixed
-            best = min(best, rows / rate if rate else 0.0)
-        return best
+            if inside:
+                seconds.append(rows / inside)
+            if card:  # from inside / card rows on, some of them may come through it meanwhile
+                seconds.append(max(rows, inside / card) / (inside + card))
+        return min(seconds, default=0.0)
 
     def waits(self, way: StageOption, samples: int, rows: int) -> list[float]:
         """[5] seconds per byte of a sample until a stage has a micro-batch, by where it comes from;
@@ -197,11 +205,11 @@ class Relaxation:
     def patterns(self, most: int) -> list[Homes]:
         """All numbers of homes among alike nodes; of too many, one pattern that says nothing."""
         none = (0,) * len(self.types)
-        choices = math.prod(alike.count + 1 for alike in self.node_classes)
+        choices = math.prod(alike.nodes + 1 for alike in self.node_classes)
         if not self.several or choices > most:
             return [Homes(none, tuple(self.counts), none, sum(self.counts))]
         made = []
-        for chosen in product(*(range(alike.count + 1) for alike in self.node_classes)):
+        for chosen in product(*(range(alike.nodes + 1) for alike in self.node_classes)):
             nodes, home, replicas = list(none), list(none), sum(self.counts)
             for alike, count in zip(self.node_classes, chosen, strict=True):
                 nodes[alike.q] += count
