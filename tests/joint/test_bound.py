@@ -280,10 +280,10 @@ TURNS = [[(0, 2), (4, 5)], [(2, 4), (5, 6)]]
             "data parallelism", (4, 4), 1e11, 1e11, False, "1f1b",
             [replica([[device]], [[(0, 6)]], 2, 2) for device in range(8)], 0.9,
         ),
-        # The first layer is on both nodes, and the last one, which shares its weights, on one.
+        # One node holds the first layer and the last one, which share weights.
         (
             "tied weights", (2, 1), 1e7, 1e11, True, "1f1b",
-            [replica([[0, 2], [1]], [[(0, 1)], [(1, 6)]], 16, 16)], 0.3,
+            [replica([[0], [1]], HALVES, 16, 1)], 0.3,
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
