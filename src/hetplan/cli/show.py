@@ -235,7 +235,7 @@ def in_full(instance: Instance, claim: Claim) -> tuple[list[Table], dict[str, An
 
 
 @described(
-    sections={"Framework": "--to --model", "Output": "--output --help"},
+    sections={"Framework": "--to --model --without-model", "Output": "--output --help"},
     examples=(
         ("A script for torchrun on standard output", "hetplan export plan.json --to torchrun"),
         (
@@ -269,6 +269,12 @@ def export(
             autocompletion=offer("models"),
         ),
     ] = None,
+    without_model: Annotated[
+        bool,
+        typer.Option(
+            "--without-model", help="Write no settings of the model: they are left to you."
+        ),
+    ] = False,
     output: Annotated[
         Path | None, target("--output", "-o", help="Write to a file instead.")
     ] = None,
@@ -276,7 +282,7 @@ def export(
     """Print a plan as flags or configuration of a framework; what it cannot express is refused by
     name."""
     loaded = load_plan(plan)
-    text = written(loaded, to, model)
+    text = written(loaded, to, model, with_model=not without_model)
     other_model = None if model is None else load_model(model)
     note_changes(loaded, plan, Replaced(model=other_model))
     if output is None:

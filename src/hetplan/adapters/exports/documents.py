@@ -15,9 +15,12 @@ from hetplan.adapters.exports.grid import Grid, heading
 from hetplan.adapters.exports.megatron_arguments import (
     RECOMPUTATION,
     bridge_sections,
-    model_settings,
+    remarks,
     settings,
+    spoken,
+    word,
 )
+from hetplan.adapters.exports.megatron_model import model_settings
 from hetplan.files import to_json
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Plan
@@ -33,7 +36,7 @@ SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "Interleaved1
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
-def deepspeed(plan: Plan, shape: Transformer | None = None) -> str:
+def deepspeed(plan: Plan, shape: Transformer | None = None, *, model: bool = True) -> str:
     """DeepSpeed's JSON: batch sizes, precision and ZeRO stage of a purely data-parallel plan.
 
     When DeepSpeed starts, it checks that `train_batch_size` is micro-batch x accumulation steps x
@@ -77,7 +80,7 @@ def deepspeed(plan: Plan, shape: Transformer | None = None) -> str:
     )
 
 
-def torchtitan(plan: Plan, shape: Transformer | None = None) -> str:
+def torchtitan(plan: Plan, shape: Transformer | None = None, *, model: bool = True) -> str:
     """torchtitan's TOML: degrees, micro-batch, the modules of each stage, schedule and sharding.
 
     torchtitan's device mesh numbers ranks with the pipeline outermost, then data, then tensor;
@@ -208,13 +211,13 @@ CHECKPOINTING: dict[str, dict[str, str]] = {
 }
 
 
-def flagscale(plan: Plan, shape: Transformer | None = None) -> str:
+def flagscale(plan: Plan, shape: Transformer | None = None, *, model: bool = True) -> str:
     """FlagScale's YAML, for training on Megatron-LM with or without process meshes.
 
     A plan with degrees becomes Megatron's plain arguments, see `plain_document`. The stages of any
     other plan become process meshes, see `flagscale_document`.
     """
-    grid = Grid(plan, "FlagScale", shape)
+    grid = Grid(plan, "FlagScale", shape, model=model)
     plain = plan.degrees is not None
     schedules = ("1f1b", "interleaved-1f1b") if plain else ("1f1b",)
     grid.only("schedule", schedules, "the model chunks of each stage, or the order of passes")
@@ -226,7 +229,7 @@ def flagscale(plan: Plan, shape: Transformer | None = None) -> str:
     nodes = [f"node {node} slots={ranks} type={type_of_node[node]}" for node, ranks in grid.nodes()]
     lines = [
         *heading(plan, "FlagScale", FLAGSCALE),
-        *comments(f"hostfile, in this order: {', '.join(nodes)}"),
+        *comments(f"hostfile, in this order: {', '.join(nodes)}", *remarks(grid)),
         yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110),
     ]
     return "\n".join(lines)
@@ -238,21 +241,22 @@ def plain_document(grid: Grid) -> dict[str, Any]:
     FlagScale passes an argument on from either section: the division only helps readers.
     """
     model_arguments = {"num_layers", "seq_length", "micro_batch_size", "global_batch_size"}
-    if grid.shape:
+    if grid.shape is not None and grid.writes_model:
         model_arguments |= set(model_settings(grid.shape, 0))  # names alone: any sequence will do
     document: dict[str, Any] = {"system": {}, "model": {}}
-    for name, value in settings(grid).items():
+    for name, value in spoken(settings(grid)).items():
         section = "model" if name in model_arguments else "system"
-        document[section][name] = value
+        # FlagScale writes a list as several words, where Megatron wants one.
+        document[section][name] = word(value) if isinstance(value, list | tuple) else value
     return document
 
 
-def bridge(plan: Plan, shape: Transformer | None = None) -> str:
+def bridge(plan: Plan, shape: Transformer | None = None, *, model: bool = True) -> str:
     """Overrides of a recipe of NeMo's Megatron Bridge, in the YAML that its `--config-file` reads.
 
     Megatron Bridge numbers ranks as Megatron-LM does.
     """
-    grid = Grid(plan, "Megatron Bridge", shape)
+    grid = Grid(plan, "Megatron Bridge", shape, model=model)
     grid.only("schedule", ("1f1b", "interleaved-1f1b"), "the order of passes")
     grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
     grid.check()
@@ -264,8 +268,20 @@ def bridge(plan: Plan, shape: Transformer | None = None) -> str:
         narrow = {"fp8": "_with_fp8_delayed_scaling", "fp4": "_with_nvfp4"}
         narrow_suffix = narrow.get(plan.workload.stack, "")
         document["mixed_precision"] = f"{plan.workload.precision}{narrow_suffix}_mixed"
-    lines = heading(plan, "Megatron Bridge", BRIDGE_VERSION)
+    lines = [
+        *heading(plan, "Megatron Bridge", BRIDGE_VERSION),
+        *comments(*remarks(grid), *activation_remark(grid)),
+    ]
     return "\n".join([*lines, yaml.safe_dump(document, sort_keys=False, width=110)])
+
+
+def activation_remark(grid: Grid) -> list[str]:
+    """The sentence that names the activation of the model: overrides of a recipe hold no functions,
+    so that the recipe has to bring it."""
+    function = grid.shape.function if grid.shape is not None else None
+    if function is None or not grid.writes_model:
+        return []
+    return [f"The recipe's model has to have the activation {function.activation}."]
 
 
 def stage_types(grid: Grid) -> list[str]:

@@ -6,6 +6,7 @@ The model's notes tell which keys were assumed. Keys that change no seconds or b
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from hetplan.profiling.models.configuration_keys import (
     WRAPPERS,
     Key,
 )
+from hetplan.profiling.models.configured_functions import function_of
 from hetplan.profiling.models.encoders import clip_layers, t5_layers, vit_layers
 from hetplan.profiling.models.transformer import Experts, Latent, Mamba, Transformer
 from hetplan.profiling.models.zoo import ModelSpec, text_model
@@ -90,7 +92,9 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
             notes=tuple(notes),
         )
     sequence = min(sizes.pop("context"), LONGEST_DEFAULT_SEQUENCE)
-    return text_model(name, source, sequence, shape_of(kind, sizes), notes=tuple(notes))
+    shape = shape_of(kind, sizes)
+    shape = replace(shape, function=function_of(kind, value, shape))
+    return text_model(name, source, sequence, shape, notes=tuple(notes))
 
 
 def clip_from_config(value: dict[str, Any], name: str, where: str) -> ModelSpec:
