@@ -7,7 +7,7 @@ else, and the error names that feature.
 from collections.abc import Callable
 from dataclasses import replace
 
-from hetplan.adapters.exports import documents, scripts
+from hetplan.adapters.exports import documents, scripts, titan
 from hetplan.adapters.exports.grid import Grid
 from hetplan.errors import look_up
 from hetplan.plans.plan import Plan
@@ -21,7 +21,7 @@ EXPORTERS: dict[str, Callable[..., str]] = {
     "megatron": scripts.megatron,
     "bridge": documents.bridge,
     "deepspeed": documents.deepspeed,
-    "torchtitan": documents.torchtitan,
+    "torchtitan": titan.torchtitan,
     "flagscale": documents.flagscale,
     "torchrun": scripts.torchrun,
 }

@@ -1,18 +1,19 @@
-"""Exports plans as configuration files: DeepSpeed's JSON, torchtitan's TOML, and the YAML of
-FlagScale and Megatron Bridge.
+"""Exports plans as configuration files: DeepSpeed's JSON, and the YAML of FlagScale and Megatron
+Bridge.
 
 Every exporter raises UnsupportedError where the plan uses something that its framework cannot
 express.
 """
 
-import json
 from itertools import chain, groupby
 from typing import Any
 
 import yaml
 
+from hetplan.adapters.exports.division import check_division
 from hetplan.adapters.exports.grid import Grid, heading
 from hetplan.adapters.exports.megatron_arguments import (
+    BRIDGE_NAME,
     RECOMPUTATION,
     bridge_sections,
     remarks,
@@ -27,13 +28,8 @@ from hetplan.plans.plan import Plan
 from hetplan.profiling.models.transformer import Transformer
 from hetplan.text import comments
 
-TORCHTITAN = (
-    "torchtitan's TOML job config: torchtitan/config/job_config.py at 6404b93 (September 2025)"
-)
 FLAGSCALE = "FlagScale, branch main-legacy at 0526731: its heterogeneous training guide"
 BRIDGE_VERSION = "docs.nvidia.com/nemo/megatron-bridge, Using Recipes: overrides by YAML"
-SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "Interleaved1F1B"}
-DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
 def deepspeed(plan: Plan, shape: Transformer | None = None, *, model: bool = True) -> str:
@@ -78,137 +74,6 @@ def deepspeed(plan: Plan, shape: Transformer | None = None, *, model: bool = Tru
             "bf16": {"enabled": precision == "bf16"},
         }
     )
-
-
-def torchtitan(plan: Plan, shape: Transformer | None = None, *, model: bool = True) -> str:
-    """torchtitan's TOML: degrees, micro-batch, the modules of each stage, schedule and sharding.
-
-    torchtitan's device mesh numbers ranks with the pipeline outermost, then data, then tensor;
-    torchrun numbers the nodes one after the other. ZeRO 0 becomes data_parallel_replicate_degree
-    (DDP). ZeRO 3 becomes data_parallel_shard_degree (FSDP), and FSDP frees the gathered weights
-    after the forward pass. torchtitan's tensor parallelism is sequence parallel too, which hetplan
-    does not assume.
-    """
-    grid = Grid(plan, "torchtitan")
-    degrees = plan.degrees or Degrees()
-    grid.only("precision", tuple(DTYPES), "the precision of training")
-    grid.only("zero", (0, 3), "which states are sharded (FSDP shards all of them)")
-    grid.only(
-        "recomputation",
-        tuple(CHECKPOINTING),
-        "which activations are kept (torchtitan's selective mode keeps others)",
-    )
-    grid.check()
-    tensor = grid.equal_width()
-    grid.refuse(
-        degrees.recompute_layers
-        or degrees.offloaded
-        or degrees.exchange != "ring"
-        or plan.workload.narrow,
-        plan.workload.narrow or degrees.text,
-        "which activations are kept, which states are on the host, or how context ranks meet",
-    )
-    devices_of_replica = grid.pipeline * tensor * degrees.context
-    if devices_of_replica > 1:
-        check_divided(grid, degrees.context)
-    node_options = [
-        f"--node-rank {node_rank}: node {node} of the plan, --nproc-per-node {ranks}"
-        for node_rank, (node, ranks) in enumerate(grid.nodes())
-    ]
-    lines = [*heading(plan, "torchtitan", TORCHTITAN), *comments(*node_options)]
-    if tensor > 1 and not degrees.sequence_parallel:
-        lines += comments(
-            "tensor parallel groups are sequence parallel too, which the prediction does not count"
-        )
-    for section, entries in titan_sections(grid, tensor, degrees).items():
-        lines += ["", f"[{section}]"]
-        # JSON's strings, numbers, booleans and lists are TOML's
-        lines += [f"{key} = {json.dumps(value)}" for key, value in entries.items()]
-    return "\n".join(lines) + "\n"
-
-
-def check_divided(grid: Grid, context: int) -> None:
-    """Refuse a plan without FSDP that needs data parallelism or mixed precision for replicas of
-    several devices. torchtitan offers them for such replicas only with FSDP.
-
-    context: the context-parallel degree.
-    """
-    plan = grid.plan
-    # FSDP divides the weights over data and context ranks; over one rank there is none.
-    sharded = plan.zero == 3 and grid.data * context > 1
-    # Several replicas that are not sharded have ZeRO 0: `torchtitan` lets 0 and 3 pass.
-    grid.refuse(
-        grid.data > 1 and not sharded,
-        f"ZeRO 0 on {grid.data} replicas beside a pipeline or tensor groups "
-        "(its DDP stands alone; ZeRO 3 would do)",
-        "the replicas: it ends with an error",
-    )
-    grid.refuse(
-        plan.workload.precision != "fp32" and not sharded,
-        f"{plan.workload.precision} on a pipeline or tensor groups without FSDP "
-        "(fp32, or ZeRO 3 on several replicas, would do)",
-        "the precision: mixed_precision_param would do nothing, and everything run in fp32",
-    )
-
-
-def titan_sections(grid: Grid, tensor: int, degrees: Degrees) -> dict[str, dict[str, Any]]:
-    """The sections of torchtitan's configuration: section -> key -> value.
-
-    tensor: the tensor degree. With a pipeline, `local_batch_size` counts the samples of all
-    micro-batches of a step; without one, torchtitan accumulates micro-batches of that size.
-    """
-    plan = grid.plan
-    sharded = plan.zero == 3
-    local_micro_batches = grid.micro_batches if grid.pipeline > 1 else 1
-    training = {
-        "local_batch_size": grid.micro_batch * local_micro_batches,
-        "global_batch_size": plan.workload.global_batch,
-        "mixed_precision_param": DTYPES[plan.workload.precision],
-    }
-    if plan.workload.sequence is not None:
-        training["seq_len"] = plan.workload.sequence
-    replicate_degree, shard_degree = grid.data, 1
-    if sharded:
-        replicate_degree = degrees.shard_groups
-        shard_degree = grid.data // degrees.shard_groups
-    parallelism: dict[str, Any] = {
-        "data_parallel_replicate_degree": replicate_degree,
-        "data_parallel_shard_degree": shard_degree,
-        "tensor_parallel_degree": tensor,
-        "pipeline_parallel_degree": grid.pipeline,
-    }
-    if degrees.context > 1:
-        parallelism["context_parallel_degree"] = degrees.context
-    if degrees.expert > 1:
-        parallelism["expert_parallel_degree"] = degrees.expert
-        parallelism["expert_tensor_parallel_degree"] = degrees.expert_tensor
-    if sharded:
-        parallelism["fsdp_reshard_after_forward"] = "always"
-    if grid.pipeline > 1:
-        blocks = [[f"layers.{i}"] for i in range(grid.blocks())]
-        modules_of_layer = [["tok_embeddings"], *blocks, ["norm", "output"]]
-        modules_of_stage = [
-            list(chain.from_iterable(modules_of_layer[first:last]))
-            for first, last in grid.virtual_stages
-        ]
-        parallelism |= {
-            "pipeline_parallel_schedule": SCHEDULES[plan.schedule],
-            "pipeline_parallel_microbatch_size": grid.micro_batch,
-            "module_fqns_per_model_part": modules_of_stage,
-        }
-    return {
-        "training": training,
-        "parallelism": parallelism,
-        "activation_checkpoint": CHECKPOINTING[plan.recomputation],
-    }
-
-
-# The recomputation of a plan -> torchtitan's section `activation_checkpoint`.
-CHECKPOINTING: dict[str, dict[str, str]] = {
-    "none": {"mode": "none"},
-    "operators": {"mode": "selective", "selective_ac_option": "op"},
-    "full": {"mode": "full"},
-}
 
 
 def flagscale(plan: Plan, shape: Transformer | None = None, *, model: bool = True) -> str:
@@ -256,7 +121,7 @@ def bridge(plan: Plan, shape: Transformer | None = None, *, model: bool = True) 
 
     Megatron Bridge numbers ranks as Megatron-LM does.
     """
-    grid = Grid(plan, "Megatron Bridge", shape, model=model)
+    grid = Grid(plan, BRIDGE_NAME, shape, model=model)
     grid.only("schedule", ("1f1b", "interleaved-1f1b"), "the order of passes")
     grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
     grid.check()
@@ -308,6 +173,7 @@ def flagscale_document(grid: Grid, types: list[str]) -> dict[str, Any]:
     the head. types: the device type of each stage.
     """
     plan, blocks = grid.plan, grid.blocks_by_stage()
+    check_division(grid, Degrees())
     grid.refuse(
         not all(blocks),
         f"a stage without blocks (stage {blocks.index(min(blocks))})",  # the first with 0

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hetplan.adapters.exports.balancing import runs_text
+from hetplan.adapters.exports.division import check_division
 from hetplan.adapters.exports.grid import Grid
 from hetplan.adapters.exports.megatron_model import (
     LLAMA3_SCALING,
@@ -17,10 +18,12 @@ from hetplan.adapters.exports.megatron_model import (
     model_settings,
     unsaid,
     vocabulary_multiple,
+    yarn_settings,
 )
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Plan
-from hetplan.profiling.models.transformer import Transformer
+
+BRIDGE_NAME = "Megatron Bridge"
 
 Row = tuple[str, Any, object]
 """An argument, its value, and whether it is written (a truth value)."""
@@ -64,8 +67,7 @@ def settings(grid: Grid) -> Settings:
     arguments |= stage_settings(grid)
     arguments |= recomputation_settings(plan.recomputation, degrees)
     arguments |= degree_settings(grid, degrees)
-    if grid.shape is not None:
-        check_division(grid, grid.shape, degrees)
+    check_division(grid, degrees)
     if grid.writes_model:
         arguments |= described_model(grid, tensor)
     return arguments
@@ -75,8 +77,11 @@ def described_model(grid: Grid, tensor: int) -> Settings:
     """The arguments of the model. Refuses a model that no arguments describe. tensor: the tensor
     degree."""
     shape = grid.shape
-    assert shape is not None  # `Grid.writes_model` says that it is known
-    names = unsaid(shape)
+    assert shape is not None and shape.function is not None  # as `Grid.writes_model` says
+    function = shape.function
+    # The recipes of this model alone have fields of YaRN.
+    yarn = grid.framework == BRIDGE_NAME and function.kind == "gpt_oss"
+    names = unsaid(shape, yarn=yarn)
     grid.refuse(
         names,
         f"the model: {'; '.join(names)}",
@@ -84,50 +89,10 @@ def described_model(grid: Grid, tensor: int) -> Settings:
         "--without-model, which leaves the model's arguments to you, or --to torchrun",
     )
     # `grid.blocks` has refused a plan without a sequence.
-    return model_settings(shape, grid.plan.workload.sequence or 0, tensor)
-
-
-def check_division(grid: Grid, shape: Transformer, degrees: Degrees) -> None:
-    """Refuse a plan whose degrees do not divide the model as Megatron wants it.
-
-    Key and value heads may also be fewer than tensor ranks, which then share them
-    (`TransformerConfig.__post_init__` of megatron-core).
-    """
-    tensor, context = grid.widths[0], degrees.context
-    experts = shape.experts
-    expert_tensor = degrees.expert_tensor if degrees.expert > 1 else tensor
-    sequence = grid.plan.workload.sequence or 0
-    divided = [("attention heads", shape.heads, tensor)]
-    if shape.latent is None and tensor % shape.kv_heads != 0:
-        divided.append(("key and value heads", shape.kv_heads, tensor))
-    has_networks = experts is None or experts.every > 1 or experts.dense > 0
-    if has_networks:
-        divided.append(("inner width of feed-forward networks", shape.feed_forward, tensor))
-    if experts is not None:
-        width = experts.width or shape.feed_forward
-        divided += [
-            ("inner width of experts", width, expert_tensor),
-            ("inner width of the shared expert", experts.shared, tensor),
-            ("experts", experts.count, degrees.expert),
-        ]
-    if degrees.sequence_parallel:
-        divided.append(("tokens of a sample", sequence, tensor * context))
-    if context > 1:
-        # Every context rank takes a part from the front and one from the end of a sample.
-        divided.append(("tokens of a sample", sequence, 2 * context))
-    if degrees.exchange == "all-to-all":
-        divided.append(("attention heads", shape.heads, tensor * context))
-    for what, size, ranks in divided:
-        grid.refuse(
-            size % ranks,
-            f"{size} {what} on {ranks} ranks",
-            "the even division, which it wants: it ends with an error",
-        )
-    grid.refuse(
-        experts is not None and shape.feed_forward_bias and expert_tensor > 1,
-        f"experts with biases in {expert_tensor} tensor parts",
-        "the tensor parts of experts (it wants expert_tensor_parallel_size 1)",
-    )
+    arguments = model_settings(shape, grid.plan.workload.sequence or 0, tensor)
+    if yarn and function.rope is not None and function.rope.kind == "yarn":
+        arguments |= yarn_settings(function.rope)
+    return arguments
 
 
 def remarks(grid: Grid) -> list[str]:

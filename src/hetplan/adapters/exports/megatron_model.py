@@ -7,6 +7,7 @@ Source: Megatron-LM core 0.16, `megatron/training/arguments.py`, and megatron-co
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import gcd
 from typing import Any
 
@@ -211,14 +212,32 @@ def router_settings(router: Router) -> Settings:
     }
 
 
-def unsaid(shape: Transformer) -> list[str]:
+def yarn_settings(rope: Rope) -> Settings:
+    """The fields of YaRN that Megatron Bridge's GPTOSSProvider has, and no argument sets."""
+    return {
+        "position_embedding_type": "yarn",
+        "yarn_rotary_scaling_factor": rope.factor,
+        "yarn_original_max_position_embeddings": rope.original,
+        "yarn_beta_fast": 32.0 if rope.beta_fast is None else rope.beta_fast,
+        "yarn_beta_slow": 1.0 if rope.beta_slow is None else rope.beta_slow,
+        "yarn_mscale": rope.mscale,
+        "yarn_mscale_all_dim": rope.mscale_all_dim,
+        "yarn_correction_range_round_to_int": rope.truncate,
+    }
+
+
+def unsaid(shape: Transformer, *, yarn: bool = False) -> list[str]:
     """Everything by which the model differs from all models that Megatron's arguments describe, by
-    name. Empty where the arguments say the whole model."""
+    name. Empty where the arguments say the whole model. yarn: whether `yarn_settings` are written
+    as well."""
     function = known_function(shape)
+    rope = function.rope
+    if yarn and rope is not None and rope.kind == "yarn" and rope.attention_factor is None:
+        rope = replace(rope, kind="default")
     names = [
         *unsaid_parts(shape, function),
         *unsaid_activation(shape, function),
-        *unsaid_positions(shape, function.rope),
+        *unsaid_positions(shape, rope),
     ]
     if shape.experts is not None:
         names += unsaid_routing(shape, shape.experts, function.router)

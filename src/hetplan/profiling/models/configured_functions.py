@@ -61,7 +61,8 @@ class Kind:
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
     shared: Mapping[str, Any] = field(default_factory=dict)  # fields of `Function`
-    router: Mapping[str, Any] | None = None  # fields of `Router` that do not come from keys; None: no experts
+    # Fields of `Router` that do not come from keys; None: the type has no experts.
+    router: Mapping[str, Any] | None = None
     others: tuple[str, ...] = ()  # what its modules do that `Function` has no field for
 
 

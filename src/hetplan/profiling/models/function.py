@@ -1,5 +1,5 @@
-"""What a model computes beyond its sizes: everything that costs neither seconds nor bytes, but makes
-it another model.
+"""What a model computes beyond its sizes: everything that costs neither seconds nor bytes, but
+makes it another model.
 
 Exports write these fields for frameworks that build the model themselves. Their names follow those
 of Hugging Face's configurations. `configured_functions` reads them from such a configuration.

@@ -164,7 +164,12 @@ GLM: dict[str, Any] = {
     "gated": True,
     "dropout": False,
     "function": Function(
-        "glm", "gelu", 1e-5, norms="behind", rope=Rope(10000.0), others="scaled residuals (DeepNorm)"
+        "glm",
+        "gelu",
+        1e-5,
+        norms="behind",
+        rope=Rope(10000.0),
+        others="scaled residuals (DeepNorm)",
     ),
 }
 
