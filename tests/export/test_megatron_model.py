@@ -192,7 +192,11 @@ def test_bridge_has_yarn_sinks_and_clamps_of_gpt_oss(tmp_path: Path) -> None:
             2,
             "3 key and value heads on 2 ranks",
         ),
-        ({"num_key_value_heads": 4, "intermediate_size": 130}, 4, "130 inner width of feed-forward networks on 4 ranks"),
+        (
+            {"num_key_value_heads": 4, "intermediate_size": 130},
+            4,
+            "130 inner width of feed-forward networks on 4 ranks",
+        ),
     ],
 )
 @pytest.mark.parametrize("to", ["megatron", "bridge", "flagscale", "torchtitan"])
@@ -208,3 +212,81 @@ def test_few_key_heads_are_shared_as_megatron_shares_them(tmp_path: Path) -> Non
     plan = plan_of([[(0, 6)]], blocks=4, tensor=4)
     flags = flags_of(written(MODELS["qwen3"], tmp_path, plan=plan))  # 2 key heads on 4 ranks
     assert flags["num_query_groups"] == 2
+
+
+# Of Megatron's fields, transformers' attribute (Megatron Bridge 0.3.1, models/conversion/
+# model_bridge.py, CONFIG_MAPPING). transformers fills the attributes that a file leaves out.
+MAPPING = {
+    "num_layers": "num_hidden_layers", "hidden_size": "hidden_size",
+    "num_attention_heads": "num_attention_heads", "vocab_size": "vocab_size",
+    "moe_router_topk": "num_experts_per_tok", "q_lora_rank": "q_lora_rank",
+    "kv_lora_rank": "kv_lora_rank", "qk_head_dim": "qk_nope_head_dim",
+    "qk_pos_emb_head_dim": "qk_rope_head_dim", "v_head_dim": "v_head_dim",
+    "init_method_std": "initializer_range",
+}  # fmt: skip
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", MODELS)
+def test_flags_are_what_transformers_makes_of_the_file(name: str, tmp_path: Path) -> None:
+    """transformers' own classes, with their defaults, say what the flags say."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    config = transformers.AutoConfig.for_model(**MODELS[name])
+    flags = flags_of(written(MODELS[name], tmp_path))
+    for field, attribute in MAPPING.items():
+        latent = field in ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "v_head_dim")
+        applies = flags["multi_latent_attention"] if latent else True
+        if hasattr(config, attribute) and applies:
+            assert flags[field] == getattr(config, attribute), field
+    epsilons = ("rms_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+    assert flags["norm_epsilon"] in [getattr(config, key, None) for key in epsilons]
+    assert flags["untie_embeddings_and_output_weights"] is not config.tie_word_embeddings
+    rope = getattr(config, "rope_parameters", None)
+    if flags["position_embedding_type"] == "rope":
+        assert flags["rotary_base"] == rope["rope_theta"]
+        assert flags["rotary_percent"] == rope.get("partial_rotary_factor", 1.0)
+        assert flags["use_rope_scaling"] == (rope["rope_type"] == "llama3")
+    dropout = getattr(config, "attention_dropout", getattr(config, "attn_pdrop", None))
+    assert flags["attention_dropout"] == dropout
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", [*MODELS, "gpt_oss"])
+def test_megatron_computes_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
+    """Both models with the same random weights give the same logits."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    pytest.importorskip("megatron.core", reason="needs megatron-core (pip install megatron-core)")
+    import torch
+
+    from export.megatron_forward import built, logits, one_process, renamed
+
+    torch.manual_seed(0)
+    extra: dict[str, Any] = {}
+    if name == "gpt_oss":
+        settings = yaml.safe_load(written(GPT_OSS, tmp_path, "bridge"))["model"]
+        extra = {key: value for key, value in settings.items() if key.startswith(("yarn", "posi"))}
+        plain = {**GPT_OSS, "rope_scaling": {"rope_type": "default"}}
+        flags = flags_of(written(plain, tmp_path))
+        config = transformers.AutoConfig.for_model(**GPT_OSS)
+    else:
+        flags = flags_of(written(MODELS[name], tmp_path))
+        config = transformers.AutoConfig.for_model(**MODELS[name])
+    config._attn_implementation = "eager"
+    config.pad_token_id = None
+    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for weight in theirs.state_dict().values():
+        if weight.is_floating_point():
+            weight.copy_(torch.randn_like(weight) * 0.1 + (1 if weight.dim() == 1 else 0))
+    tokens = torch.randint(0, 256, (2, 160))
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+    with one_process(tmp_path):
+        ours = built(flags, extra)
+        state = ours.state_dict()
+        weights = renamed(theirs.state_dict(), config, flags)
+        missing = [key for key in state if key not in weights and "_extra_state" not in key]
+        assert not [key for key in missing if "inv_freq" not in key], missing
+        ours.load_state_dict(weights, strict=False)
+        got = logits(ours, tokens)
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
+    assert (got - expected).abs().max() <= 1e-4 * expected.abs().max()
