@@ -25,8 +25,8 @@ Weights = Mapping[str, Tensor]
 def one_process(folder: Path) -> Iterator[None]:
     """A group of one process on the CPU, in which Megatron builds models."""
     from megatron.core import parallel_state
-    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
     from megatron.core.fusions import fused_softmax
+    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
     from megatron.core.transformer import multi_latent_attention
     from megatron.core.transformer.dot_product_attention import DotProductAttention
     from megatron.core.transformer.moe import moe_utils

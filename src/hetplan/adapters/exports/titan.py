@@ -116,7 +116,7 @@ def torchtitan(plan: Plan, shape: Transformer | None = None, *, model: bool = Tr
         "whole weights: context ranks shard them (FSDP)",
     )
     grid.refuse(
-        shape is not None and shape.tied and grid.pipeline > 1,
+        grid.writes_model and shape is not None and shape.tied and grid.pipeline > 1,
         "a head that shares the embedding's weights in a pipeline",
         "the model: it ends with an error",
     )
