@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ from export.by_hand import plan_of
 from export.megatron_table import parsed
 from export.models import GPT_OSS, MODELS, REFUSED
 from hetplan.adapters.exports import export
+from hetplan.adapters.exports.megatron_model import unsaid
 from hetplan.cli.main import main
 from hetplan.errors import UnsupportedError
 from hetplan.plans.plan import Plan
+from hetplan.profiling.models.transformer import Transformer
+from hetplan.profiling.models.zoo import BUILT_IN
+from present import present
 
 PLAN = plan_of([[(0, 6)]], blocks=4)
 
@@ -130,6 +135,20 @@ def test_every_field_of_the_model_is_said(name: str, tmp_path: Path) -> None:
     if expected["position_embedding_type"] != "rope":
         del expected["rotary_base"], expected["rotary_percent"]
     assert {key: flags[key] for key in expected} == expected
+
+
+def test_features_that_the_arguments_do_not_have_are_refused_unseen() -> None:
+    """A field that shapes get later on is no reason to write another model."""
+
+    @dataclass(frozen=True)
+    class Wider(Transformer):
+        streams: int = 1
+
+    llama = present(BUILT_IN["llama2-7b"].shape)
+    values = {field.name: getattr(llama, field.name) for field in fields(llama)}
+    assert unsaid(Wider(**values)) == []
+    assert unsaid(Wider(**values, streams=2)) == ["streams 2"]
+    assert unsaid(replace(llama, adapter=8)) == ["adapter 8"]
 
 
 @pytest.mark.parametrize("to", ["megatron", "bridge"])

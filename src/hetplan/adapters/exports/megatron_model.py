@@ -7,7 +7,7 @@ Source: Megatron-LM core 0.16, `megatron/training/arguments.py`, and megatron-co
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import gcd
 from typing import Any
 
@@ -29,6 +29,25 @@ GATED = ("silu", "swish", "quick_gelu")
 UNGATED = (*TANH_GELU, "gelu", "relu2")
 # Biases of (queries, keys and values; attention's output; feed-forward network) that can be said.
 BIASES = ((True, True, True), (True, False, False), (False, False, False))
+
+
+# The fields that `model_settings` writes, `unsaid` judges, or that change nothing of the function.
+# Every other field is a feature that Megatron's arguments do not have.
+SAID: dict[type[Any], frozenset[str]] = {
+    Transformer: frozenset({
+        "vocabulary", "hidden", "layers", "heads", "feed_forward", "kv_heads", "head_dim",
+        "positions", "gated", "norm", "attention_bias", "output_bias", "feed_forward_bias", "tied",
+        "dropout", "attention", "window", "full_every", "latent", "qk_norm", "block_norms",
+        "rotary", "embedding_norm", "embedding_width", "final_norm", "head", "experts", "pattern",
+        "mamba", "function", "cut", "input_bytes",
+        "sinks",  # as `Function.sinks`
+    }),
+    Experts: frozenset({
+        "count", "active", "every", "dense", "width", "shared", "latent", "early", "capacity",
+        "further",  # parameters that `Router` describes
+    }),
+    Latent: frozenset({"query", "keys", "rope", "nope", "value"}),
+}  # fmt: skip
 
 
 def model_settings(shape: Transformer, sequence: int, tensor: int = 1) -> Settings:
@@ -235,15 +254,28 @@ def unsaid(shape: Transformer, *, yarn: bool = False) -> list[str]:
     if yarn and rope is not None and rope.kind == "yarn" and rope.attention_factor is None:
         rope = replace(rope, kind="default")
     names = [
+        *other_fields(shape, SAID[Transformer]),
         *unsaid_parts(shape, function),
         *unsaid_activation(shape, function),
         *unsaid_positions(shape, rope),
     ]
+    if shape.latent is not None:
+        names += other_fields(shape.latent, SAID[Latent])
     if shape.experts is not None:
+        names += other_fields(shape.experts, SAID[Experts])
         names += unsaid_routing(shape, shape.experts, function.router)
     if function.others:
         names.append(function.others)
     return names
+
+
+def other_fields(part: Any, said: frozenset[str]) -> Iterator[str]:
+    """Every field of a shape, or of a part of it, that Megatron's arguments do not have and that
+    differs from its default. said: the names of all other fields."""
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if field.name not in said and value != field.default:
+            yield f"{field.name} {value}"
 
 
 def unsaid_parts(shape: Transformer, function: Function) -> Iterator[str]:
