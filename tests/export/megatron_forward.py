@@ -246,8 +246,9 @@ def of_block(here: dict[str, Tensor], groups: int, width: int) -> dict[str, Tens
             sizes = [len(whole) - 2 * keys, keys, keys]
             here |= dict(zip(heads, whole.split(sizes), strict=True))
         if heads[1] in here:
-            parts = [here.pop(name) for name in heads]
-            out[f"self_attention.linear_qkv.{kind}"] = joined_heads(*parts, groups, width)
+            query, key, value = (here.pop(name) for name in heads)
+            joined = joined_heads(query, key, value, groups, width)
+            out[f"self_attention.linear_qkv.{kind}"] = joined
         elif heads[0] in here:  # latent attention without a low rank of queries
             out[f"self_attention.linear_q_proj.{kind}"] = here.pop(heads[0])
         for part in ("mlp", "mlp.shared_expert", "mlp.shared_experts"):

@@ -260,7 +260,7 @@ def test_flags_are_what_transformers_makes_of_the_file(name: str, tmp_path: Path
     epsilons = ("rms_norm_eps", "layer_norm_epsilon", "norm_epsilon")
     assert flags["norm_epsilon"] in [getattr(config, key, None) for key in epsilons]
     assert flags["untie_embeddings_and_output_weights"] is not config.tie_word_embeddings
-    rope = getattr(config, "rope_parameters", None)
+    rope: Any = getattr(config, "rope_parameters", None)
     if flags["position_embedding_type"] == "rope":
         assert flags["rotary_base"] == rope["rope_theta"]
         assert flags["rotary_percent"] == rope.get("partial_rotary_factor", 1.0)
