@@ -5,9 +5,9 @@ An answer document is the output of `solve --json`, which `check` reads back:
     {"instance": …, "problem": …, "results": [{"method", "status", "objective", "bound", "gap",
      "seconds", "decision", …} …]}
 
-of one instance, or {"answers": [such documents]} of several. Objectives and bounds are in the instance's unit (seconds); unknown is null. The results of a
-document are claims: the evaluator prices every decision again, and the stated figures have to
-agree:
+of one instance, or {"answers": [such documents]} of several. Objectives and bounds are in the
+instance's unit (seconds); unknown is null. The results of a document are claims: the evaluator
+prices every decision again, and the stated figures have to agree:
 (1) a decision breaks no constraint            (2) the objective stated is the decision's
 (3) the gap stated is (objective - bound) / objective
 (4) `optimal` has a bound that proves it (gap <= 1e-6); `optimal` and `feasible` have a decision,
