@@ -83,9 +83,10 @@ def test_equal_to_enumeration(number: int) -> None:
     planned = [catalogue.planned(catalogue.choice(c)) for c in catalogue.every() if any(c)]
     for goal in catalogue.goals:
         catalogue.planned_choices = 0
-        choices, winner, undecided, least = recommend(
+        choices, winner, undecided, left, least = recommend(
             catalogue.most, goal, catalogue.choice, catalogue.planned
         )
+        assert left == 0
         best = min(catalogue.value(goal, choice) for choice in planned)
         found = math.inf if winner is None else catalogue.value(goal, choices[winner])
         assert found == pytest.approx(best, rel=1e-9)
@@ -93,6 +94,26 @@ def test_equal_to_enumeration(number: int) -> None:
         assert catalogue.planned_choices == len({choice.counts for choice in choices})
         for i in undecided:
             assert catalogue.value(goal, choices[i]) >= best
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_a_stopped_search_tells_what_is_left(number: int) -> None:
+    catalogue = Catalogue(number)
+    every = [catalogue.planned(catalogue.choice(c)) for c in catalogue.every() if any(c)]
+    for goal in catalogue.goals:
+        catalogue.planned_choices = 0
+        choices, winner, _, left, least = recommend(
+            catalogue.most,
+            goal,
+            catalogue.choice,
+            catalogue.planned,
+            lambda: catalogue.planned_choices == 1,
+        )
+        assert len(choices) <= 1 and len(choices) + left <= len(every)
+        best = min(catalogue.value(goal, choice) for choice in every)
+        assert least <= best * (1 + 1e-9)
+        if best < math.inf and winner is None:
+            assert left > 0
 
 
 @pytest.mark.parametrize("number", range(50))

@@ -298,6 +298,8 @@ def notes(answer: Recommendation) -> Iterator[str]:
             f"an iteration takes {seconds_text(best.seconds)} (predicted by the replay)"
         )
     yield f"{counted(answer.ruled_out, 'choice')} ruled out by bounds alone"
+    if answer.left:
+        yield f"{counted(answer.left, 'choice')} not looked at before the time was over"
     if answer.undecided:
         yield (
             f"{counted(len(answer.undecided), 'planned choice')} would be better if their devices "
