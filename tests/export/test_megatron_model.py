@@ -19,7 +19,7 @@ from export.models import GPT_OSS, MODELS, REFUSED
 from hetplan.adapters.exports import export
 from hetplan.adapters.exports.megatron_model import unsaid
 from hetplan.cli.main import main
-from hetplan.errors import UnsupportedError
+from hetplan.errors import InputError, UnsupportedError
 from hetplan.plans.plan import Plan
 from hetplan.profiling.models.transformer import Transformer
 from hetplan.profiling.models.zoo import BUILT_IN
@@ -173,6 +173,62 @@ def test_the_arguments_of_the_plan_come_without_the_model(tmp_path: Path) -> Non
     script = (tmp_path / "run.sh").read_text()
     assert "--num-layers 4" in script and "--hidden-size" not in script
     assert "the flags of model, data and optimizer" in script
+
+
+def test_another_model_than_the_plans_is_told(tmp_path: Path) -> None:
+    config = {**MODELS["llama"], "num_hidden_layers": 6}
+    with pytest.raises(InputError, match=r"another number of blocks .*\(got 6, expected 4\)"):
+        written(config, tmp_path)
+
+
+def with_degrees(zero: int = 1, **degrees: Any) -> Plan:
+    """The plan on two tensor ranks and two replicas with further degrees."""
+    document = plan_of([[(0, 6)]], blocks=4, tensor=2, data=2, zero=zero).model_dump(mode="json")
+    return Plan.model_validate(document | {"degrees": degrees})
+
+
+def test_flagscale_is_told_nothing_that_its_megatron_lacks(tmp_path: Path) -> None:
+    plan = with_degrees(sequence_parallel=True)
+    with pytest.raises(UnsupportedError, match="moe_shared_expert_gate"):
+        written(MODELS["qwen2_moe"], tmp_path, "flagscale", plan)
+    document = yaml.safe_load(written(MODELS["qwen3_moe"], tmp_path, "flagscale", plan))
+    assert document["model"]["rotary_base"] == 1000000 and "softmax_type" not in document["model"]
+    dense = yaml.safe_load(written(MODELS["deepseek_v3"], tmp_path, "flagscale", plan))
+    assert (
+        dense["model"]["moe_layer_freq"] == "[0,1,1,1]"
+    )  # one word, which Megatron's parser reads
+
+
+def test_a_small_share_of_offloaded_states_is_said() -> None:
+    """Without a fraction Megatron offloads all; it offloads only beside its precise optimizer."""
+    script = export(with_degrees(offloaded=3e-05), "megatron")
+    assert "--optimizer-offload-fraction 3e-05\n" in script
+    assert "--use-precision-aware-optimizer\n" in script
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (with_degrees(overlap=["weights"]), "overlap of weights without overlap of gradients"),
+        (with_degrees(0, overlap=["weights", "gradients"]), "overlap of weights without ZeRO"),
+        (with_degrees(overlap=["tensor"]), "overlap of tensor ranks without sequence parallelism"),
+        (with_degrees(0, offloaded=0.5), "optimizer states on the host without ZeRO"),
+    ],
+)
+@pytest.mark.parametrize("to", ["megatron", "bridge", "flagscale"])
+def test_options_that_need_others_are_refused_alone(plan: Plan, words: str, to: str) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        export(plan, to)
+    together = with_degrees(overlap=["weights", "gradients", "tensor"], sequence_parallel=True)
+    assert "overlap" in export(together, to)
+
+
+def test_connections_are_limited_beside_tensor_ranks() -> None:
+    """Megatron-LM refuses to start without the variable; its FSDP refuses to start with it."""
+    line = 'export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"'
+    assert line in export(with_degrees(), "megatron")
+    assert line not in export(with_degrees(3), "megatron")
+    assert line not in export(PLAN, "megatron")
 
 
 def test_bridge_replaces_what_its_recipe_has(tmp_path: Path) -> None:

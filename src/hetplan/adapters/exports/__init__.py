@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hetplan.adapters.exports import documents, scripts, titan
 from hetplan.adapters.exports.grid import Grid
-from hetplan.errors import look_up
+from hetplan.errors import look_up, require
 from hetplan.plans.plan import Plan
 from hetplan.profiling.models.model import find_model
 from hetplan.profiling.models.transformer import Transformer
@@ -33,8 +33,8 @@ def export(plan: Plan, to: str, model: str | None = None, *, with_model: bool = 
     It includes the settings of the model where the framework builds the model from them.
     to: the framework, a key of `EXPORTERS`. model: the name or the file of the plan's model; None:
     as the plan gives it. with_model: whether to write the settings of the model. Raises InputError
-    for an unknown name, and UnsupportedError for a plan, or a model, that the framework cannot
-    express.
+    for an unknown name and for a model with another number of blocks, and UnsupportedError for a
+    plan, or a model, that the framework cannot express.
     """
     exporter = look_up("unknown framework", to, EXPORTERS)
     Grid(plan, to).refuse(
@@ -42,7 +42,16 @@ def export(plan: Plan, to: str, model: str | None = None, *, with_model: bool = 
         "SPMD programs",
         "the program: which tensors are sliced, and every collective",
     )
-    return exporter(plan, shape_of(plan, model), model=with_model)
+    shape = shape_of(plan, model)
+    layers = len(plan.workload.layers)
+    require(
+        shape is None or layers == shape.layers + 2,  # with the embedding and the head
+        "the model has another number of blocks than the plan",
+        where=model or plan.name,
+        got=None if shape is None else shape.layers,
+        expected=f"{layers - 2}",
+    )
+    return exporter(plan, shape, model=with_model)
 
 
 def shape_of(plan: Plan, model: str | None) -> Transformer | None:

@@ -29,6 +29,14 @@ from hetplan.profiling.models.transformer import Transformer
 from hetplan.text import comments
 
 FLAGSCALE = "FlagScale, branch main-legacy at 0526731: its heterogeneous training guide"
+# Arguments of the model that Megatron-LM got after FlagScale's copy of it.
+NEWER = (
+    "moe_shared_expert_gate",
+    "softmax_type",
+    "quick_geglu",
+    "glu_linear_offset",
+    "activation_func_clamp_value",
+)
 BRIDGE_VERSION = "docs.nvidia.com/nemo/megatron-bridge, Using Recipes: overrides by YAML"
 
 
@@ -109,7 +117,10 @@ def plain_document(grid: Grid) -> dict[str, Any]:
     if grid.shape is not None and grid.writes_model:
         model_arguments |= set(model_settings(grid.shape, 0))  # names alone: any sequence will do
     document: dict[str, Any] = {"system": {}, "model": {}}
-    for name, value in spoken(settings(grid)).items():
+    arguments = spoken(settings(grid))
+    newer = [name for name in NEWER if name in arguments]
+    grid.refuse(newer, f"the model: {', '.join(newer)}", "the model; its Megatron-LM is older")
+    for name, value in arguments.items():
         section = "model" if name in model_arguments else "system"
         # FlagScale writes a list as several words, where Megatron wants one.
         document[section][name] = word(value) if isinstance(value, list | tuple) else value
