@@ -75,7 +75,6 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "mistral": {"window_size": (127, 0)},
     "mixtral": {
         "norm_epsilon": 1e-5, "rotary_base": 1000000, "num_experts": 8, "moe_router_topk": 2,
-        "moe_ffn_hidden_size": None,
     },
     "qwen2": {"rotary_base": 1000000, "add_qkv_bias": True},
     "qwen2, last blocks in windows": {
@@ -313,7 +312,7 @@ def test_flags_are_what_transformers_makes_of_the_file(name: str, tmp_path: Path
         applies = flags["multi_latent_attention"] if latent else True
         if hasattr(config, attribute) and applies:
             assert flags[field] == getattr(config, attribute), field
-    epsilons = ("rms_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+    epsilons = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
     assert flags["norm_epsilon"] in [getattr(config, key, None) for key in epsilons]
     assert flags["untie_embeddings_and_output_weights"] is not config.tie_word_embeddings
     rope: Any = getattr(config, "rope_parameters", None)
@@ -321,7 +320,7 @@ def test_flags_are_what_transformers_makes_of_the_file(name: str, tmp_path: Path
         assert flags["rotary_base"] == rope["rope_theta"]
         assert flags["rotary_percent"] == rope.get("partial_rotary_factor", 1.0)
         assert flags["use_rope_scaling"] == (rope["rope_type"] == "llama3")
-    dropout = getattr(config, "attention_dropout", getattr(config, "attn_pdrop", None))
+    dropout = getattr(config, "attention_dropout", getattr(config, "attn_pdrop", 0.0))
     assert flags["attention_dropout"] == dropout
 
 

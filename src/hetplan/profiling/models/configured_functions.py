@@ -44,6 +44,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention_chunk_size": (None, 0),
     "attn_temperature_tuning": (False, None, 0),
     "use_mrope": (False, None),
+    "qk_layernorm": (False, None),
     "add_cross_attention": (False, None),
     "is_encoder_decoder": (False, None),
     "use_bidirectional_attention": (False, None),
@@ -137,6 +138,9 @@ KINDS: dict[str, Kind] = {
         router=SIGMOID,
     ),
     "kimi_k2": Kind({**SILU, **GROUPED}, router=SIGMOID),
+    "glm": Kind({
+        **SILU, "norm_eps": 1.5625e-07, "partial_rotary_factor": 0.5, "rope_interleave": True,
+    }),
     "glm4_moe": Kind({**EPSILON_5, **GROUPED, "partial_rotary_factor": 0.5}, router=SIGMOID),
     "gpt_oss": Kind(
         {
@@ -161,6 +165,7 @@ KINDS: dict[str, Kind] = {
     "olmo": Kind({"hidden_act": "silu", "norm_eps": 1e-5, "rope_theta": 10000.0}),
     "olmo2": Kind(EPSILON_5, {"norms": "behind"}),
     "olmoe": Kind({**EPSILON_5, "norm_topk_prob": False}, router={}),
+    "stablelm": Kind({**EPSILON_5, "partial_rotary_factor": 0.25}),
     "starcoder2": Kind({
         "hidden_act": "gelu_pytorch_tanh", "norm_eps": 1e-5, "rope_theta": 10000.0,
         "initializer_range": 0.018042,
