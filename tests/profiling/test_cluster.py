@@ -21,6 +21,7 @@ from hetplan.profiling.hardware.cluster import (
     DeviceOverride,
     build_cluster,
     catalogue,
+    catalogue_file,
     device,
     example_cluster,
     example_clusters,
@@ -29,11 +30,11 @@ from hetplan.profiling.hardware.cluster import (
 )
 from hetplan.profiling.hardware.detect import (
     Host,
-    catalogued,
     local_network_gbit,
     read_hostfile,
     slurm_hosts,
 )
+from hetplan.profiling.hardware.driver_names import catalogued, unrecognised
 
 # Per chip, from the architecture whitepapers: multiprocessors, FLOPs per multiprocessor and clock
 # (fp32; matrix units with fp32 accumulation), boost clock in GHz; memory bus in bits and Gbit/s per
@@ -64,6 +65,44 @@ CHIPS = {
     "H800-SXM5-80GB": (132, 256, 4096, 1.83, 5120, 5.24),
     "H200-SXM-141GB": (132, 256, 4096, 1.83, 6144, 6.25),
     "GH200-96GB": (132, 256, 4096, 1.83, 6144, 5.2),
+    "RTX-2080": (46, 128, 512, 1.71, 256, 14),
+    "RTX-2080-SUPER": (48, 128, 512, 1.815, 256, 15.5),
+    "Quadro-RTX-5000": (48, 128, 1024, 1.815, 256, 14),
+    "Quadro-RTX-6000": (72, 128, 1024, 1.77, 384, 14),
+    "Quadro-RTX-8000": (72, 128, 1024, 1.77, 384, 14),
+    "RTX-3060Ti": (38, 256, 512, 1.665, 256, 14),
+    "RTX-3070": (46, 256, 512, 1.725, 256, 14),
+    "RTX-3070Ti": (48, 256, 512, 1.77, 256, 19),
+    "RTX-3080-10GB": (68, 256, 512, 1.71, 320, 19),
+    "RTX-3080-12GB": (70, 256, 512, 1.71, 384, 19),
+    "RTX-3080Ti": (80, 256, 512, 1.665, 384, 19),
+    "RTX-3090Ti": (84, 256, 512, 1.86, 384, 21),
+    "A2": (10, 256, 1024, 1.77, 128, 12.5),
+    "A10": (72, 256, 1024, 1.695, 384, 12.5),
+    "A4000": (48, 256, 1024, 1.56, 256, 14),
+    "A4500": (56, 256, 1024, 1.65, 320, 16),
+    "A5000": (64, 256, 1024, 1.695, 384, 16),
+    "A5500": (80, 256, 1024, 1.665, 384, 16),
+    "RTX-4060": (24, 256, 512, 2.46, 128, 17),
+    "RTX-4060Ti-8GB": (34, 256, 512, 2.535, 128, 18),
+    "RTX-4060Ti-16GB": (34, 256, 512, 2.535, 128, 18),
+    "RTX-4070": (46, 256, 512, 2.475, 192, 21),
+    "RTX-4070-SUPER": (56, 256, 512, 2.475, 192, 21),
+    "RTX-4070Ti": (60, 256, 512, 2.61, 192, 21),
+    "RTX-4070Ti-SUPER": (66, 256, 512, 2.61, 256, 21),
+    "RTX-4080": (76, 256, 512, 2.505, 256, 22.4),
+    "RTX-4080-SUPER": (80, 256, 512, 2.55, 256, 23),
+    "RTX-4090D": (114, 256, 512, 2.52, 384, 21),
+    "L40": (142, 256, 512, 2.49, 384, 18),
+    "RTX-4000-Ada": (48, 256, 1024, 2.175, 160, 18),
+    "RTX-4500-Ada": (60, 256, 1024, 2.58, 192, 18),
+    "RTX-5000-Ada": (100, 256, 1024, 2.55, 256, 18),
+    "RTX-5880-Ada": (110, 256, 1024, 2.46, 384, 20),
+    "RTX-5060Ti-8GB": (36, 256, 512, 2.572, 128, 28),
+    "RTX-5060Ti-16GB": (36, 256, 512, 2.572, 128, 28),
+    "RTX-5070": (48, 256, 512, 2.512, 192, 28),
+    "RTX-5070Ti": (70, 256, 512, 2.452, 256, 28),
+    "RTX-5080": (84, 256, 512, 2.617, 256, 30),
 }
 
 
@@ -98,8 +137,10 @@ def test_entries_are_plausible_and_sourced(name: str) -> None:
     assert {"fp16", "fp32"} <= set(peaks) or "bf16" in peaks
     sixteen = peaks.get("bf16", peaks.get("fp16", 0.0))
     # Dense 16 bit with fp32 accumulation: twice plain fp32 at least, and no sparse figure (GH100:
-    # 1979). A P4 and Apple's compute fp16 as fp32.
-    doubled = 1.0 if name == "P4" or spec.vendor == "apple" else 1.9
+    # 1979). A P4, a P40 and Apple's compute fp16 as fp32.
+    # The matrix units of an RTX 5090 D are held below those of an RTX 5090.
+    plain = name in ("P4", "P40", "RTX-5090D") or spec.vendor == "apple"
+    doubled = 1.0 if plain else 1.9
     assert doubled * peaks.get("fp32", 0.0) <= sixteen <= (1000 if name in CHIPS else 2600)
     # 8 bit operands twice as fast, 4 bit ones at least twice as fast again (Gaudi 3: not at all).
     if "fp8" in peaks:
@@ -108,7 +149,8 @@ def test_entries_are_plausible_and_sourced(name: str) -> None:
         assert 2 * peaks["fp8"] <= peaks["fp4"] <= 4 * peaks["fp8"]
     # FLOPs per byte: above 240 only sparse or fp16-accumulation figures on known cards would land;
     # a few have many FLOPs for their narrow memory.
-    narrow = ("L4", "L40S", "RTX-6000-Ada", "H100-96GB-HBM2e", "Gaudi3", "TPU-v6e")
+    narrow = ("L4", "L40S", "RTX-6000-Ada", "H100-96GB-HBM2e", "Gaudi3", "TPU-v6e", "L2", "GB10")
+    narrow += ("RTX-4500-Ada", "RTX-5000-Ada", "H100-PCIE-80GB", "H800-PCIE-80GB")
     highest = 570 if name in narrow else 320
     assert 10 <= 1e12 * sixteen / spec.memory_bytes_per_s <= highest
     assert spec.price_per_hour is None or 0.01 <= spec.price_per_hour <= 20
@@ -121,7 +163,9 @@ def test_entries_are_plausible_and_sourced(name: str) -> None:
 def test_bf16_only_where_the_hardware_has_it() -> None:
     without = {name for name, spec in catalogue().items() if "bf16" not in spec.peak_tflops}
     assert without - {"M2-Ultra", "M3-Ultra"} == {
-        n for n in CHIPS if n.startswith(("P4", "P100", "V100", "T4", "RTX-2080", "Titan"))
+        n
+        for n in catalogue()
+        if n.startswith(("P4", "P100", "V100", "T4", "RTX-2080", "Quadro", "Titan"))
     }
 
 
@@ -394,20 +438,74 @@ def test_broken_node_lists(text: str) -> None:
     [
         ("NVIDIA A100-SXM4-80GB", 79.2, "A100-SXM4-80GB"),
         ("NVIDIA A100-SXM4-40GB", 39.4, "A100-SXM4-40GB"),
+        ("NVIDIA A100 80GB PCIe", 79.2, "A100-PCIE-80GB"),
         ("Tesla V100-SXM2-16GB", 15.8, "V100-SXM2-16GB"),
+        ("NVIDIA GeForce RTX 3080", 9.8, "RTX-3080-10GB"),
+        ("NVIDIA GeForce RTX 3080", 11.8, "RTX-3080-12GB"),
+        ("NVIDIA GeForce RTX 3080", None, None),
         ("NVIDIA GeForce RTX 3090", 23.7, "RTX-3090"),
+        ("NVIDIA GeForce RTX 3090 Ti", 23.7, "RTX-3090Ti"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", 15.7, "RTX-4070Ti-SUPER"),
+        ("NVIDIA GeForce RTX 4090 D", 23.6, "RTX-4090D"),
+        ("NVIDIA GeForce RTX 5090 D", 31.4, "RTX-5090D"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 15.7, None),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 95.6, "RTX-PRO-6000-Blackwell"),
+        (
+            "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+            95.6,
+            "RTX-PRO-6000-Blackwell-Max-Q",
+        ),
         ("NVIDIA TITAN RTX", 23.6, "Titan-RTX"),
         ("NVIDIA GeForce RTX 2080 Ti", 10.8, "RTX-2080Ti"),
+        ("NVIDIA RTX A6000", 47.5, "A6000"),
+        ("NVIDIA RTX 6000 Ada Generation", 47.5, "RTX-6000-Ada"),
+        ("Quadro RTX 6000", 23.7, "Quadro-RTX-6000"),
         ("NVIDIA H100 80GB HBM3", 79.1, "H100-SXM5-80GB"),
+        ("NVIDIA H100 80GB HBM3", None, "H100-SXM5-80GB"),
+        ("NVIDIA H100 PCIe", 79.1, "H100-PCIE-80GB"),
+        ("NVIDIA H100", 95.0, "H100-96GB-HBM2e"),
         ("NVIDIA H200", 139.8, "H200-SXM-141GB"),
+        ("NVIDIA H200 NVL", 139.8, "H200-NVL-141GB"),
+        ("NVIDIA H800", 79.1, "H800-SXM5-80GB"),
+        ("NVIDIA H20", 139.8, "H20-141GB"),
         ("NVIDIA GH200 480GB", 94.5, "GH200-96GB"),
         ("Tesla T4", 14.7, "T4"),
+        ("AMD Instinct MI250X", 64.0, "MI250X-GCD"),
+        ("AMD INSTINCT MI250X (MCM) OAM AC MBA", 64.0, "MI250X-GCD"),
+        ("AMD Instinct MI300X OAM", 191.7, "MI300X"),
+        ("NVIDIA-A100-SXM4-80GB", None, "A100-SXM4-80GB"),
+        ("nvidia_geforce_rtx_3090", None, "RTX-3090"),
         ("Some Card", 16.0, None),
         ("NVIDIA A100-SXM4-80GB", 20.0, None),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 39.25, None),
+        ("NVIDIA A40-48Q", 44.0, None),
+        ("NVIDIA GeForce RTX 4090", 47.4, None),
     ],
 )
-def test_names_of_drivers(driver: str, gib: float, name: str | None) -> None:
-    assert catalogued(driver, gib * 2**30) == name
+def test_names_of_drivers(driver: str, gib: float | None, name: str | None) -> None:
+    assert catalogued(driver, None if gib is None else gib * 2**30) == name
+
+
+@pytest.mark.parametrize(
+    ("driver", "gib", "message"),
+    [
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 39.25, r"a slice \(MIG\).*near.*A100-SXM4-80GB"),
+        ("NVIDIA A40-48Q", 44.0, "a virtual GPU.*near.*A40"),
+        ("NVIDIA GeForce RTX 5070 Ti Laptop GPU", 11.5, "fewer watts.*near.*RTX-5070Ti"),
+        ("NVIDIA GeForce RTX 4090", 47.4, r"other memory than RTX-4090 .*47\.4 GiB"),
+        ("AMD Instinct MI308X", 192.0, "near.*MI300X"),
+        ("AMD Instinct MI250X", None, "several.*one of MI250X, MI250X-GCD"),
+    ],
+)
+def test_refused_names_tell_what_is_near(driver: str, gib: float | None, message: str) -> None:
+    error = unrecognised(driver, None if gib is None else gib * 2**30, where="the GPUs here")
+    assert re.search(message, str(error))
+
+
+def test_every_further_name_leads_to_its_device() -> None:
+    for entry, names in catalogue_file().driver_names.items():
+        memory = catalogue()[entry].memory_bytes
+        assert {catalogued(name, memory) for name in names} == {entry}
 
 
 def test_network_cards(tmp_path: Path) -> None:

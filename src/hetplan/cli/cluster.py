@@ -20,8 +20,13 @@ from hetplan.profiling.hardware.detect import (
     read_hostfile,
     slurm_hosts,
 )
+from hetplan.profiling.hardware.driver_names import unrecognised
 from hetplan.replays.offers import links_of
-from hetplan.runtime.launch.devices import local_device_name, local_node
+from hetplan.runtime.launch.devices import (
+    local_device_memory,
+    local_device_name,
+    local_node,
+)
 from hetplan.schema import parse
 from hetplan.text import (
     Column,
@@ -167,12 +172,12 @@ def described_node(
         network_gbit=network or here.network_gbit,
     )
     gpu = local_device_name()
-    what = "no GPU was found here" if gpu is None else "device type is not known"
+    if local.device is None and gpu is not None:
+        raise unrecognised(gpu, local_device_memory(), where="the GPUs here")
     require(
         local.device is not None,
-        what,
+        "no GPU was found here",
         where="--device",
-        got=gpu,
         expected="a name of the catalogue, as --device A100-SXM4-80GB",
     )
     return local

@@ -98,13 +98,20 @@ class CatalogueFile(StrictModel):
     format: Literal["hetplan-devices"]
     version: Literal[1]
     devices: dict[Name, DeviceSpec]
+    driver_names: dict[Name, list[Name]]
+    """Further names of the devices, as drivers and labels of nodes print them."""
 
 
 @cache
+def catalogue_file() -> CatalogueFile:
+    """The contents of the device catalogue, read once."""
+    path = Path(__file__).with_name("devices.yaml")
+    return parse(CatalogueFile, read_yaml(path), where=path.name)
+
+
 def catalogue() -> dict[str, DeviceSpec]:
     """All catalogued device types by name."""
-    path = Path(__file__).with_name("devices.yaml")
-    return dict(parse(CatalogueFile, read_yaml(path), where=path.name).devices)
+    return catalogue_file().devices
 
 
 def device(name: str, *, where: str | None = None) -> DeviceSpec:

@@ -8,13 +8,11 @@ local node, or as options of the command say.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from hetplan.errors import InputError, require
 from hetplan.files import read_bytes
-from hetplan.profiling.hardware.cluster import catalogue
 
 MOST_HOSTS = 4096
 # Gbit/s of links that are neither measured nor given: PCIe 4.0 x16, and a data centre's Ethernet.
@@ -27,9 +25,6 @@ SLOTS = re.compile(
 BRACKETS = re.compile(r"^(?P<before>[^\[\],]*)(?:\[(?P<inside>[^\[\]]+)\](?P<after>[^\[\],]*))?$")
 RANGE = re.compile(r"^\s*(\d{1,11})(?:-(\d{1,11}))?\s*$")
 OUTER_COMMA = re.compile(r",(?![^\[]*\])")
-# a word of a device's name, such as rtx or h100
-WORD = re.compile(r"[a-z]+\d+[a-z]*|\d+\w*|[a-z]+")
-MEMORY_WORD = re.compile(r"\d+gb")
 
 
 @dataclass(frozen=True)
@@ -109,40 +104,6 @@ def _range(piece: str) -> list[str]:
             expected=f"such as 01-04, rising, at most {MOST_HOSTS} nodes",
         )
     return [f"{number:0{len(match[1])}d}" for number in numbers]
-
-
-def catalogued(name: str, memory_bytes: float) -> str | None:
-    """The catalogue's name of the device that its driver calls `name`; None where none matches.
-
-    An entry matches if all words of its name but the memory are words of the driver's name, and if
-    its memory differs by less than a tenth. Of several entries, the one with the most words counts,
-    then the one with the nearest memory.
-    """
-    words = _words(name)
-    matches: list[tuple[int, float, str]] = []  # (-number of words, difference of memory, name)
-    for entry, spec in catalogue().items():
-        parts = [word for word in WORD.findall(entry.lower()) if not MEMORY_WORD.fullmatch(word)]
-        if parts and set(parts) <= words:
-            difference = abs(spec.memory_bytes / memory_bytes - 1)
-            if difference < 0.1:
-                matches.append((-len(parts), difference, entry))
-    if not matches:
-        return None
-    _, _, best = min(matches)
-    return best
-
-
-def _words(name: str) -> set[str]:
-    """The words of a driver's name for a device, and each two neighbours written as one word:
-    `NVIDIA GeForce RTX 2080 Ti` gives nvidia, geforce, rtx, 2080, ti, 2080ti, …
-
-    Drivers leave out SXM for an H100 with HBM3 and for an H200, which have that form.
-    """
-    in_order = WORD.findall(name.lower())
-    words = {*in_order, *map("".join, pairwise(in_order))}
-    if "h200" in words or {"h100", "hbm3"} <= words:
-        words |= {"sxm", "sxm5"}
-    return words
 
 
 def cluster_document(hosts: Sequence[Host], name: str, local: Host) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from multiprocessing import get_context
 from typing import Any
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.profiling.hardware.detect import Host, catalogued, local_network_gbit
+from hetplan.profiling.hardware.detect import Host, local_network_gbit
+from hetplan.profiling.hardware.driver_names import catalogued
 from hetplan.profiling.profiles.profile import Provenance
 from hetplan.runtime.job import Job
 
@@ -151,6 +152,14 @@ def local_device_name() -> str | None:
     if torch is None or torch.cuda.device_count() == 0:
         return None
     return device_name("cuda:0")
+
+
+def local_device_memory() -> float | None:
+    """The bytes of memory of the first GPU; None without torch or GPUs."""
+    torch = torch_here()
+    if torch is None or torch.cuda.device_count() == 0:
+        return None
+    return float(torch.cuda.get_device_properties(0).total_memory)
 
 
 def copy_gbit(torch: Any) -> float:
