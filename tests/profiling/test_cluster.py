@@ -11,7 +11,6 @@ import yaml
 from hypothesis import given, settings, strategies as st
 
 from fakes.workloads import cluster_document
-from hetplan.cli.main import main
 from hetplan.errors import InputError
 from hetplan.profiling.hardware.cluster import (
     GBIT,
@@ -27,12 +26,6 @@ from hetplan.profiling.hardware.cluster import (
     example_clusters,
     load_cluster,
     overridden,
-)
-from hetplan.profiling.hardware.detect import (
-    Host,
-    local_network_gbit,
-    read_hostfile,
-    slurm_hosts,
 )
 from hetplan.profiling.hardware.driver_names import catalogued, unrecognised
 
@@ -149,8 +142,10 @@ def test_entries_are_plausible_and_sourced(name: str) -> None:
         assert 2 * peaks["fp8"] <= peaks["fp4"] <= 4 * peaks["fp8"]
     # FLOPs per byte: above 240 only sparse or fp16-accumulation figures on known cards would land;
     # a few have many FLOPs for their narrow memory.
-    narrow = ("L4", "L40S", "RTX-6000-Ada", "H100-96GB-HBM2e", "Gaudi3", "TPU-v6e", "L2", "GB10")
-    narrow += ("RTX-4500-Ada", "RTX-5000-Ada", "H100-PCIE-80GB", "H800-PCIE-80GB")
+    narrow = (
+        *("L2", "L4", "L40S", "RTX-4500-Ada", "RTX-5000-Ada", "RTX-6000-Ada", "GB10"),
+        *("H100-PCIE-80GB", "H800-PCIE-80GB", "H100-96GB-HBM2e", "Gaudi3", "TPU-v6e"),
+    )
     highest = 570 if name in narrow else 320
     assert 10 <= 1e12 * sixteen / spec.memory_bytes_per_s <= highest
     assert spec.price_per_hour is None or 0.01 <= spec.price_per_hour <= 20
@@ -377,62 +372,6 @@ def test_matrices_are_symmetric_and_follow_the_rule(entries: list[dict[str, obje
             assert latency[i, j] == max(a.network_latency, b.network_latency)
 
 
-@pytest.fixture(autouse=True)
-def nothing_local(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetplan.cli.cluster.local_node", lambda: Host("here"))
-    monkeypatch.setattr("hetplan.cli.cluster.local_device_name", lambda: None)
-    for name in ("SLURM_JOB_NODELIST", "SLURM_GPUS_ON_NODE"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def test_hostfile(tmp_path: Path) -> None:
-    path = tmp_path / "hosts"
-    path.write_text(
-        "# a comment\nworker-1 slots=4\nworker-2 slots=4  # same\n\nworker-3 slots = 8 "
-        "max_slots=8\nhead\n"
-    )
-    assert [(h.name, h.devices) for h in read_hostfile(str(path))] == [
-        ("worker-1", 4),
-        ("worker-2", 4),
-        ("worker-3", 8),
-        ("head", 1),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a slots=x\n", r"hosts: line 1: not usable"),
-        ("a slots=4\na slots=4\n", r"hosts: line 2: host stands twice"),
-        ("a slots=0\n", r"line 1: slots is not usable"),
-        ("# nothing\n", r"no host"),
-    ],
-)
-def test_broken_hostfiles(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "hosts"
-    path.write_text(text)
-    with pytest.raises(InputError, match=message):
-        read_hostfile(str(path))
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("n1", ["n1"]),
-        ("gpu[01-03,07],login1", ["gpu01", "gpu02", "gpu03", "gpu07", "login1"]),
-        ("a[8-11]-ib, b2", ["a8-ib", "a9-ib", "a10-ib", "a11-ib", "b2"]),
-    ],
-)
-def test_slurm_node_lists(text: str, names: list[str]) -> None:
-    assert [host.name for host in slurm_hosts(text)] == names
-
-
-@pytest.mark.parametrize("text", ["", "a[1-", "a[3-1]", "a[x]", "a[1-99999999]", "a[1][2]"])
-def test_broken_node_lists(text: str) -> None:
-    with pytest.raises(InputError, match=r"node list"):
-        slurm_hosts(text)
-
-
 @pytest.mark.parametrize(
     ("driver", "gib", "name"),
     [
@@ -506,57 +445,6 @@ def test_every_further_name_leads_to_its_device() -> None:
     for entry, names in catalogue_file().driver_names.items():
         memory = catalogue()[entry].memory_bytes
         assert {catalogued(name, memory) for name in names} == {entry}
-
-
-def test_network_cards(tmp_path: Path) -> None:
-    assert local_network_gbit(tmp_path) is None
-    for card, speed in (("eth0", "25000"), ("lo", ""), ("down", "-1")):
-        (tmp_path / "net" / card).mkdir(parents=True)
-        (tmp_path / "net" / card / "speed").write_text(f"{speed}\n")
-    assert local_network_gbit(tmp_path) == 25
-    (tmp_path / "infiniband/mlx5_0/ports/1").mkdir(parents=True)
-    (tmp_path / "infiniband/mlx5_0/ports/1/rate").write_text("200 Gb/sec (4X HDR)\n")
-    assert local_network_gbit(tmp_path) == 200
-
-
-def test_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hosts, target = tmp_path / "hosts", tmp_path / "cluster.yaml"
-    hosts.write_text("a slots=4\nb slots=4\nc slots=2\n")
-    arguments = ["cluster", "detect", "-o", str(target)]
-    assert main([*arguments, "--hostfile", str(hosts), "--device", "T4", "--network", "25"]) == 0
-    cluster = load_cluster(target)
-    assert [(n.devices, n.device) for n in cluster.nodes] == [(4, "T4"), (4, "T4"), (2, "T4")]
-    assert (
-        cluster.bandwidth()[0, 4] == 25e9 / 8 and cluster.bandwidth()[0, 1] == 200e9 / 8  # PCIe
-    )
-    assert "links within a node are assumed" in target.read_text()
-    assert main([*arguments, "--slurm", "n[1-3]", "--device", "T4", "--devices", "8"]) == 0
-    assert len(load_cluster(target).devices) == 24
-    assert main([*arguments, "--slurm", "n1", "--device", "A100-SXM4-80GB", "--devices", "8"]) == 0
-    assert load_cluster(target).bandwidth()[0, 1] == 2400e9 / 8  # NVLink, by its form factor
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
-    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    assert main([*arguments, "--device", "T4"]) == 0
-    assert len(load_cluster(target).devices) == 8
-    capsys.readouterr()
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert main([*arguments, "--device", "T5"]) == 2
-
-
-def test_local_gpus_fill_what_hosts_do_not_tell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "hetplan.cli.cluster.local_node", lambda: Host("here", 4, "T4", 100.0, 50.0)
-    )
-    target = tmp_path / "cluster.yaml"
-    assert main(["cluster", "detect", "-o", str(target)]) == 0
-    (node,) = load_cluster(target).nodes
-    assert (node.devices, node.device) == (4, "T4")
-    assert node.intra_bandwidth == 100e9 / 8 and node.network_bandwidth == 50e9 / 8
 
 
 def test_nodes_under_two_switches_share_uplinks(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from hetplan.errors import check_name, require, suggestion
 from hetplan.files import read_yaml
 from hetplan.profiling.models.operators import Precision
 from hetplan.profiling.source_files import SourceFile
-from hetplan.schema import Name, PositiveCount, Rate, StrictModel, check_header, parse
+from hetplan.schema import Line, Name, PositiveCount, Rate, StrictModel, check_header, parse
 
 GIB = 2**30
 # An entry for `devices` of a cluster file, for messages.
@@ -209,6 +209,8 @@ class ClusterFile(StrictModel):
     name: Name
     nodes: list[NodeEntry] = Field(min_length=1, max_length=MAX_DEVICES)
     devices: dict[Name, DeviceOverride] = Field(default_factory=dict)
+    assumed: list[Line] = Field(default_factory=list)
+    """What `hetplan cluster detect` assumed; nothing follows from it."""
 
 
 @dataclass(frozen=True)
