@@ -160,7 +160,8 @@ def show(
     json: JsonOption = False,
 ) -> int:
     """Show an instance: origin, size and best-known objective; with --json, the document itself."""
-    entry = find(instance)
+    # A file of the argument's name is meant, as for every other command; it has no record.
+    entry = None if os.path.exists(instance) else find(instance)
     record = entry.best_known() if entry is not None else None
     if best:
         if record is None:

@@ -516,6 +516,8 @@ def launch(
     run_keys = RUN.keys() - {"strategies"}  # strategies are for planning alone
     if not local:  # only this machine has the files of a prediction
         run_keys -= {"cluster", "profile"}
+        if new_plan is None or new_plan.inputs is not None:  # the plan file carries its model
+            run_keys -= {"model"}
     run_options = options(stated, run_keys)
     starting = [word.format(folder) for word in launcher.command.split()]
     if local:
