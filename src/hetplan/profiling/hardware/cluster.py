@@ -199,6 +199,9 @@ class NodeEntry(StrictModel):
     rails: bool = False
     """Whether every device has a network card of its own, with an even part of network_gbit_per_s.
     """
+    flow_gbit_per_s: Rate | None = None
+    """What one message between nodes reaches at most, as measured fabrics have it; None: all of
+    the card. Several messages together reach the card's rate."""
 
 
 class ClusterFile(StrictModel):
@@ -235,6 +238,7 @@ class Node:
     switch_nodes: int = MAX_DEVICES  # the most nodes under that switch
     uplink: float = math.inf  # its part of the switch's links to other switches
     rails: bool = False  # whether every device has a network card of its own, an even part
+    flow: float = math.inf  # of one message between nodes, at most
 
 
 @dataclass(frozen=True)
@@ -269,8 +273,8 @@ class Cluster:
         return counts
 
     def bandwidth(self) -> Floats:
-        """[D, D] bytes/s between two devices, symmetric. The diagonal has the bandwidth within the
-        node, although no device sends to itself."""
+        """[D, D] bytes/s of a message between two devices, symmetric. The diagonal has the bandwidth
+        within the node, although no device sends to itself."""
         network = np.array([node.network_bandwidth for node in self.nodes])
         beyond_switch = np.minimum(network, [node.uplink for node in self.nodes])
         # switch -> the number of one of its nodes, which no other switch has
@@ -281,6 +285,8 @@ class Cluster:
             np.minimum.outer(network, network),
             np.minimum.outer(beyond_switch, beyond_switch),
         )
+        flow = np.array([node.flow for node in self.nodes])
+        between = np.minimum(between, np.minimum.outer(flow, flow))
         return self._by_device([node.intra_bandwidth for node in self.nodes], between)
 
     def latency(self) -> Floats:
@@ -376,6 +382,7 @@ def _node(entry: NodeEntry, index: int, number: int) -> Node:
         switch_nodes=entry.nodes_per_switch,
         uplink=(entry.uplink_gbit_per_s or math.inf) * GBIT,
         rails=entry.rails,
+        flow=(entry.flow_gbit_per_s or math.inf) * GBIT,
     )
 
 
