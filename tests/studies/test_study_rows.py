@@ -175,6 +175,8 @@ def test_groups_of_methods() -> None:
         ("status", "weird"),
         ("stop", "weird"),
         ("instance", None),
+        ("method", "m" * 201),
+        ("problem", "two\nlines"),
         ("seed", None),
         ("exact", None),
     ],

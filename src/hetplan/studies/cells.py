@@ -6,20 +6,28 @@ every cell has a value that hetplan's own runs write.
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from hetplan.errors import shorten
 from hetplan.instances.answers import Status
+from hetplan.schema import PLAIN
 from hetplan.solvers.run import Stop
 
 STATUSES = get_args(Status)
+LONGEST_NAME = 200  # characters, as in `schema.Name`
 PROVEN = ("optimal", "infeasible")  # the statuses of runs that ended with a proof
 
 
 def is_text(value: Any) -> bool:
     """Whether a cell holds text."""
     return isinstance(value, str) and value != ""
+
+
+def is_name(value: Any) -> bool:
+    """Whether a cell holds a name as hetplan's files may have it."""
+    return is_text(value) and len(value) <= LONGEST_NAME and re.fullmatch(PLAIN, value) is not None
 
 
 def is_figure(value: Any) -> bool:
@@ -67,7 +75,8 @@ def has_size(text: Any) -> bool:
 
 # Column -> (whether a cell of it can be used, what is expected there).
 CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("key", "set", "instance", "problem", "method", "begun"), (is_text, "a text")),
+    **dict.fromkeys(("key", "set", "begun"), (is_text, "a text")),
+    **dict.fromkeys(("instance", "problem", "method"), (is_name, "a name")),
     "exact": (lambda value: isinstance(value, bool), "true or false"),
     "seed": (lambda value: isinstance(value, int), "a whole number"),
     "status": (lambda value: value in STATUSES, f"one of {', '.join(STATUSES)}"),

@@ -118,7 +118,7 @@ def device(name: str, *, where: str | None = None) -> DeviceSpec:
     """The catalogue's entry `name`. Raises InputError that suggests the nearest names, and shows an
     example of a device's description."""
     near = suggestion(name, catalogue())
-    names = "" if near else f"one of {', '.join(catalogue())}, or "
+    names = "" if near else f"one of the {len(catalogue())} names in docs/files.md, or "
     require(
         name in catalogue(),
         f"unknown device {name[:80]!r}{near}",
@@ -273,8 +273,8 @@ class Cluster:
         return counts
 
     def bandwidth(self) -> Floats:
-        """[D, D] bytes/s of a message between two devices, symmetric. The diagonal has the bandwidth
-        within the node, although no device sends to itself."""
+        """[D, D] bytes/s of a message between two devices, symmetric. The diagonal has the
+        bandwidth within the node, although no device sends to itself."""
         network = np.array([node.network_bandwidth for node in self.nodes])
         beyond_switch = np.minimum(network, [node.uplink for node in self.nodes])
         # switch -> the number of one of its nodes, which no other switch has
