@@ -275,3 +275,13 @@ def test_a_folder_whose_name_is_no_text_stands_in_no_script(
     target = os.fsdecode(os.fsencode(tmp_path) + b"/d\xff")
     ran = hetplan("launch", write(tmp_path, launcher=kind), "--plan", plan, "-o", target)
     assert ran.code == 2 and "name is not UTF-8" in ran.error
+
+
+@pytest.mark.parametrize(("kind", "passed"), [("local", True), ("slurm", False)])
+def test_ranks_elsewhere_take_the_model_from_the_plan(
+    hetplan: Call, tmp_path: Path, kind: str, passed: bool
+) -> None:
+    """The file of a model is on this machine alone."""
+    job = write(tmp_path, launcher={"kind": kind})
+    ran = hetplan("launch", job, "--dry-run")
+    assert ("--model gpt2" in ran.out.splitlines()[1]) is passed

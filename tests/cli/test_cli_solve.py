@@ -631,3 +631,17 @@ def test_an_exception_of_a_plugin_is_the_plugin_s(
     monkeypatch.syspath_prepend(tmp_path)
     ran = hetplan("solve", "tiny-fast-slow", "-m", "theirs", "-q", "--plugin", name)
     assert ran.code == 2 and message in ran.error
+
+
+def test_a_file_beside_a_packaged_instance_has_no_record(
+    hetplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is shown, and nothing of the packaged instance of its name."""
+    monkeypatch.chdir(tmp_path)
+    name = "tiny-fast-slow"
+    document = hetplan("instances", "show", name, "--json").json
+    assert "best known" in hetplan("instances", "show", name).out
+    Path(name).write_text(json.dumps({**document, "name": "mine"}))
+    ran = hetplan("instances", "show", name)
+    assert ran.code == 0 and "mine" in ran.out and "best known" not in ran.out
+    assert "no best-known record" in hetplan("instances", "show", name, "--best").error
