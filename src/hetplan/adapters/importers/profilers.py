@@ -45,7 +45,7 @@ from hetplan.adapters.importers.common import (
 )
 from hetplan.adapters.importers.sailor import ModelData, SizesFile, load_model_data
 from hetplan.errors import InputError, require
-from hetplan.files import read_json
+from hetplan.files import read_foreign_json
 from hetplan.profiling.models.configuration_keys import CALCULON_KEYS
 from hetplan.profiling.models.configurations import from_config
 from hetplan.profiling.profiles.profile import ProfileLayer, ProfileTable
@@ -313,7 +313,7 @@ class CalculonSystem(Foreign):
 def read_calculon(path: str, settings: Settings) -> Imported:
     """A model or a cluster from a calculon file; the file's keys tell whether it describes a model
     or a system."""
-    document = read_json(path)
+    document = read_foreign_json(path)
     require(
         isinstance(document, dict) and (not document.keys().isdisjoint(CALCULON_ANY)),
         "neither a model nor a system",
