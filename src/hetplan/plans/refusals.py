@@ -17,7 +17,7 @@ def check_shape(shape: Transformer) -> None:
         "windows in some blocks only": bool(shape.full_every),
         "experts": shape.experts is not None,
     }
-    names = [name for name, in_shape in lacking.items() if in_shape]
+    names = [name for name, in_shape in lacking.items() if in_shape] + shape.rare_features
     require(
         not names,
         f"hetplan's own layers have no {', '.join(names)}: run the module itself by --factory",

@@ -69,4 +69,5 @@ def expressible(shape: Transformer) -> bool:
         and shape.final_norm
         and not shape.embedding_norm
         and shape.embedding_width is None
+        and not shape.rare_features
     )
