@@ -3,14 +3,14 @@ parameters of transformers' own modules, which are made without memory.
 
     python -m profiling.oracle_configurations    (in the folder tests)
 
-writes the defaults of the configuration classes for the listed types to the package.
+writes the defaults of the configuration classes for the listed types to the package, and the small
+models with their counts to small_models.json, for the tests that run without transformers.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ SMALL = {
     "hidden_size_per_layer_input": 22, "index_n_heads": 3, "index_head_dim": 10,
     "moe_shared_expert_intermediate_size": 44, "moe_topk": 2, "moe_k": 2, "laurel_rank": 5,
 }  # fmt: skip
+SMALL_MODELS = Path(__file__).with_name("small_models.json")
 # What some classes want besides, or instead. None: the key is left to the class.
 FURTHER: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 4]]},
@@ -46,6 +47,11 @@ FURTHER: dict[str, dict[str, Any]] = {
     "gemma4_unified_text": {"num_kv_shared_layers": 0},
     "dots1": {"n_shared_experts": 1, "first_k_dense_replace": 2},
     "gpt2": {"n_inner": None},
+    "clip": {
+        "text_config": {"hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 3},
+        "vision_config": {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2},
+    },
+    "t5": {"d_kv": 16, "d_ff": 80, "num_decoder_layers": 5},
     "nemotron_h": {"layers_block_type": ["mamba", "moe", "attention", "mlp"] * 2},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 4},
     "bamba": {"attn_layer_indices": [2, 5]},
@@ -92,30 +98,35 @@ def listed_types() -> list[str]:
     return sorted(kind for kind in KNOWN if kind in CONFIG_MAPPING)
 
 
-def small_models(kinds: list[str]) -> Iterator[tuple[str, dict[str, Any], int]]:
-    """(type, configuration as transformers writes it, parameters of its module) for each type."""
+def small_sizes(kind: str) -> dict[str, Any]:
+    """The arguments of a class for a small model of a type."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    known = CONFIG_MAPPING[kind]().to_dict()
+    sizes = {key: size for key, size in SMALL.items() if key in known} | FURTHER.get(kind, {})
+    return {key: size for key, size in sizes.items() if size is not None}
+
+
+def parameters(config: Any) -> int:
+    """The parameters of the module of a configuration, which is made without memory."""
     warnings.filterwarnings("ignore")
     import torch
     import transformers
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     transformers.logging.set_verbosity_error()
-    for kind in kinds:
-        config_class = CONFIG_MAPPING[kind]
-        known = config_class().to_dict()
-        sizes = {
-            key: size
-            for key, size in SMALL.items()
-            if key in known and key not in FURTHER.get(kind, {})
-        }
-        sizes |= FURTHER.get(kind, {})
-        config = config_class(**{key: size for key, size in sizes.items() if size is not None})
-        with torch.device("meta"):
-            module = module_of(config)
-        written = json.loads(config.to_json_string())
-        encoders = "embed_tokens_extend"  # Phi-4's of images and sounds, which hetplan leaves out
-        params = sum(p.numel() for name, p in module.named_parameters() if encoders not in name)
-        yield kind, written, params
+    with torch.device("meta"):
+        module = module_of(config)
+    encoders = "embed_tokens_extend"  # Phi-4's of images and sounds, which hetplan leaves out
+    return sum(p.numel() for name, p in module.named_parameters() if encoders not in name)
+
+
+def small_model(kind: str, **changes: Any) -> tuple[dict[str, Any], int]:
+    """(configuration as transformers writes it, parameters of its module) of a small model.
+    changes: further arguments of the class."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[kind](**(small_sizes(kind) | changes))
+    return json.loads(config.to_json_string()), parameters(config)
 
 
 def module_of(config: Any) -> Any:
@@ -146,6 +157,11 @@ def main() -> None:
     head = {"source": f"transformers {transformers.__version__}"}
     text = json.dumps(head)[:-1] + ', "defaults": {\n' + ",\n".join(lines) + "\n}}\n"
     path.write_text(text, encoding="utf-8")
+    rows = []
+    for kind in listed_types():
+        config, params = small_model(kind)
+        rows.append(json.dumps({"params": params, "config": config}))
+    SMALL_MODELS.write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ bytes are not looked at.
 
 import json
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, get_args
 
-from pydantic import create_model
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from hetplan.errors import InputError, require
 from hetplan.profiling.models.class_defaults import class_defaults
@@ -44,7 +44,7 @@ from hetplan.profiling.models.unlisted_types import (
     unlisted_keys,
 )
 from hetplan.profiling.models.zoo import ModelSpec, text_model
-from hetplan.schema import Foreign, as_name, parse
+from hetplan.schema import as_name, input_error
 
 # The default sequence is at most this long: contexts of 32k and more are for inference, and
 # pre-training runs at a few thousand tokens.
@@ -239,23 +239,45 @@ def parse_config(
     unless the configuration may lean on its class: with a default, another model would be
     planned."""
     defaults = class_defaults(kind)
-    fields: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     missing = []
     for key, entry in keys.items():
-        default = defaults.get(key, entry.default)
-        if entry.default is ... and not (leans and key in defaults):
-            default = ...
-            if key not in given:
-                missing.append(key)
-        fields[key] = (entry.type, default)
-    schema = create_model(kind, __base__=Foreign, **fields)
+        if key in given:
+            values[key] = checked(given[key], entry, key, where)
+        elif entry.default is not ... or (leans and key in defaults):
+            values[key] = defaults.get(key, entry.default)
+        else:
+            missing.append(key)
     if missing:
         first, *others = missing
         also = f"; {', '.join(others)} missing too" if others else ""
         raise InputError(
             "key is missing",
             where=f"{where}: {first}",
-            expected=f"the {schema.model_fields[first].description}, without which the size of "
-            f"this {as_name(kind)} model is not known{also}",
+            expected=f"the {description(keys[first])}, without which the size of this "
+            f"{as_name(kind)} model is not known{also}",
         )
-    return parse(schema, given, where=where).model_dump()
+    return values
+
+
+def checked(value: Any, entry: Key, key: str, where: str) -> Any:
+    """The value of a key, as the key's type has it. Raises InputError for any other value."""
+    try:
+        return adapter(entry.type).validate_python(value)
+    except ValidationError as error:
+        raise input_error(error, where=where, prefix=[key]) from None
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """The validator of a key's type."""
+    return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+def description(entry: Key) -> str:
+    """The meaning of a required key, in words."""
+    for mark in get_args(entry.type):
+        words = getattr(mark, "description", None)
+        if words:
+            return str(words)
+    raise AssertionError(entry)

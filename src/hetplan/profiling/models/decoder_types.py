@@ -412,6 +412,8 @@ DECODER_KEYS: dict[str, dict[str, Key]] = {
         "lm_head_bias": Key(("head_bias",), bool, False),
         "sliding_window": WINDOW,
     },
+    # Qwen of 2023, whose intermediate_size counts both matrices before the activation
+    "qwen": {**LATER, "intermediate_size": required("width of both gated halves", "both_halves")},
     "qwen3_next": {**QWEN_NEXT, **QWEN_NEXT_EXPERTS},
     "qwen3_5_text": QWEN_NEXT,
     "qwen3_5_moe_text": {**QWEN_NEXT, **QWEN_NEXT_EXPERTS},
@@ -526,6 +528,7 @@ DECODER_ALWAYS: dict[str, dict[str, Any]] = {
     "persimmon": ROTARY_GPT,
     "phi": {**ROTARY_GPT, "block_norms": 1, "head_bias": True},
     "phimoe": {**LLAMA, "norm": "layer"},
+    "qwen": {**LLAMA, "attention_bias": True},
     "qwen3_next": {**LLAMA, "qk_norm": "head", "output_gate": "all", "shared_gate": True},
     "qwen3_5_text": {**LLAMA, "qk_norm": "head", "output_gate": "all"},
     "qwen3_5_moe_text": {**LLAMA, "qk_norm": "head", "output_gate": "all", "shared_gate": True},

@@ -109,6 +109,8 @@ def derive_experts(sizes: dict[str, Any], where: str) -> None:
 def derive_heads(sizes: dict[str, Any], where: str) -> None:
     """The width and number of heads, and the widths of networks and of the embedding."""
     hidden, heads = sizes["hidden"], sizes["heads"]
+    if "both_halves" in sizes:
+        sizes["feed_forward"] = sizes.pop("both_halves") // 2
     if "expansion" in sizes:
         sizes["feed_forward"] = sizes.pop("expansion") * hidden
     if sizes.get("latent.keys") is None:

@@ -40,12 +40,15 @@ TEXT_TYPES = {
 }
 # Model type -> the listed type of which its configurations are.
 SAME_AS = {
+    "baichuan": "llama",
+    "exaone": "llama",
     "emu3_text_model": "llama",
     "glm4v_moe_text": "glm4_moe",
     "gpt-sw3": "gpt2",
     "internlm3": "llama",
     "iquestcoder": "llama",
     "kimi_k2": "deepseek_v3",
+    "mt5": "t5",
     "qwen2_5_omni_text": "qwen2",
     "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2",

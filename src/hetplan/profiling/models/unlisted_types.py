@@ -83,6 +83,7 @@ UNKNOWN_PARTS = {
     r"is_encoder_decoder|(en|de)coder_(layers|config|ffn_dim)|num_(en|de)coder_layers": (
         "an encoder beside the decoder"
     ),
+    r"type_vocab_size|relative_attention|pos_att_type|classifier_pooling": "an encoder of texts",
     r"add_cross_attention|cross_attention\w*|cross_attn\w*": "attention to another text or image",
     r"\w*conv\w*": "a convolution",
     r"(ssm|mamba|time_step|dt|lru|rwkv|recurrent|kda|lightning|retention)_\w+|state_size": (
@@ -93,6 +94,12 @@ UNKNOWN_PARTS = {
     r"hidden_size_per_layer_input": "inputs of single blocks",
     r"(key|query|values?)_(head_)?dim|v_head_dim": "heads whose values have another width",
 }
+# Parts that are known, each with the key without which its other keys mean something else.
+PARTS: tuple[tuple[str, dict[str, Key]], ...] = (
+    ("linear_num_value_heads", GATED_DELTA),
+    ("mamba_n_heads", MAMBA_2),
+    ("kv_lora_rank", LATENT),
+)
 BIASES = {
     "attention_bias": ("attention_bias", "output_bias"),
     "mlp_bias": ("feed_forward_bias",),
@@ -149,10 +156,26 @@ def check_describable(value: Mapping[str, Any], kind: str, where: str) -> None:
         expected=expected,
         kind=UnsupportedError,
     )
-    read = {name for key in (*GATED_DELTA, *MAMBA_2, *LATENT) for name in names_of(key)}
-    has_delta, has_mamba = "linear_num_value_heads" in value, "mamba_n_heads" in value
+    architectures = value.get("architectures")
+    encoders = [
+        name
+        for name in (architectures if isinstance(architectures, list) else ())
+        if str(name).endswith("ForMaskedLM")
+    ]
+    require(
+        not encoders,
+        f"model type {as_name(kind)} is not listed, and its architecture is an encoder of texts",
+        where=f"{where}: architectures",
+        got=encoders[0] if encoders else None,
+        expected=expected,
+        kind=UnsupportedError,
+    )
+    read: set[str] = set()  # keys of parts that are known where the first key of the part is there
+    for first_key, part_keys in PARTS:
+        if value.get(first_key):
+            read |= {name for key in part_keys for name in names_of(key)}
     for key, given in value.items():
-        if not given or (key in read and (has_delta or has_mamba or key in LATENT)):
+        if not given or key in read:
             continue
         for pattern, part in UNKNOWN_PARTS.items():
             require(
@@ -204,6 +227,7 @@ def unlisted_fields(value: Mapping[str, Any]) -> dict[str, Any]:
     ]
     rms = value.get("rms_norm_eps") is not None or not layer_norms or bool(value.get("rmsnorm"))
     has_gate = any(word in activation for word in ("silu", "swish", "glu"))
+    rms = rms or has_gate  # many name the RMSNorm's epsilon as that of a LayerNorm
     plain = "relu" in activation or (not rms and not has_gate)
     fields = LLAMA | {"norm": "rms" if rms else "layer", "gated": not plain}
     if not rms and not has_gate:
