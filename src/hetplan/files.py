@@ -31,6 +31,10 @@ MAX_BYTES = 256 * 2**20
 MAX_DEPTH = 64
 # Levels of other programs' JSON. The parser of the standard library recurses once for each level.
 MAX_FOREIGN_DEPTH = 400
+# Bytes and values of other programs' JSON. A value takes some hundred bytes of memory, of which a
+# packed file of a few kilobytes could have gigabytes.
+MAX_FOREIGN_BYTES = 64 * 2**20
+MAX_FOREIGN_VALUES = 2_000_000
 PIPE_SECONDS = 10  # for which a named pipe is read before some program writes into it
 # People write the YAML files, so that they are small. The parser is slow: a file of this size takes
 # half a minute at worst.
@@ -94,7 +98,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 def read_foreign_json(path: str | os.PathLike[str]) -> Any:
     """The parsed JSON of another program's file (`parse_foreign_json`)."""
-    return parse_foreign_json(read_bytes(path), where=os.fspath(path))
+    return parse_foreign_json(read_bytes(path, MAX_FOREIGN_BYTES), where=os.fspath(path))
 
 
 def parse_foreign_json(content: bytes | str, *, where: str) -> Any:
@@ -102,8 +106,8 @@ def parse_foreign_json(content: bytes | str, *, where: str) -> Any:
     infinities, and with the last value of a key that stands twice. An integer of more digits than
     Python converts becomes an infinity.
 
-    Raises InputError with the place for content that is no JSON, and for nesting beyond
-    MAX_FOREIGN_DEPTH. `where` names the source in errors.
+    Raises InputError with the place for content that is no JSON, for nesting beyond
+    MAX_FOREIGN_DEPTH, and for more than MAX_FOREIGN_VALUES. `where` names the source in errors.
     """
 
     def integer(text: str) -> int | float:
@@ -113,6 +117,15 @@ def parse_foreign_json(content: bytes | str, *, where: str) -> Any:
             return -math.inf if text.startswith("-") else math.inf
 
     with json_errors(content, where) as text:
+        # Each value but the first of an object or a list stands behind a comma.
+        values = text.count(",") + text.count("[") + text.count("{")
+        require(
+            values <= MAX_FOREIGN_VALUES,
+            "has too many values",
+            where=where,
+            got=values,
+            expected=f"at most {MAX_FOREIGN_VALUES}",
+        )
         check_depth(text, where, MAX_FOREIGN_DEPTH)
         return json.loads(text, parse_int=integer)
 
