@@ -71,6 +71,7 @@ HOSTILE: list[tuple[str, str, Any, str]] = [
     ("deepspeed", "o.txt", DEEPSPEED.replace("(embed)", f"({'e' * 20000})"), r"line 13: line is too long"),
     ("deepspeed", "o.txt", DEEPSPEED.replace("1 M, 28.5%", "1.2.3 M, 28.5%"), "has no figures"),
     ("pipedream", "g.txt", PIPEDREAM.replace("=8.000", "=1.2.3"), r"is '1.2.3', expected a number"),
+    ("deepspeed", "o.txt", DEEPSPEED.replace("(1 M", f"({'9' * 400} M"), "param_bytes follows from"),
     (
         "pipedream",
         "g.txt",
@@ -137,6 +138,15 @@ def test_sailors_folder_may_be_the_working_one(
         assert document["model"] == "TOY"
         assert len({table["device"] for table in document["tables"]}) == kinds
     assert os.path.isdir(".")
+
+
+def test_sizes_of_sailors_other_models_are_no_help(tmp_path: Path) -> None:
+    root = sailor_folder(tmp_path)
+    write(
+        root / "llm_info.json", {"OTHER": json.loads((root / "llm_info.json").read_text())["TOY"]}
+    )
+    with pytest.raises(InputError, match=r"llm_info\.json: no sizes of model 'TOY'"):
+        import_file("sailor", root / "profiles" / "TOY", Settings())
 
 
 def test_a_last_norm_of_sailors_is_a_part_of_the_head(tmp_path: Path) -> None:
