@@ -127,7 +127,7 @@ def test_text_parts_lean_on_their_classes(size: str) -> None:
     spec = from_config(whole, name="x", where="c")
     assert params(spec) == count
     left_out, assumed = spec.notes
-    assert left_out == ("c: the text model alone; encoders of images are left out (vision_config)")
+    assert left_out == "c: the text model alone; left out: vision_config"
     assert assumed.startswith("c: text_config: assumed, as transformers does: vocab_size = 262208")
 
 
@@ -205,6 +205,8 @@ def test_decoders_of_other_types_are_taken_by_their_keys() -> None:
         "of width 64, 2 of keys and values; gated networks of width 512; RMSNorm; no biases; a "
         f"head apart from the 1000 tokens' table; {params(known):,} parameters"
     )
+    odd = from_config(INTERNLM | {"share_expert_dim": 64, "bos_token_id": 1}, name="x", where="c")
+    assert odd.notes[1:] == ("c: keys that were not understood: share_expert_dim",)
     shape = present(from_config(CHATGLM, name="x").shape)
     assert (shape.kv_heads, shape.attention_bias, shape.output_bias) == (2, True, False)
     experts = {

@@ -68,10 +68,20 @@ def nested(levels: int) -> str:
 # (kind, name of the file, content, message)
 HOSTILE: list[tuple[str, str, Any, str]] = [
     ("deepspeed", "o.txt", nested(2000), r"line \d+: modules are nested too deeply"),
-    ("deepspeed", "o.txt", DEEPSPEED.replace("(embed)", f"({'e' * 20000})"), r"line 13: line is too long"),
+    (
+        "deepspeed",
+        "o.txt",
+        DEEPSPEED.replace("(embed)", f"({'e' * 20000})"),
+        r"line 13: line is too long",
+    ),
     ("deepspeed", "o.txt", DEEPSPEED.replace("1 M, 28.5%", "1.2.3 M, 28.5%"), "has no figures"),
     ("pipedream", "g.txt", PIPEDREAM.replace("=8.000", "=1.2.3"), r"is '1.2.3', expected a number"),
-    ("deepspeed", "o.txt", DEEPSPEED.replace("(1 M", f"({'9' * 400} M"), "param_bytes follows from"),
+    (
+        "deepspeed",
+        "o.txt",
+        DEEPSPEED.replace("(1 M", f"({'9' * 400} M"),
+        "param_bytes follows from",
+    ),
     (
         "pipedream",
         "g.txt",
@@ -92,7 +102,7 @@ HOSTILE: list[tuple[str, str, Any, str]] = [
         ["model", "parameters", "activation_parameters_bytes"],
         "sent has 0 entries",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "name", "content", "message"), HOSTILE)

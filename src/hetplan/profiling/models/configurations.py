@@ -40,6 +40,7 @@ from hetplan.profiling.models.transformer import (
 from hetplan.profiling.models.unlisted_types import (
     check_describable,
     described,
+    not_understood,
     unlisted_fields,
     unlisted_keys,
 )
@@ -118,6 +119,9 @@ def unlisted_model(part: TextPart, name: str, notes: list[str]) -> ModelSpec:
     shape = shape_of(sizes)
     params = sum(layer.params for layer in transformer_layers(shape, 1))
     notes.append(f"{part.where}: {described(part.kind, shape, params)}")
+    unread = not_understood(part.value, keys)
+    if unread:
+        notes.append(f"{part.where}: keys that were not understood: {', '.join(unread[:20])}")
     source = f"Hugging Face {as_name(part.kind)} configuration, by its keys"
     return text_model(name, source, sequence, shape, notes=tuple(notes))
 

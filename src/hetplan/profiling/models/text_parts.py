@@ -87,13 +87,16 @@ def text_part(value: dict[str, Any], where: str) -> TextPart:
         kind = TEXT_TYPES.get(kind, stated) if stated in (None, kind) else stated
     encoders = [key for key, part in outer.items() if key.endswith("_config") and is_model(part)]
     if leans:
-        others = [key for key in encoders if key not in TEXT_KEYS]
-        left_out = f" ({', '.join(map(as_name, others))})" if others else ""
-        notes.append(f"{where}: the text model alone; encoders of images are left out{left_out}")
+        encoders += [key for key in outer if key == "vision_config" and key not in encoders]
+    others = [key for key in encoders if key not in TEXT_KEYS]
+    if leans:
+        left_out = ", ".join(map(as_name, others)) or "encoders"
+        notes.append(f"{where}: the text model alone; left out: {left_out}")
         if "tie_word_embeddings" in outer and "tie_word_embeddings" not in value:
             value = value | {"tie_word_embeddings": outer["tie_word_embeddings"]}
-    elif kind in ("qwen2_vl", "qwen2_5_vl", "phi4_multimodal") and encoders:
-        notes.append(f"{where}: the text model alone; {', '.join(encoders)} left out")
+    elif others and kind != "clip":
+        left_out = ", ".join(map(as_name, others))
+        notes.append(f"{where}: the text model alone; left out: {left_out}")
     if kind in TEXT_TYPES and kind not in SAME_AS:
         kind = TEXT_TYPES[kind]
     assert kind is not None

@@ -144,6 +144,20 @@ OPTIONAL: dict[str, Key] = {
 }
 
 
+# Keys that may be of the structure of blocks, and words of keys that are not.
+STRUCTURAL = re.compile(
+    r"expert|moe|layer|dim|rank|head|width|size|mlp|ffn|gate|attention|attn|norm"
+)
+HARMLESS = re.compile(
+    r"token|dropout|drop$|eps|init|loss|aux|cache|rope|rotary|scal|dtype|implementation|config$"
+    r"|image|vision|audio|norm_topk|router_|group|mtp|nextn|predict|fp32|quant|max_window_layers"
+)
+OTHERWISE_READ = {
+    *("hidden_act", "activation_function", "hidden_activation", "activation", "rmsnorm"),
+    *("position_embedding_type", "model_type", "architectures"),
+}
+
+
 def check_describable(value: Mapping[str, Any], kind: str, where: str) -> None:
     """Raise UnsupportedError for a configuration whose model is no decoder of this module."""
     expected = "a decoder of attention, Mamba-2 or the gated delta rule; any torch module goes by "
@@ -247,6 +261,20 @@ def learned_positions(value: Mapping[str, Any]) -> bool:
         return True
     others = any(re.match(r"rope|rotary|partial_rotary|alibi", str(key)) for key in value)
     return value.get("n_positions") is not None and not others
+
+
+def not_understood(value: Mapping[str, Any], keys: Mapping[str, Key]) -> list[str]:
+    """The keys of a configuration that may be of its blocks' structure, and that were not read."""
+    read = {name for key in keys for name in names_of(key)} | OTHERWISE_READ
+    return [
+        as_name(str(key))
+        for key, given in value.items()
+        if given
+        and not isinstance(given, float)
+        and key not in read
+        and STRUCTURAL.search(str(key)[:200])
+        and not HARMLESS.search(str(key)[:200])
+    ]
 
 
 def described(kind: str, t: Transformer, params: int) -> str:
