@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from hetplan.adapters.exports import expressible
 from hetplan.errors import InputError, UnsupportedError
+from hetplan.plans.refusals import check_shape
 from hetplan.profiling.models.configurations import KNOWN, from_config
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.models.operators import Matmul
 from hetplan.profiling.models.zoo import ModelSpec
+from hetplan.programs.networks import program_of
 from present import present
 from profiling.oracle_configurations import SMALL_MODELS
 
@@ -340,3 +343,16 @@ def test_stored_defaults_are_those_of_transformers() -> None:
 
     for kind in listed_types():
         assert class_defaults(kind) == key_defaults(kind, KNOWN[kind]), kind
+
+
+def test_rare_features_are_refused_where_they_would_be_left_out() -> None:
+    """By hetplan's own layers, by HAP's programs and by the arguments of Megatron-LM."""
+    spec = from_config(LLAMA | {"model_type": "phi", "num_key_value_heads": 4}, name="x")
+    shape = present(spec.shape)
+    assert shape.rare_features == ["a bias of the head"]
+    with pytest.raises(UnsupportedError, match=r"own layers have no .*a bias of the head"):
+        check_shape(shape)
+    with pytest.raises(UnsupportedError, match="hap: no rule for a bias of the head"):
+        program_of(load_model(spec, sequence=16), 2)
+    assert not expressible(shape)
+    assert present(from_config(LLAMA, name="x").shape).rare_features == []

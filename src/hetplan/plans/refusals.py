@@ -16,6 +16,7 @@ def check_shape(shape: Transformer) -> None:
         f"{shape.block_norms} norms in a block": shape.block_norms != 2,
         "windows in some blocks only": bool(shape.full_every),
         "experts": shape.experts is not None,
+        "attention sinks": shape.sinks,
     }
     names = [name for name, in_shape in lacking.items() if in_shape] + shape.rare_features
     require(

@@ -7,8 +7,8 @@ Fields that are no fields of `Transformer` state facts from which `derived_field
   has a dense network or experts; `dense_blocks`, `moe_blocks`: the numbers of those that have.
 - `experts.shared_count`: number of shared experts; `shared_gate`: whether a gate scales them.
 - `bare_experts`: whether experts have no biases where other networks have.
-- `router_bias`, `sinks`, `sub_norms`: small parameters of a router, of heads, and of norms within
-  attention and network.
+- `router_bias`, `sub_norms`: small parameters of a router, and of norms within attention and
+  network.
 """
 
 from typing import Annotated, Any

@@ -364,8 +364,6 @@ def write_blocks_with_experts(
 def derive_small_parameters(sizes: dict[str, Any]) -> None:
     """The numbers of parameters that are neither products' nor usual biases and norms."""
     of_block, of_mixture = sizes.get("block_params", 0), 0
-    if sizes.pop("sinks", False):
-        of_block += sizes["heads"]
     if sizes.pop("sub_norms", False):  # scales of attention's output and of the network's
         of_block += sizes["hidden"] + sizes["feed_forward"]
     if sizes.pop("shared_gate", False) and sizes["experts.shared"]:

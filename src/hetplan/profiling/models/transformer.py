@@ -213,8 +213,10 @@ class Transformer:
     # The last blocks, of this number, attend to the keys and values of earlier blocks.
     kv_borrowers: int = 0
     borrower_feed_forward: int | None = None  # inner width of their networks; None: as elsewhere
-    # Parameters of each block beyond those of products, biases and norms, such as attention sinks.
-    # They are few, so that they count as bytes and not as work.
+    # whether each head has a learned score that no key has (attention sinks)
+    sinks: bool = False
+    # Parameters of each block beyond those of products, biases, norms and sinks, such as scales of
+    # an activation. They are few, so that they count as bytes and not as work.
     block_params: int = 0
     head_bias: bool = False  # of the language model's head
     # Width of the vector that each block gets for each token from a table of its own (Gemma 3n),
@@ -423,10 +425,11 @@ def attention_params(t: Transformer) -> int:
         "head": (1 + key_norms) * of_head,
         "all": t.query_width + key_norms * t.kv_width,
     }[t.qk_norm]
+    sinks = t.heads * t.sinks  # the flag counts as 1 or 0
     if t.latent:
         norms += t.latent.keys + (t.latent.query or 0)
         norms += 2 * t.latent.index_dim  # the indexer's LayerNorm of keys
-    return products + t.heads * t.value_dim * t.hidden + biases + norms
+    return products + t.heads * t.value_dim * t.hidden + biases + norms + sinks
 
 
 def feed_forward_params(t: Transformer) -> int:
