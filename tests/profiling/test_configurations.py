@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fakes.small_models import SMALL_MODELS
 from hetplan.adapters.exports import expressible
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.plans.refusals import check_shape
@@ -18,7 +19,6 @@ from hetplan.profiling.models.operators import Matmul
 from hetplan.profiling.models.zoo import ModelSpec
 from hetplan.programs.networks import program_of
 from present import present
-from profiling.oracle_configurations import SMALL_MODELS
 
 QWEN3_MOE: dict[str, Any] = {
     "model_type": "qwen3_moe", "hidden_size": 256, "num_hidden_layers": 8,
@@ -238,7 +238,11 @@ def test_decoders_of_other_types_are_taken_by_their_keys() -> None:
 def test_other_parts_are_refused_by_their_key(changes: dict[str, Any], key: str) -> None:
     with pytest.raises(InputError, match=f"^c: {key}: "):
         from_config(INTERNLM | changes, name="x", where="c")
-    harmless = {"is_encoder_decoder": False, "conv_L_cache": None, "cross_attention_layers": []}
+    harmless: dict[str, Any] = {
+        "is_encoder_decoder": False,
+        "conv_L_cache": None,
+        "cross_attention_layers": [],
+    }
     assert from_config(INTERNLM | harmless, name="x").shape is not None
 
 
@@ -303,12 +307,12 @@ def test_an_indexer_bounds_the_keys_of_attention() -> None:
 def test_modules_of_transformers_have_the_counts_of_the_table() -> None:
     """The table, with the flags of each type turned over, against transformers as installed."""
     pytest.importorskip("transformers")
-    from profiling.oracle_configurations import listed_types, small_model
+    from fakes.small_models import listed_types, small_model
 
     # What differs: transformers ignores that Nemotron-H's embeddings are tied, and BERT's head has
     # two biases where it is not tied.
     known_differences = {("nemotron_h", "tie_word_embeddings"), ("bert", "tie_word_embeddings")}
-    wrong = []
+    wrong: list[tuple[object, ...]] = []
     for kind in listed_types():
         config, _ = small_model(kind)
         flags = [
@@ -338,8 +342,8 @@ def test_modules_of_transformers_have_the_counts_of_the_table() -> None:
 @pytest.mark.wide
 def test_stored_defaults_are_those_of_transformers() -> None:
     pytest.importorskip("transformers")
+    from fakes.small_models import key_defaults, listed_types
     from hetplan.profiling.models.class_defaults import class_defaults
-    from profiling.oracle_configurations import key_defaults, listed_types
 
     for kind in listed_types():
         assert class_defaults(kind) == key_defaults(kind, KNOWN[kind]), kind

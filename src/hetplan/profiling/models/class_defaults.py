@@ -1,9 +1,8 @@
 """The defaults of the configuration classes of `transformers`, by model type.
 
 A configuration inside another one is written without the values that are its class's defaults.
-`class_defaults.json` has these values for the listed types, as tests/profiling/
-oracle_configurations.py wrote them from the release that the file names. Of other types they come
-from transformers where it is installed.
+`class_defaults.json` has these values for the listed types, as tests/fakes/small_models.py wrote
+them from the release that the file names.
 """
 
 import json

@@ -79,12 +79,15 @@ def text_part(value: dict[str, Any], where: str) -> TextPart:
     """The text model's part of a configuration. Raises InputError where its type is not stated."""
     notes: list[str] = []
     outer, leans, place = value, False, where
-    kind = model_type(value, where, required=text_key(value) is None)
-    while kind != "clip" and (key := text_key(value)) is not None:
+    kind = model_type(value, where, required=text_key(value) is None) or ""
+    key = text_key(value)
+    while kind != "clip" and key is not None:
         outer, value, leans = value, value[key], True
-        place = f"{place}: {key}"
-        stated = model_type(value, place, required=kind not in TEXT_TYPES and not text_key(value))
-        kind = TEXT_TYPES.get(kind, stated) if stated in (None, kind) else stated
+        place, key = f"{place}: {key}", text_key(value)
+        stated = model_type(value, place, required=kind not in TEXT_TYPES and key is None)
+        if stated is None or stated == kind:
+            stated = TEXT_TYPES.get(kind, kind)
+        kind = stated
     encoders = [key for key, part in outer.items() if key.endswith("_config") and is_model(part)]
     if leans:
         encoders += [key for key in outer if key == "vision_config" and key not in encoders]
@@ -99,7 +102,6 @@ def text_part(value: dict[str, Any], where: str) -> TextPart:
         notes.append(f"{where}: the text model alone; left out: {left_out}")
     if kind in TEXT_TYPES and kind not in SAME_AS:
         kind = TEXT_TYPES[kind]
-    assert kind is not None
     return TextPart(SAME_AS.get(kind, kind), value, place, leans, tuple(notes))
 
 

@@ -1,7 +1,7 @@
 """Configurations of small models of all types that hetplan and `transformers` both know, and the
 parameters of transformers' own modules, which are made without memory.
 
-    python -m profiling.oracle_configurations    (in the folder tests)
+    python -m fakes.small_models    (in the folder tests)
 
 writes the defaults of the configuration classes for the listed types to the package, and the small
 models with their counts to small_models.json, for the tests that run without transformers.
