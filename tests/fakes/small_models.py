@@ -147,10 +147,16 @@ def module_of(config: Any) -> Any:
 def main() -> None:
     """Write `class_defaults.json`."""
     import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from hetplan.profiling.models.configuration_keys import TOWERS
+    from hetplan.profiling.models.text_parts import SAME_AS
 
     defaults = {kind: key_defaults(kind, KNOWN[kind]) for kind in listed_types()}
+    # text models whose listed type has another class
+    defaults |= {
+        kind: key_defaults(kind, KNOWN[SAME_AS[kind]]) for kind in SAME_AS if kind in CONFIG_MAPPING
+    }
     defaults |= {CLASSES[tower]: key_defaults(tower, keys) for tower, keys in TOWERS.items()}
     path = Path(class_defaults.__file__).with_name("class_defaults.json")
     lines = [f" {json.dumps(kind)}: {json.dumps(defaults[kind])}" for kind in sorted(defaults)]

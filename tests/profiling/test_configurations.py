@@ -178,6 +178,21 @@ def test_text_parts_of_models_with_encoders(config: dict[str, Any], count: int) 
     assert params(spec) == count and "the text model alone" in spec.notes[0]
 
 
+def test_text_parts_lean_alone_and_on_classes_of_their_own() -> None:
+    """A text part in a file of its own leans, too; Qwen3-VL's class has another context than
+    Qwen3's."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    spec = from_config({"model_type": "gemma3_text", **sizes}, name="x", where="c")
+    assert spec.notes[0].startswith("c: assumed, as transformers does: vocab_size = 262208")
+    assert present(spec.shape).vocabulary == 262208
+    spec = from_config({"model_type": "qwen3_vl_text", **sizes}, name="x", where="c")
+    assert "max_position_embeddings = 128000" in spec.notes[0]
+    with pytest.raises(InputError, match=r"^c: text_config: not an object \(got 3"):
+        from_config({"model_type": "gemma3", "text_config": 3}, name="x", where="c")
+    with pytest.raises(InputError, match=r"^c: text_config: model_type: required key"):
+        from_config({"model_type": "new", "text_config": sizes}, name="x", where="c")
+
+
 def test_nulls_that_a_class_does_not_take_are_its_defaults() -> None:
     gaps = dict.fromkeys(("num_key_value_heads", "mlp_bias", "tie_word_embeddings", "head_dim"))
     assert present(from_config(LLAMA | gaps, name="x").shape) == present(
@@ -337,6 +352,15 @@ def test_modules_of_transformers_have_the_counts_of_the_table() -> None:
             if abs(got - count) > 1e-6 * count:
                 wrong.append((kind, change, got, count))
     assert not wrong
+
+
+@pytest.mark.wide
+def test_text_parts_of_unlisted_types_lean_on_the_installed_transformers() -> None:
+    pytest.importorskip("transformers")
+    part = {"model_type": "cohere_compass_text", "num_hidden_layers": 4}
+    spec = from_config({"model_type": "new", "text_config": part}, name="x", where="c")
+    assert present(spec.shape).hidden == 8192
+    assert "c: text_config: assumed, as transformers does: vocab_size = 256000" in spec.notes[2]
 
 
 @pytest.mark.wide

@@ -14,7 +14,7 @@ from typing import Any, get_args
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from hetplan.errors import InputError, require
-from hetplan.profiling.models.class_defaults import class_defaults
+from hetplan.profiling.models.class_defaults import class_defaults, installed_defaults
 from hetplan.profiling.models.configuration_keys import (
     ALWAYS,
     CAPACITY,
@@ -76,7 +76,9 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
         return clip_from_config(part.value, name, where)
     if kind not in KNOWN:
         return unlisted_model(part, name, notes)
-    sizes = read_sizes(part.value, kind, KNOWN[kind], part.where, notes, leans=part.leans)
+    sizes = read_sizes(
+        part.value, kind, KNOWN[kind], part.where, notes, leans_on=part.stated if part.leans else ""
+    )
     source = f"Hugging Face {kind} configuration"
     if kind == "vit":
         image, patch, labels = (sizes.pop(key) for key in ("image", "patch", "labels"))
@@ -111,14 +113,18 @@ def unlisted_model(part: TextPart, name: str, notes: list[str]) -> ModelSpec:
     """The decoder of a type that is not listed, by its keys. A note says what was taken for
     what."""
     check_describable(part.value, part.kind, part.where)
-    keys = unlisted_keys(part.value)
-    sizes = read_sizes(
-        part.value, part.kind, keys, part.where, [], shared=unlisted_fields(part.value)
-    )
+    defaults = installed_defaults(part.stated) if part.leans else {}
+    left_out = [key for key in defaults if key not in part.value]
+    value = defaults | part.value
+    keys = unlisted_keys(value)
+    sizes = read_sizes(value, part.kind, keys, part.where, [], shared=unlisted_fields(value))
     sequence = min(sizes.pop("context", LONGEST_DEFAULT_SEQUENCE), LONGEST_DEFAULT_SEQUENCE)
     shape = shape_of(sizes)
     params = sum(layer.params for layer in transformer_layers(shape, 1))
     notes.append(f"{part.where}: {described(part.kind, shape, params)}")
+    assumed = [f"{key} = {json.dumps(value[key])}" for key in keys if key in left_out]
+    if assumed:
+        notes.append(f"{part.where}: assumed, as transformers does: {', '.join(assumed)}")
     unread = not_understood(part.value, keys)
     if unread:
         notes.append(f"{part.where}: keys that were not understood: {', '.join(unread[:20])}")
@@ -131,7 +137,7 @@ def clip_from_config(value: dict[str, Any], name: str, where: str) -> ModelSpec:
     notes: list[str] = []
     clip = read_sizes(value, "clip", KEYS["clip"], where, notes)
     sizes_of = {
-        tower: read_sizes(clip[tower], tower, keys, f"{where}: {tower}", notes, leans=True)
+        tower: read_sizes(clip[tower], tower, keys, f"{where}: {tower}", notes, leans_on=tower)
         for tower, keys in TOWERS.items()
     }
     image, patch = (sizes_of["vision_config"].pop(size) for size in ("image", "patch"))
@@ -155,17 +161,17 @@ def read_sizes(
     where: str,
     notes: list[str],
     *,
-    leans: bool = False,
+    leans_on: str = "",
     shared: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The checked sizes that a configuration gives, by field of `Transformer` (see `Key.fields`). A
     sentence about assumed values is added to `notes`.
 
-    leans: whether the configuration may leave out sizes that the class of its type has. shared:
-    fields that all models of the type have; None: those of `SHARED_FIELDS`.
+    leans_on: the type of whose class the configuration may leave out sizes; empty: it may not.
+    shared: fields that all models of the type have; None: those of `SHARED_FIELDS`.
     """
     given = own_names(value, keys)
-    config = parse_config(given, kind, keys, where, leans=leans)
+    config = parse_config(given, kind, keys, where, leans_on=leans_on)
     always = SHARED_FIELDS.get(kind, {}) if shared is None else shared
     sizes = dict(always)
     for key, entry in keys.items():
@@ -237,18 +243,18 @@ def shape_of(sizes: dict[str, Any]) -> Transformer:
 
 
 def parse_config(
-    given: dict[str, Any], kind: str, keys: Mapping[str, Key], where: str, *, leans: bool
+    given: dict[str, Any], kind: str, keys: Mapping[str, Key], where: str, *, leans_on: str
 ) -> dict[str, Any]:
     """Key -> its checked value, or its default. Raises InputError where a required key is missing,
     unless the configuration may lean on its class: with a default, another model would be
     planned."""
-    defaults = class_defaults(kind)
+    defaults = class_defaults(leans_on or kind) or class_defaults(kind)
     values: dict[str, Any] = {}
     missing = []
     for key, entry in keys.items():
         if key in given:
             values[key] = checked(given[key], entry, key, where)
-        elif entry.default is not ... or (leans and key in defaults):
+        elif entry.default is not ... or (leans_on and key in defaults):
             values[key] = defaults.get(key, entry.default)
         else:
             missing.append(key)

@@ -44,6 +44,7 @@ SAME_AS = {
     "exaone": "llama",
     "emu3_text_model": "llama",
     "glm4v_moe_text": "glm4_moe",
+    "glm4v_text": "glm4",
     "gpt-sw3": "gpt2",
     "internlm3": "llama",
     "iquestcoder": "llama",
@@ -66,11 +67,12 @@ SAME_AS = {
 class TextPart:
     """The configuration of a text model, or of a model whose parts belong together (CLIP)."""
 
-    kind: str  # its type
+    kind: str  # its type, or the listed one that is the same
+    stated: str  # the type that it states, whose class has its defaults
     value: dict[str, Any]
     where: str  # its place, for messages
-    # Whether it stands in another configuration: transformers writes such a configuration without
-    # the values that are its class's defaults.
+    # Whether it stands in another configuration, or is of a type that usually does: transformers
+    # writes such a configuration without the values that are its class's defaults.
     leans: bool
     notes: tuple[str, ...]
 
@@ -80,6 +82,14 @@ def text_part(value: dict[str, Any], where: str) -> TextPart:
     notes: list[str] = []
     outer, leans, place = value, False, where
     kind = model_type(value, where, required=text_key(value) is None) or ""
+    text_config = value.get("text_config")
+    require(
+        text_config is None or isinstance(text_config, dict),
+        "not an object",
+        where=f"{where}: text_config",
+        got=text_config,
+        expected="the configuration of a text model",
+    )
     key = text_key(value)
     while kind != "clip" and key is not None:
         outer, value, leans = value, value[key], True
@@ -102,7 +112,8 @@ def text_part(value: dict[str, Any], where: str) -> TextPart:
         notes.append(f"{where}: the text model alone; left out: {left_out}")
     if kind in TEXT_TYPES and kind not in SAME_AS:
         kind = TEXT_TYPES[kind]
-    return TextPart(SAME_AS.get(kind, kind), value, place, leans, tuple(notes))
+    leans = leans or kind.endswith("_text")
+    return TextPart(SAME_AS.get(kind, kind), kind, value, place, leans, tuple(notes))
 
 
 def text_key(value: dict[str, Any]) -> str | None:
