@@ -13,6 +13,7 @@ from fakes.small_models import SMALL_MODELS
 from hetplan.adapters.exports import expressible
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.plans.refusals import check_shape
+from hetplan.profiling.inputs.parts import ModelRecord
 from hetplan.profiling.models.configurations import KNOWN, from_config
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.models.operators import Matmul
@@ -371,6 +372,18 @@ def test_stored_defaults_are_those_of_transformers() -> None:
 
     for kind in listed_types():
         assert class_defaults(kind) == key_defaults(kind, KNOWN[kind]), kind
+
+
+@pytest.mark.parametrize("kind", ["gemma4_text", "qwen3_next", "glm_moe_dsa", "granitemoehybrid"])
+def test_plan_files_carry_the_shapes(kind: str) -> None:
+    """With mixers, indexers, heads of some blocks, and lists of blocks."""
+    models = json.loads(SMALL_MODELS.read_text(encoding="utf-8"))
+    (config,) = (m["config"] for m in models if m["config"]["model_type"] == kind)
+    model = load_model(from_config(config, name="x"), sequence=16)
+    record = ModelRecord.model_validate_json(ModelRecord.of(model).model_dump_json())
+    names = [layer.name for layer in model.layers]
+    again = record.model("x", names, model.sequence, model.precision, None)
+    assert again.layers == model.layers and again.spec.shape == model.spec.shape
 
 
 def test_rare_features_are_refused_where_they_would_be_left_out() -> None:
