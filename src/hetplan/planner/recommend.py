@@ -30,7 +30,7 @@ import numpy as np
 
 from hetplan.errors import InputError, require
 from hetplan.formulations import family
-from hetplan.formulations.joint.bound import computing_alone
+from hetplan.formulations.joint.bound.alone import computing_alone
 from hetplan.formulations.joint.evaluate import plan_of
 from hetplan.formulations.joint.search import Parameters
 from hetplan.planner.variants import Part, on_part, useful_modes

@@ -134,9 +134,15 @@ class Part:
         cut, P = self.replicas(lump, S, cut=True), lump.high
         if cut.work >= P * seconds:
             return True
+        every = self.replicas(lump, S, cut=False)
+        if every.work >= P * seconds:
+            return True
         if S > 1:
             chunks = range(2, min(MOST_CHUNKS, len(self.of.data.layers) // S) + 1)
-            return all(cut.chunks_are_slower(seconds, P, S, C, self.tries) for C in chunks)
+            return all(
+                any(each.chunks_are_slower(seconds, P, S, C, self.tries) for each in (every, cut))
+                for C in chunks
+            )
         exact = lump.high * lump.most <= self.tries.narrow * lump.low * lump.least
         slower = partial(
             Replicas.chain_is_slower, seconds=seconds, P=P, tries=self.tries, exact=exact
@@ -145,7 +151,6 @@ class Part:
             return True  # under the others less is left for a stage, and no way is shorter
         if not exact:
             return False  # halves are asked next
-        every = self.replicas(lump, S, cut=False)
         return all(
             (schedule != "interleaved-1f1b" and slower(cut, schedule)) or slower(every, schedule)
             for schedule in WARM_UP

@@ -69,7 +69,7 @@ class Parameters:
     # The share by which the first T is above the bound; it doubles with success. The bisection ends
     # at an interval of `least_rise`.
     rise: float = 0.03
-    least_rise: float = 0.005
+    least_rise: float = 0.002
     # Sums that the paths of an attempt may compare; `more_effort` times as many once an attempt was
     # given up.
     effort: float = 1e8
