@@ -41,10 +41,12 @@ SAID: dict[type[Any], frozenset[str]] = {
         "rotary", "embedding_norm", "embedding_width", "final_norm", "head", "experts", "pattern",
         "mamba", "function", "cut", "input_bytes",
         "sinks",  # as `Function.sinks`
+        "mixers",
     }),
     Experts: frozenset({
         "count", "active", "every", "dense", "width", "shared", "latent", "early", "capacity",
         "further",  # parameters that `Router` describes
+        "blocks",
     }),
     Latent: frozenset({"query", "keys", "rope", "nope", "value"}),
 }  # fmt: skip
@@ -200,10 +202,8 @@ def latent_settings(latent: Latent, rope: Rope | None) -> Settings:
 
 def expert_settings(experts: Experts, layers: int) -> Settings:
     """The arguments of a mixture of experts. layers: number of blocks."""
-    has_experts = []  # [block] 1 with experts, 0 without, as Megatron's `moe_layer_freq` lists it
-    for block in range(layers):
-        in_turn = (block + 1) % experts.every == 0
-        has_experts.append(int(in_turn and block >= experts.dense))
+    # [block] 1 with experts, 0 without, as Megatron's `moe_layer_freq` lists it
+    has_experts = [int(experts.in_block(block)) for block in range(layers)]
     return {
         "num_experts": experts.count,
         "moe_token_dispatcher_type": "alltoall",
@@ -288,7 +288,7 @@ def unsaid_parts(shape: Transformer, function: Function) -> Iterator[str]:
         yield f"an embedding of width {shape.embedding_width} with projections"
     if not shape.final_norm:
         yield "no norm before the head"
-    if shape.pattern:
+    if shape.pattern or set(shape.mixers) - {"*", "w"}:  # attention to all keys, or in a window
         yield "blocks of different kinds"
     if shape.block_norms != 2:
         yield f"{shape.block_norms} norm(s) in a block"
