@@ -249,6 +249,8 @@ def test_decoders_of_other_types_are_taken_by_their_keys() -> None:
         ({"type_vocab_size": 2}, "type_vocab_size"),
         ({"architectures": ["NewForMaskedLM"]}, "architectures"),
         ({"layer_types": ["retention", "retention"]}, r"layer_types\[0\]"),
+        ({"kv_lora_rank": 16}, "qk_rope_head_dim"),
+        ({"linear_num_value_heads": 4}, "linear_num_key_heads"),
     ],
 )
 def test_other_parts_are_refused_by_their_key(changes: dict[str, Any], key: str) -> None:

@@ -40,6 +40,7 @@ from hetplan.profiling.models.transformer import (
 from hetplan.profiling.models.unlisted_types import (
     check_describable,
     described,
+    leans,
     not_understood,
     unlisted_fields,
     unlisted_keys,
@@ -113,7 +114,9 @@ def unlisted_model(part: TextPart, name: str, notes: list[str]) -> ModelSpec:
     """The decoder of a type that is not listed, by its keys. A note says what was taken for
     what."""
     check_describable(part.value, part.kind, part.where)
-    defaults = installed_defaults(part.stated) if part.leans else {}
+    defaults: dict[str, Any] = {}
+    if part.leans and leans(part.value):
+        defaults = installed_defaults(part.stated)
     left_out = [key for key in defaults if key not in part.value]
     value = defaults | part.value
     keys = unlisted_keys(value)

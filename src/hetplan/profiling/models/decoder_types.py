@@ -260,7 +260,7 @@ DECODER_KEYS: dict[str, dict[str, Key]] = {
         "layer_types": KINDS,
         "num_global_key_value_heads": Key(("reaching.kv_heads",), Size | None, None),
         "global_head_dim": Key(("reaching.head_dim",), Size | None, None),
-        "per_layer_config": Key(("per_layer",), dict[str, dict[str, Any]] | None, None),
+        "per_layer_config": Key(("per_layer",), dict[str, dict[str, int]] | None, None),
         "attention_k_eq_v": Key(("reaching.shared",), bool, False),
         "use_double_wide_mlp": Key(("double_wide",), bool, False),
         "enable_moe_block": Key(("has_experts",), bool, False),
