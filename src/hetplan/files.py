@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hetplan.errors import InputError, json_path, one_line, require, shorten
+from hetplan.errors import InputError, json_path, kind_and_text, one_line, require, shorten
 
 MAX_BYTES = 256 * 2**20
 MAX_DEPTH = 64
@@ -305,10 +305,18 @@ def check_target(path: Path) -> None:
     require(os.access(folder, os.W_OK), "folder cannot be written to", where=str(folder))
 
 
+def check_utf8(path: str) -> None:
+    """Raise InputError for a path that is no UTF-8 text, and so cannot stand in a script."""
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError("name is not UTF-8, and scripts would state it", where=path) from None
+
+
 def check_folder_target(path: Path) -> None:
     """Raise InputError for a path where no folder can be made, or into which no file can be
     written."""
-    exists = os.path.exists(path)
+    exists = os.path.lexists(path)  # a link to nothing is in the way, too
     require(not exists or os.path.isdir(path), "is a file, expected a folder", where=str(path))
     if not exists:
         require(os.path.isdir(path.parent), "no such folder", where=str(path.parent))
@@ -316,10 +324,43 @@ def check_folder_target(path: Path) -> None:
     require(os.access(folder, os.W_OK), "folder cannot be written to", where=str(folder))
 
 
+@contextlib.contextmanager
+def writable(path: str | os.PathLike[str], what: str = "cannot be written") -> Iterator[None]:
+    """A context in which `path` is made or written. What the operating system says against it
+    becomes an InputError: a full disk, a name that is too long, a folder that allows no files."""
+    where = os.fspath(path)
+    try:
+        yield
+    except InputError:  # is a ValueError too
+        raise
+    except OSError as error:
+        raise InputError(f"{what}: {error.strerror or kind_and_text(error)}", where=where) from None
+    except ValueError as error:  # a name with a null byte or with lone surrogates
+        raise InputError(f"{what}: {one_line(str(error))[:160]}", where=where) from None
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder and those above it; one that exists stays. Raises InputError where it cannot be
+    made, and where the path is a file."""
+    with writable(path, "folder cannot be made"):
+        os.makedirs(path, exist_ok=True)
+
+
+def try_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder as `make_folder` does and write a file into it, which is removed again. Raises
+    InputError where either cannot be done, so that long work need not end with it."""
+    make_folder(path)
+    trial = Path(path, f".{secrets.token_hex(6)}.tmp")
+    with writable(path):
+        trial.touch()
+        trial.unlink()
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` atomically: an old file stays until the new one is complete. UTF-8; gzip where
-    the name ends in `.gz`."""
-    data = text.encode("utf-8")
+    the name ends in `.gz`. Raises InputError for text that UTF-8 cannot hold."""
+    with writable(path):
+        data = text.encode("utf-8")
     if os.fspath(path).endswith(".gz"):
         data = gzip.compress(data, mtime=0)  # without a time, equal texts give equal files
     write_bytes(path, data)
@@ -328,23 +369,24 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Write `data` atomically: a temporary file beside `path`, flushed to disk, then renamed over
     it."""
-    target = Path(os.path.realpath(path))  # a link stays a link: the file it points to is replaced
-    check_target(target)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        with open(temporary, "xb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if os.path.exists(target):
-            os.chmod(temporary, target.stat().st_mode & 0o777)
-        os.replace(temporary, target)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        if not isinstance(error, OSError):
+    with writable(path):
+        # A link stays a link: the file to which it points is replaced.
+        target = Path(os.path.realpath(path))
+        check_target(target)
+        # The name is cut, since a file system allows 255 bytes and the target may have as many.
+        temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.tmp")
+        try:
+            with open(temporary, "xb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            if os.path.exists(target):
+                os.chmod(temporary, target.stat().st_mode & 0o777)
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
             raise
-        raise InputError(f"cannot be written: {error.strerror}", where=str(target)) from None
 
 
 def to_yaml(value: Any) -> str:

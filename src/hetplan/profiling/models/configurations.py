@@ -8,6 +8,7 @@ bytes are not looked at.
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, get_args
 
@@ -24,6 +25,7 @@ from hetplan.profiling.models.configuration_keys import (
     names_of,
     takes_nothing,
 )
+from hetplan.profiling.models.configured_functions import function_of
 from hetplan.profiling.models.decoder_types import DECODER_ALWAYS, DECODER_KEYS
 from hetplan.profiling.models.derived_sizes import check_sizes, derive
 from hetplan.profiling.models.encoders import clip_layers, t5_layers, vit_layers
@@ -107,7 +109,9 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
             notes=tuple(notes),
         )
     sequence = min(sizes.pop("context", LONGEST_DEFAULT_SEQUENCE), LONGEST_DEFAULT_SEQUENCE)
-    return text_model(name, source, sequence, shape_of(sizes), notes=tuple(notes))
+    shape = shape_of(sizes)
+    shape = replace(shape, function=function_of(kind, part.value, shape))
+    return text_model(name, source, sequence, shape, notes=tuple(notes))
 
 
 def unlisted_model(part: TextPart, name: str, notes: list[str]) -> ModelSpec:

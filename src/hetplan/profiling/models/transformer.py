@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from hetplan.profiling.models.function import Function
 from hetplan.profiling.models.operators import (
     BLOCKS,
     Attention,
@@ -229,6 +230,9 @@ class Transformer:
     streams: int = 1
     laurel: int = 0
     adapter: int = 0  # rank of adapters beside frozen weights (Hu et al. 2021, LoRA)
+    # What the model computes beyond these sizes; None: unknown. Neither seconds nor bytes depend on
+    # it.
+    function: Function | None = None
     # Bytes of each number in a product's input that is kept for the weight's gradient: 1 where
     # Transformer Engine multiplies 8-bit numbers (pytorch/module/layernorm_linear.py); None: those
     # of the training precision.
