@@ -141,12 +141,12 @@ def test_features_that_the_arguments_do_not_have_are_refused_unseen() -> None:
 
     @dataclass(frozen=True)
     class Wider(Transformer):
-        streams: int = 1
+        echoes: int = 1
 
     llama = present(BUILT_IN["llama2-7b"].shape)
     values = {field.name: getattr(llama, field.name) for field in fields(llama)}
     assert unsaid(Wider(**values)) == []
-    assert unsaid(Wider(**values, streams=2)) == ["streams 2"]
+    assert unsaid(Wider(**values, echoes=2)) == ["echoes 2"]
     assert unsaid(replace(llama, adapter=8)) == ["adapter 8"]
 
 

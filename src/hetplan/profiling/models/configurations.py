@@ -110,7 +110,9 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
         )
     sequence = min(sizes.pop("context", LONGEST_DEFAULT_SEQUENCE), LONGEST_DEFAULT_SEQUENCE)
     shape = shape_of(sizes)
-    shape = replace(shape, function=function_of(kind, part.value, shape))
+    # a type that is listed under another name may have a class with other defaults
+    function = function_of(part.stated, part.value, shape) or function_of(kind, part.value, shape)
+    shape = replace(shape, function=function)
     return text_model(name, source, sequence, shape, notes=tuple(notes))
 
 
