@@ -17,7 +17,7 @@ from hetplan.profiling.frameworks import (
     Framework,
     StateBytes,
 )
-from hetplan.replays.memory import Passes, held_on
+from hetplan.replays.memory import Passes, UnusedGradients, held_on
 from markdown_pages import ROOT
 
 
@@ -76,12 +76,21 @@ def test_numbers_and_arrays_are_held_alike(framework: Framework) -> None:
             framework.held_bytes(*row[:2], 2, level, row[2]) for row in zip(*sizes, strict=True)
         ]
         assert pytest.approx(np.array(each)) == np.array(every).T
-    passes = [Passes(8.0, working, 2.0, 6.0, 1.0) for working in (3.0, 9.0)]
-    states = StateBytes(1.0, 2.0, 3.0, 4.0)
-    one_by_one = [held_on(framework, states, p, 16.0, 2.0, 0.0).allocated for p in passes]
-    working: Any = np.array([3.0, 9.0])
-    both: Any = replace(passes[0], working=working)
-    assert held_on(framework, states, both, 16.0, 2.0, 0.0).allocated.tolist() == one_by_one
+    # the peak is at the loss, in a block's backward pass, or in that of the head
+    moments = ((3.0, 1.0), (9.0, 1.0), (3.0, 8.0))
+    passes = [
+        Passes(saved=8.0, working=working, logits=2.0, loss=6.0, head=head, boundary=1.0)
+        for working, head in moments
+    ]
+    states, unused = StateBytes(1.0, 2.0, 3.0, 4.0), UnusedGradients(5.0, 7.0)
+    one_by_one = [
+        held_on(framework, states, of_one, 16.0, 2.0, 0.0, unused).allocated for of_one in passes
+    ]
+    working, head = (np.array(column) for column in zip(*moments, strict=True))
+    every: Any = replace(passes[0], working=working, head=head)
+    at_once = held_on(framework, states, every, 16.0, 2.0, 0.0, unused).allocated
+    assert at_once.tolist() == one_by_one
+    assert len(set(one_by_one)) == 3
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=lambda one: one.name)

@@ -25,7 +25,7 @@ from hetplan.profiling.rates.times import together
 from hetplan.replays.arrays import Floats
 from hetplan.replays.data import Kept, ReplayData
 from hetplan.replays.links import MOST_KEPT, Links
-from hetplan.replays.memory import Passes, on_a_rank
+from hetplan.replays.memory import Passes, UnusedGradients, head_inputs, on_a_rank
 from hetplan.replays.overlap import uncovered
 from hetplan.replays.simulator.tasks import Traffic
 from hetplan.replays.updates import UPDATE_BYTES
@@ -56,8 +56,16 @@ class StageBytes(NamedTuple):
     """Bytes of the passes and of the weights of a stage."""
 
     passes: Passes[float]  # bytes per sample on each device of a tensor group
-    weights: float  # bytes of all weights, on all devices of a tensor group together
+    # the others are bytes on all devices of a tensor group together, unless they say otherwise
+    weights: float  # bytes of all weights
     largest: float  # bytes of the weights of its largest layer
+    unused: float  # bytes of the unused gradients of weights that the group divides
+    unused_whole: float  # bytes on each device of those of weights that each device has whole
+    unused_head: float  # bytes of the unused gradient of the head's weight
+
+    def unused_on(self, part: float) -> UnusedGradients[float]:
+        """The unused gradients on a device with a part of the group's weights."""
+        return UnusedGradients(part * self.unused + self.unused_whole, part * self.unused_head)
 
 
 class Costs(Links):
@@ -290,8 +298,8 @@ class Costs(Links):
         return float(self._on_a_rank(self._saved, layers, tensor).sum())
 
     def working_bytes(self, layers: Range, tensor: int) -> float:
-        """Bytes per sample that each device of a tensor group needs in addition while one of the
-        layers is computed again; the largest over the layers."""
+        """Bytes per sample that each device of a tensor group needs in addition in the backward
+        pass of one of the layers; the largest over the layers."""
         return float(self._on_a_rank(self._working, layers, tensor).max())
 
     def _on_a_rank(self, by_division: Floats, layers: Range, tensor: int) -> Floats:
@@ -310,15 +318,21 @@ class Costs(Links):
             boundary = max(boundary, self.input_bytes[first], data.layers[end - 1].activation_bytes)
         if framework.sequence_parallel:
             boundary /= tensor
-        logits = loss = 0.0
+        logits = loss = head = 0.0
         if layers[-1][1] == len(data.layers):
             logits = data.logit_bytes / tensor  # tensor ranks divide the vocabulary
             loss = framework.loss_bytes(data.logit_elements, data.logit_bytes, tensor)
+            if data.unused_head_bytes:
+                head = data.logit_elements * data.element_bytes / tensor
+                head += float(
+                    head_inputs(data.head_input_bytes, tensor, framework.sequence_parallel)
+                )
         return Passes(
             saved=sum(self.saved_bytes(chunk, tensor) for chunk in layers),
             working=max(self.working_bytes(chunk, tensor) for chunk in layers),
             logits=logits,
             loss=loss,
+            head=head,
             boundary=boundary,
         )
 
@@ -333,7 +347,39 @@ class Costs(Links):
             for first, last in layers
             for l in range(first, last)
         ]
-        return StageBytes(self.passes_bytes(layers, tensor), sum(layer_bytes), max(layer_bytes))
+        unused = unused_whole = 0.0
+        for rows, columns, divided in self._unused_shapes(layers, tensor):
+            size = rows * columns * self.data.element_bytes
+            if divided:
+                unused += tensor * size
+            else:
+                unused_whole += size
+        with_head = layers[-1][1] == len(self.data.layers)
+        return StageBytes(
+            passes=self.passes_bytes(layers, tensor),
+            weights=sum(layer_bytes),
+            largest=max(layer_bytes),
+            unused=unused,
+            unused_whole=unused_whole,
+            unused_head=self.data.unused_head_bytes if with_head else 0.0,
+        )
+
+    def _unused_shapes(
+        self, layers: Sequence[Range], tensor: int
+    ) -> Iterable[tuple[float, float, bool]]:
+        """(rows, columns, whether tensor ranks divide the weight) of the unused gradients on each
+        device of a tensor group, each shape once."""
+        shapes: dict[tuple[float, float], bool] = {}
+        for first, last in layers:
+            for layer in self.data.layers[first:last]:
+                for of_weight in layer.unused_gradients:
+                    rows, columns = float(of_weight.rows), float(of_weight.columns)
+                    if of_weight.divided == "rows":
+                        rows /= tensor
+                    elif of_weight.divided == "columns":
+                        columns /= tensor
+                    shapes.setdefault((rows, columns), of_weight.divided != "nothing")
+        return [(*shape, divided) for shape, divided in shapes.items()]
 
     def _stage_update_seconds(
         self, stage: Stage, shares: tuple[float, ...], copied: tuple[tuple[int, float], ...]

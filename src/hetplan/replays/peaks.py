@@ -60,7 +60,13 @@ def stage_memory(
                 staged=staged,
             )
             held = held_on(
-                data.framework, states, stage_bytes.passes, kept, rows, data.reserved_bytes
+                data.framework,
+                states,
+                stage_bytes.passes,
+                kept,
+                rows,
+                data.reserved_bytes,
+                stage_bytes.unused_on(part),
             )
             on_device = replace(held, optimizer=held.optimizer * (1 - offloaded))
             computed[part, share] = on_device
