@@ -606,8 +606,8 @@ def test_simumax(tmp_path: Path) -> None:
     backward pass and the gradients of a block's activations among them."""
     mixture = {
         "experts": 8, "topk": 2, "moe_ffn": 1024, "shared_ffn": 2048, "dense_layers": 1,
-        "mla": True, "layers": 4, "hidden": 2048, "ffn": 8192, "heads": 16, "kv_groups": 16, "ep": 4,
-        "tp": 1, "etp": 1, "dp": 8, "sequence_parallel": False,
+        "mla": True, "layers": 4, "hidden": 2048, "ffn": 8192, "heads": 16, "kv_groups": 16,
+        "ep": 4, "tp": 1, "etp": 1, "dp": 8, "sequence_parallel": False,
     }  # fmt: skip
     changes = [{}, STAGED, SMALLER, {"cp": 2, "tp": 2}, mixture, {"recompute": "some"}]
     rows = [{**SIMUMAX, **change} for change in changes]
