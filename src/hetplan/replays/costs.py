@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 import numpy as np
 
@@ -20,10 +20,11 @@ from hetplan.errors import require
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Recomputation, Stage
 from hetplan.plans.shares import split
+from hetplan.profiling.frameworks import Size
 from hetplan.profiling.rates.efficiency import LearnedLinks
 from hetplan.profiling.rates.times import together
 from hetplan.replays.arrays import Floats
-from hetplan.replays.data import Kept, ReplayData
+from hetplan.replays.data import Kept, Layer, ReplayData
 from hetplan.replays.links import MOST_KEPT, Links
 from hetplan.replays.memory import Passes, UnusedGradients, head_inputs, on_a_rank
 from hetplan.replays.overlap import uncovered
@@ -52,20 +53,49 @@ class StageSeconds(NamedTuple):
     """[C][B] bytes that the fullest device keeps from the forward to the backward pass."""
 
 
-class StageBytes(NamedTuple):
-    """Bytes of the passes and of the weights of a stage."""
+class StageBytes(NamedTuple, Generic[Size]):
+    """Bytes of the passes and of the weights of a stage; arrays where it stands for several."""
 
-    passes: Passes[float]  # bytes per sample on each device of a tensor group
+    passes: Passes[Size]  # bytes per sample on each device of a tensor group
     # the others are bytes on all devices of a tensor group together, unless they say otherwise
-    weights: float  # bytes of all weights
-    largest: float  # bytes of the weights of its largest layer
-    unused: float  # bytes of the unused gradients of weights that the group divides
-    unused_whole: float  # bytes on each device of those of weights that each device has whole
-    unused_head: float  # bytes of the unused gradient of the head's weight
+    weights: Size  # bytes of all weights
+    largest: Size  # bytes of the weights of its largest layer
+    unused: Size  # bytes of the unused gradients of weights that the group divides
+    unused_whole: Size  # bytes on each device of those of weights that each device has whole
+    unused_head: Size  # bytes of the unused gradient of the head's weight
 
-    def unused_on(self, part: float) -> UnusedGradients[float]:
+    def unused_on(self, part: float) -> UnusedGradients[Size]:
         """The unused gradients on a device with a part of the group's weights."""
         return UnusedGradients(part * self.unused + self.unused_whole, part * self.unused_head)
+
+
+class UnusedShapes:
+    """The shapes of unused gradients that layers on a device have in common."""
+
+    def __init__(self, tensor: int, element_bytes: int) -> None:
+        """tensor: devices of a tensor group. element_bytes: bytes of a number."""
+        self.tensor, self.element_bytes = tensor, element_bytes
+        self.shapes: set[tuple[float, float]] = set()  # rows and columns on a device
+        self.divided_bytes = self.whole_bytes = 0.0
+
+    def add(self, layer: Layer) -> tuple[float, float]:
+        """Add the shapes of a layer. Returns the bytes so far: on all devices of the group together
+        those of weights that they divide, and on each device those of weights that it has whole."""
+        for of_weight in layer.unused_gradients:
+            rows, columns = float(of_weight.rows), float(of_weight.columns)
+            if of_weight.divided == "rows":
+                rows /= self.tensor
+            elif of_weight.divided == "columns":
+                columns /= self.tensor
+            if (rows, columns) in self.shapes:
+                continue
+            self.shapes.add((rows, columns))
+            size = rows * columns * self.element_bytes
+            if of_weight.divided == "nothing":
+                self.whole_bytes += size
+            else:
+                self.divided_bytes += self.tensor * size
+        return self.divided_bytes, self.whole_bytes
 
 
 class Costs(Links):
@@ -338,7 +368,7 @@ class Costs(Links):
 
     def _stage_bytes(
         self, layers: tuple[Range, ...], tensor: int, copied: tuple[tuple[int, float], ...]
-    ) -> StageBytes:
+    ) -> StageBytes[float]:
         """The bytes of a stage. copied: (layer, bytes) of weights that the stage copies, because
         another stage owns the layer to which they are tied."""
         copied_bytes = dict(copied)
@@ -347,13 +377,11 @@ class Costs(Links):
             for first, last in layers
             for l in range(first, last)
         ]
+        seen = UnusedShapes(tensor, self.data.element_bytes)
         unused = unused_whole = 0.0
-        for rows, columns, divided in self._unused_shapes(layers, tensor):
-            size = rows * columns * self.data.element_bytes
-            if divided:
-                unused += tensor * size
-            else:
-                unused_whole += size
+        for first, last in layers:
+            for layer in self.data.layers[first:last]:
+                unused, unused_whole = seen.add(layer)
         with_head = layers[-1][1] == len(self.data.layers)
         return StageBytes(
             passes=self.passes_bytes(layers, tensor),
@@ -364,22 +392,40 @@ class Costs(Links):
             unused_head=self.data.unused_head_bytes if with_head else 0.0,
         )
 
-    def _unused_shapes(
-        self, layers: Sequence[Range], tensor: int
-    ) -> Iterable[tuple[float, float, bool]]:
-        """(rows, columns, whether tensor ranks divide the weight) of the unused gradients on each
-        device of a tensor group, each shape once."""
-        shapes: dict[tuple[float, float], bool] = {}
-        for first, last in layers:
-            for layer in self.data.layers[first:last]:
-                for of_weight in layer.unused_gradients:
-                    rows, columns = float(of_weight.rows), float(of_weight.columns)
-                    if of_weight.divided == "rows":
-                        rows /= tensor
-                    elif of_weight.divided == "columns":
-                        columns /= tensor
-                    shapes.setdefault((rows, columns), of_weight.divided != "nothing")
-        return [(*shape, divided) for shape, divided in shapes.items()]
+    def stages_from(self, first: int, tensor: int, copied: float) -> StageBytes[Floats]:
+        """The bytes of stages of one chunk that begin with layer `first`: arrays over their number
+        of layers, from one to all that follow. Equal to `stage_bytes` of each but for rounding.
+
+        copied: bytes of weights that a stage with the last layer copies.
+        """
+        data, last = self.data, len(self.data.layers)
+        layers = (first, last)
+        sizes = np.array([layer.param_bytes for layer in data.layers[first:]])
+        sizes[-1] += copied
+        sent = np.array([layer.activation_bytes for layer in data.layers[first:]])
+        boundary = np.maximum(self.input_bytes[first], sent)
+        if data.framework.sequence_parallel:
+            boundary = boundary / tensor
+        at_end = np.zeros(last - first)
+        at_end[-1] = 1.0
+        head = self.passes_bytes([(last - 1, last)], tensor)
+        seen = UnusedShapes(tensor, data.element_bytes)
+        unused = np.array([seen.add(layer) for layer in data.layers[first:]])
+        return StageBytes(
+            passes=Passes(
+                saved=np.cumsum(self._on_a_rank(self._saved, layers, tensor)),
+                working=np.maximum.accumulate(self._on_a_rank(self._working, layers, tensor)),
+                logits=at_end * head.logits,
+                loss=at_end * head.loss,
+                head=at_end * head.head,
+                boundary=boundary,
+            ),
+            weights=np.cumsum(sizes),
+            largest=np.maximum.accumulate(sizes),
+            unused=unused[:, 0],
+            unused_whole=unused[:, 1],
+            unused_head=at_end * data.unused_head_bytes,
+        )
 
     def _stage_update_seconds(
         self, stage: Stage, shares: tuple[float, ...], copied: tuple[tuple[int, float], ...]

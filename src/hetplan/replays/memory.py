@@ -8,7 +8,7 @@ no bytes of its logits, loss and block are added, which is an upper bound.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Generic, Literal, NamedTuple
 
 import numpy as np
@@ -194,6 +194,27 @@ class PeakBytes(Generic[Size]):
         passes = self.activations + self.working + self.logits
         buffers = self.collectives + self.unused + self.transfers + self.workspace
         return states + passes + buffers
+
+    def at(self, number: int) -> "PeakBytes[float]":
+        """The bytes of one of the devices that arrays stand for."""
+        sizes = {name: float(np.ravel(size)[number]) for name, size in self.sizes.items()}
+        return PeakBytes(**sizes, workspace=self.workspace, reserved=self.reserved)
+
+    @property
+    def sizes(self) -> dict[str, Size]:
+        """The components that are not constants of the framework, by name."""
+        constants = ("workspace", "reserved")
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in constants
+        }
+
+    @property
+    def largest_text(self) -> str:
+        """The largest component and all of them, such as `largest: optimizer 3 GiB of 8 GiB`."""
+        name, size = max(self.sizes.items(), key=lambda item: item[1])
+        return f"largest: {name} {bytes_text(size)} of {bytes_text(self.allocated)}"
 
     @property
     def text(self) -> str:
