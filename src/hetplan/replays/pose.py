@@ -172,9 +172,11 @@ def kept_of(workload: Workload, l: int, mode: Recomputation) -> Kept:
             gathered_bytes=gathered,
         )
     input_bytes = workload.profile.layers[l - 1].activation_bytes if l else 0.0
-    saved = kept_bytes(layer, mode, precision, 1, input_bytes)
+    # kernels are fused with their neighbours by a compiler (`operators.Stack.kernels`)
+    compiled = workload.stack.kernels < 1
+    saved = kept_bytes(layer, mode, precision, 1, input_bytes, compiled=compiled)
     # Each of two tensor ranks keeps replicated + (saved - replicated) / 2 bytes.
-    on_each_of_two = kept_bytes(layer, mode, precision, 2, input_bytes)
+    on_each_of_two = kept_bytes(layer, mode, precision, 2, input_bytes, compiled=compiled)
     # The limits hold but for rounding.
     replicated = min(max(2 * on_each_of_two - saved, 0.0), saved)
     gathers_again = False
