@@ -18,6 +18,7 @@ from hetplan.schema import Count, Name, NonNegative, StrictModel
 
 # CUDA context, libraries' workspaces and NCCL's buffers: one to two GiB before the first tensor.
 RESERVED_BYTES = 1.5 * GIB
+FP32_BYTES = 4
 
 # JSON has no tuples, so that lists are accepted.
 Levels = Annotated[tuple[Count, ...], Strict(False)]
@@ -91,8 +92,8 @@ class Framework(StrictModel):
     name: Name
     gradient_bytes: NonNegative = 2
     """Per parameter."""
-    moment_bytes: NonNegative = 4
-    """Per parameter, of each of Adam's two moments."""
+    optimizer_bytes: NonNegative = 12
+    """Per parameter: the fp32 weights, and Adam's two moments."""
     shard_bytes: NonNegative = 2
     """Bytes per parameter of the shards of 16-bit weights at level 3; 0: the fp32 weights serve."""
     gathered_layers: NonNegative = 2
@@ -144,11 +145,6 @@ class Framework(StrictModel):
     origin: str
     """The sources of the figures."""
 
-    @property
-    def optimizer_bytes(self) -> float:
-        """Bytes of optimizer states per parameter, with the fp32 weights."""
-        return 4 + 2 * self.moment_bytes
-
     def with_choices(
         self,
         *,
@@ -167,7 +163,7 @@ class Framework(StrictModel):
         if gradient_bytes is not None:
             changes["gradient_bytes"] = gradient_bytes
         if moment_bytes is not None:
-            changes["moment_bytes"] = moment_bytes
+            changes["optimizer_bytes"] = FP32_BYTES + 2 * moment_bytes
         if loss is not None:
             if loss not in LOSSES:
                 raise unknown_name("unknown loss", loss, LOSSES, where="--loss")
@@ -186,7 +182,8 @@ class Framework(StrictModel):
         """(weight, gradient, optimizer states) bytes per parameter, whose weights have
         `element_bytes` bytes in the passes."""
         if element_bytes == 4:
-            return 4.0, 4.0, 2 * self.moment_bytes
+            # the weights themselves are in fp32, so that the moments are all states
+            return 4.0, 4.0, max(self.optimizer_bytes - FP32_BYTES, 0.0)
         return 2.0, self.gradient_bytes, self.optimizer_bytes
 
     def held_bytes(
