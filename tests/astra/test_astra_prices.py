@@ -139,9 +139,13 @@ def plain_bytes(facts: ModelFacts, row: dict[str, Any], stage: int) -> tuple[flo
 
     whole = kept(facts.blocks[0].saved)
     boundary = facts.boundary_bytes * mbs / (tp if sp else 1)
-    # Transformer Engine: an unused 16-bit gradient for each shape of a weight
-    products = {(x.k, x.n) for x in facts.blocks[0].operators if isinstance(x, Matmul) and x.weight}
-    beside += sum(2 * k * n / tp for k, n in products)
+    # Transformer Engine: an unused 16-bit gradient for each shape of a rank's weights
+    products = {
+        (x.k / (tp if x.split == "k" else 1), x.n / (tp if x.split == "n" else 1))
+        for x in facts.blocks[0].operators
+        if isinstance(x, Matmul) and x.weight
+    }
+    beside += sum(2 * k * n for k, n in products)
     # gradients of a block's output and of its largest kept tensor, the input of the activation
     largest = max(facts.blocks[0].saved, key=lambda x: x.size(facts.precision))
     gradients = boundary + kept([largest])

@@ -87,9 +87,11 @@ def test_numbers_and_arrays_are_held_alike(framework: Framework) -> None:
     one_by_one = [
         held_on(framework, states, of_one, 16.0, 2.0, 0.0, unused).allocated for of_one in passes
     ]
+    working: Any
+    head: Any
     working, head = (np.array(column) for column in zip(*moments, strict=True))
-    every: Any = replace(passes[0], working=working, head=head)
-    at_once = held_on(framework, states, every, 16.0, 2.0, 0.0, unused).allocated
+    both: Any = replace(passes[0], working=working, head=head)
+    at_once = held_on(framework, states, both, 16.0, 2.0, 0.0, unused).allocated
     assert at_once.tolist() == one_by_one
     assert len(set(one_by_one)) == 3
 

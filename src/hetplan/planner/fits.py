@@ -698,10 +698,14 @@ def first_enough(enough: Callable[[int], bool], limit: int) -> int | None:
     while low < limit:
         high = min(2 * low, limit)
         if enough(high):
-            above = smallest(lambda more, low=low: enough(low + more), high - low)
-            return low + (above or high - low)
+            return low + (smallest(partial(enough_beyond, enough, low), high - low) or high - low)
         low = high
     return None
+
+
+def enough_beyond(enough: Callable[[int], bool], low: int, more: int) -> bool:
+    """Whether `low` and `more` together are enough."""
+    return enough(low + more)
 
 
 def smallest(enough: Callable[[int], bool], limit: int) -> int | None:

@@ -10,6 +10,7 @@ A stage with tensor ranks sends each activation once over the network: every ran
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 from typing import Generic, NamedTuple
@@ -53,7 +54,8 @@ class StageSeconds(NamedTuple):
     """[C][B] bytes that the fullest device keeps from the forward to the backward pass."""
 
 
-class StageBytes(NamedTuple, Generic[Size]):
+@dataclass(frozen=True)
+class StageBytes(Generic[Size]):
     """Bytes of the passes and of the weights of a stage; arrays where it stands for several."""
 
     passes: Passes[Size]  # bytes per sample on each device of a tensor group

@@ -212,9 +212,11 @@ class PeakBytes(Generic[Size]):
 
     @property
     def largest_text(self) -> str:
-        """The largest component and all of them, such as `largest: optimizer 3 GiB of 8 GiB`."""
-        name, size = max(self.sizes.items(), key=lambda item: item[1])
-        return f"largest: {name} {bytes_text(size)} of {bytes_text(self.allocated)}"
+        """The largest component and all of them, such as `largest: optimizer 3 GiB of 8 GiB`; for
+        the bytes of one device."""
+        sizes = {name: float(size) for name, size in self.sizes.items()}
+        name = max(sizes, key=sizes.__getitem__)
+        return f"largest: {name} {bytes_text(sizes[name])} of {bytes_text(float(self.allocated))}"
 
     @property
     def text(self) -> str:
@@ -251,9 +253,6 @@ class UnusedGradients(Generic[Size]):
     head: Size  # of the head's weight, in the head's backward pass
 
 
-NO_UNUSED_GRADIENTS = UnusedGradients(0.0, 0.0)
-
-
 def held_on(
     framework: Framework,
     states: StateBytes[Size],
@@ -261,7 +260,7 @@ def held_on(
     kept: Size,
     rows: Size,
     reserved: float,
-    unused: UnusedGradients[Size] | UnusedGradients[float] = NO_UNUSED_GRADIENTS,
+    unused: UnusedGradients[Size],
 ) -> PeakBytes[Size]:
     """The bytes on a device at its peak.
 
