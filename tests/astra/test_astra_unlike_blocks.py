@@ -3,6 +3,7 @@ replay."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,7 +17,6 @@ from hetplan.formulations.astra.search.memory import (
     chunks_of,
     fullest_chunk,
     interleaved_kept,
-    kept_by_chunk,
     share_needed,
     stage_bytes,
     stage_peaks,
@@ -153,25 +153,25 @@ def test_a_stage_of_chunks_has_the_blocks_of_every_so_many_places() -> None:
     assert [int(kind[0]) for kind in fullest_chunk(one, np.array([3])).count] == [3, 3]
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_chunks_in_flight_are_those_of_the_schedule(place: int) -> None:
-    """Interleaved 1F1B written out: two micro-batches through each chunk in turn."""
-    one = priced("dense blocks first", 2, 2)
-    P, v, K = 2, 2, BATCH
-    kept = [kept_by_chunk(one, chunk) for chunk in chunks_of(one, np.array([4]), np.array([place]))]
-    sizes = [float(size[0]) for size in kept]
-    passes = K * v
-    warm_up = min(passes, 2 * (P - place - 1) + (v - 1) * P + 1)
-    held = most = 0.0
-    done = 0
-    for number in range(passes):
-        held += sizes[number // P % v]
-        most = max(most, held)
-        if number + 1 >= warm_up:
-            held -= sizes[v - 1 - done // P % v]
-            done += 1
-    place_of = np.array([place])
-    assert interleaved_kept(one, place_of, kept)[0] == pytest.approx(most)
+@pytest.mark.parametrize(("P", "v", "rounds"), [(2, 2, 4), (3, 4, 2), (4, 3, 1), (5, 2, 3)])
+def test_chunks_in_flight_are_those_of_the_schedule(P: int, v: int, rounds: int) -> None:
+    """Interleaved 1F1B written out, for chunks of unlike bytes: P micro-batches through each chunk
+    in turn."""
+    passes = rounds * P * v
+    for place in range(P):
+        sizes = random.Random(place).choices([1.0, 5.0, 20.0, 100.0], k=v)
+        warm_up = min(passes, 2 * (P - place - 1) + (v - 1) * P + 1)
+        held = most = 0.0
+        done = 0
+        for number in range(passes):
+            held += sizes[number // P % v]
+            most = max(most, held)
+            if number + 1 >= warm_up:
+                held -= sizes[v - 1 - done // P % v]
+                done += 1
+        columns = (np.array([column]) for column in (P, v, rounds * P, place))
+        kept = [np.array([size]) for size in sizes]
+        assert interleaved_kept(*columns, kept)[0] == pytest.approx(most)
 
 
 def test_the_fullest_stage_decides_whether_a_strategy_fits() -> None:

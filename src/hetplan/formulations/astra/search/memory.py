@@ -293,43 +293,49 @@ def first_in_flight(priced: Priced) -> Floats:
     return np.asarray(np.minimum(priced.K, rounds * priced.pp), dtype=np.float64)
 
 
-def interleaved_kept(priced: Priced, place: Ints, kept: Sequence[Floats]) -> Floats:
-    """[R] the most bytes per sample that a stage of the interleaved schedule keeps at a time.
+def interleaved_kept(P: Ints, v: Ints, K: Ints, place: Ints, kept: Sequence[Floats]) -> Floats:
+    """[n] the most bytes per sample that stages of the interleaved schedule keep at a time.
 
     Forward passes take P micro-batches through each chunk in turn, backward passes through the
-    chunks in reverse order. After the first passes, forward and backward passes alternate.
+    chunks in reverse order. After the first passes, forward and backward passes alternate. While
+    neither changes its chunk, the bytes grow or fall steadily, so that the most is kept where one
+    of them does.
 
-    kept: [chunks][R] bytes per sample of each chunk.
+    P, v, K, place: [n] stages, chunks of a stage, micro-batches, number of the stage. kept:
+    [chunks][n] bytes per sample of each chunk.
     """
-    P, v = priced.pp, priced.v
-    round_passes, passes = P * v, priced.K * v
+    round_passes, passes = P * v, K * v
     warm_up = np.minimum(2 * (P - place - 1) + (v - 1) * P + 1, passes)
 
     def done(number: Ints, chunk: Ints) -> Ints:
-        """[R] passes of a chunk among the first `number` ones."""
+        """[n] passes of a chunk among the first `number` ones."""
         rounds, rest = np.divmod(number, round_passes)
         return np.asarray(rounds * P + np.clip(rest - chunk * P, 0, P))
 
-    most = np.zeros(priced.table.rows)
-    for step in range(int(min((passes - warm_up).max(initial=0), round_passes.max())) + 1):
-        forward = np.minimum(warm_up + step, passes)
-        backward = forward - warm_up
-        here = np.zeros(priced.table.rows)
-        for number, of_chunk in enumerate(kept):
-            chunk = np.full_like(P, number)
-            alive = done(forward, chunk) - done(backward, v - 1 - chunk)
-            here = here + np.where(number < v, alive * of_chunk, 0.0)
-        most = np.maximum(most, here)
+    most = np.zeros(len(P))
+    for turn in range(int(v.max(initial=0)) + 1):
+        # steps after which backward passes change their chunk, and those for forward passes
+        for step in (turn * P, turn * P + (-warm_up) % P):
+            backward = np.minimum(step, passes - warm_up)
+            forward = warm_up + backward
+            here = np.zeros(len(P))
+            for number, of_chunk in enumerate(kept):
+                chunk = np.full_like(P, number)
+                alive = done(forward, chunk) - done(backward, v - 1 - chunk)
+                here = here + np.where(number < v, alive * of_chunk, 0.0)
+            most = np.maximum(most, here)
     return most
 
 
 def kept_blocks(priced: Priced, place: Ints, chunks: Sequence[Chunk]) -> Floats:
     """[R] the most bytes per sample that a stage keeps of its blocks at a time."""
     kept = [kept_by_chunk(priced, chunk) for chunk in chunks]
-    flight = in_flight(priced, place) * np.asarray(sum(kept))
-    if len(kept) == 1:
-        return np.asarray(flight)
-    return np.where(priced.v > 1, interleaved_kept(priced, place, kept), flight)
+    most = np.asarray(in_flight(priced, place) * np.asarray(sum(kept)))
+    if len(kept) > 1:
+        rows = np.flatnonzero(priced.v > 1)
+        columns = (column[rows] for column in (priced.pp, priced.v, priced.K, place))
+        most[rows] = interleaved_kept(*columns, [of_chunk[rows] for of_chunk in kept])
+    return most
 
 
 def largest_params(
