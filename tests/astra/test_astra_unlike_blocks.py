@@ -169,9 +169,11 @@ def test_chunks_in_flight_are_those_of_the_schedule(P: int, v: int, rounds: int)
             if number + 1 >= warm_up:
                 held -= sizes[v - 1 - done // P % v]
                 done += 1
-        columns = (np.array([column]) for column in (P, v, rounds * P, place))
         kept = [np.array([size]) for size in sizes]
-        assert interleaved_kept(*columns, kept)[0] == pytest.approx(most)
+        found = interleaved_kept(
+            np.array([P]), np.array([v]), np.array([rounds * P]), np.array([place]), kept
+        )
+        assert found[0] == pytest.approx(most)
 
 
 def test_the_fullest_stage_decides_whether_a_strategy_fits() -> None:

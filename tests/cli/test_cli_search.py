@@ -214,8 +214,10 @@ def test_types_of_gradients_and_moments_stand_in_the_plan_and_are_replayed(
         "-p", "pipeline=1", "-p", "tensor=1", "-p", "micro_batch=1", "-p", "fsdp=false", "-p",
         "recompute=none", "-p", "offload=false", "-p", "distributed_optimizer=false",
     )  # fmt: skip
-    held, replayed = [], []
-    for more in ((), ("--gradient-bytes", 2, "--moment-bytes", 3)):
+    held: list[float] = []
+    replayed: list[float] = []
+    options: tuple[tuple[object, ...], ...] = ((), ("--gradient-bytes", 2, "--moment-bytes", 3))
+    for more in options:
         plan = tmp_path / f"{len(held)}.json"
         ran = hetplan(*search, *more, "--write-plan", plan)
         assert ran.code == 0, ran.err

@@ -333,8 +333,13 @@ def kept_blocks(priced: Priced, place: Ints, chunks: Sequence[Chunk]) -> Floats:
     most = np.asarray(in_flight(priced, place) * np.asarray(sum(kept)))
     if len(kept) > 1:
         rows = np.flatnonzero(priced.v > 1)
-        columns = (column[rows] for column in (priced.pp, priced.v, priced.K, place))
-        most[rows] = interleaved_kept(*columns, [of_chunk[rows] for of_chunk in kept])
+        most[rows] = interleaved_kept(
+            priced.pp[rows],
+            priced.v[rows],
+            priced.K[rows],
+            place[rows],
+            [of_chunk[rows] for of_chunk in kept],
+        )
     return most
 
 
