@@ -39,14 +39,13 @@ SAID: dict[type[Any], frozenset[str]] = {
         "positions", "gated", "norm", "attention_bias", "output_bias", "feed_forward_bias", "tied",
         "dropout", "attention", "window", "full_every", "latent", "qk_norm", "block_norms",
         "rotary", "embedding_norm", "embedding_width", "final_norm", "head", "experts", "pattern",
-        "mamba", "function", "cut", "input_bytes",
+        "mamba", "function", "cut", "input_bytes", "mixers",
         "sinks",  # as `Function.sinks`
-        "mixers",
     }),
     Experts: frozenset({
         "count", "active", "every", "dense", "width", "shared", "latent", "early", "capacity",
+        "blocks", "bare",
         "further",  # parameters that `Router` describes
-        "blocks",
     }),
     Latent: frozenset({"query", "keys", "rope", "nope", "value"}),
 }  # fmt: skip
@@ -288,8 +287,12 @@ def unsaid_parts(shape: Transformer, function: Function) -> Iterator[str]:
         yield f"an embedding of width {shape.embedding_width} with projections"
     if not shape.final_norm:
         yield "no norm before the head"
-    if shape.pattern or set(shape.mixers) - {"*", "w"}:  # attention to all keys, or in a window
+    if shape.pattern:
         yield "blocks of different kinds"
+    if set(shape.mixers) - {"*", "w"}:  # windows stand in `Function.windowed`
+        yield "blocks with other mixers than attention"
+    if shape.experts is not None and shape.experts.bare and shape.feed_forward_bias:
+        yield "experts without the biases of other networks"
     if shape.block_norms != 2:
         yield f"{shape.block_norms} norm(s) in a block"
     if function.norms != "before":
@@ -297,6 +300,8 @@ def unsaid_parts(shape: Transformer, function: Function) -> Iterator[str]:
         yield f"norms {places[function.norms]}"
     if shape.norm == "pixel":
         yield "norms without parameters"
+    if shape.norm == "scale":
+        yield "LayerNorm without biases"
     if shape.qk_norm == "all":
         yield "norms of queries and keys over all heads"
     biases = (shape.attention_bias, shape.output_bias, shape.feed_forward_bias)
