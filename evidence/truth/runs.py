@@ -11,6 +11,7 @@ from typing import Any
 
 from evidence.truth.job import VTRAIN, Job, machine
 from evidence.truth.ranked import cheapest, predicted
+from evidence.truth.simumax import simumax_job, simumax_published
 from evidence.truth.tables import GIB, Cells, Published, Source, require
 from hetplan.files import read_json
 from hetplan.plans.plan import Recomputation
@@ -458,6 +459,7 @@ SOURCES = {
             by_hand=True,
         ),
     },
+    "simumax": {"simumax_b200.csv": runs(simumax_published, simumax_job, by_hand=True)},
     "mlperf": {"mlperf_v5.0_llm.csv": runs(mlperf_published, mlperf_job, by_hand=True)},
 }
 PARTIAL = ("vtrain",)  # sets of which a file may be absent

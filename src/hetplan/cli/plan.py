@@ -16,7 +16,6 @@ from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     BatchOption,
     ClusterOption,
-    FrameworkOption,
     GapOption,
     JsonOption,
     LimitOption,
@@ -31,6 +30,7 @@ from hetplan.cli.options import (
     StrategiesOption,
     ThreadsOption,
     TracedOption,
+    Trainer,
     make_options,
     offered,
     open_cluster,
@@ -79,11 +79,10 @@ LARGEST_MEASURED = 256  # samples: as far as `hetplan profile batch-curve` tries
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs:
+class Costs(Trainer):
     """The options that determine the seconds of layers and links, and the memory of the
     training."""
 
-    framework: FrameworkOption = "hetplan"
     stack: StackOption = "fused"
     memory_margin: MarginOption = 0.05
     profile: ProfileOption = None
@@ -146,7 +145,8 @@ class Choice:
     sections={
         "Model, cluster and batch": "--model --factory --cluster --global-batch --sequence "
         "--precision",
-        "Costs": "--framework --stack --memory-margin --profile --links --measure",
+        "Costs": "--stack --profile --links --measure",
+        "Memory": "--framework --memory-margin --gradient-bytes --moment-bytes --loss --reshard",
         "Choice of plans": "--strategies --set --parts --money-limit --cheapest-within "
         "--seconds-limit --zero",
         "Limits of the search": "--time-limit --gap --threads --seed",
@@ -212,6 +212,7 @@ def plan(
     from hetplan.planner.criteria import Criteria
     from hetplan.planner.ranking import make_plans
     from hetplan.planner.workloads import make_workloads, only
+    from hetplan.profiling.models.operators import load_stack
 
     writes_files = costs.measure is not None or steps is not None
     require(output or not writes_files, "--measure and --run need --output FILE")
@@ -230,8 +231,8 @@ def plan(
         sequence=sequence,
         precision=precision,
         profile=costs.profile,
-        framework=costs.framework,
-        stack=costs.stack,
+        framework=costs.trainer(),
+        stack=costs.reducing(load_stack(costs.stack, where="--stack")),
         memory_margin=costs.memory_margin,
     )
     workloads = [with_links(workload, costs.links) for workload in by_precision]

@@ -10,8 +10,9 @@ computes again:
 - none: all tensors are kept;
 - selective: the attention core (scores, softmax, context) is computed again (Korthikanti et al.
   2022, Section 5);
-- operators: the outputs of fused attention and of every second product are kept, and all others are
-  computed again (torchtitan's selective checkpointing per operator);
+- operators: the outputs of fused attention and of every second product, from the first on, are
+  kept, and all others are computed again (torchtitan's selective checkpointing per operator,
+  torchtitan/models/llama3/infra/parallelize.py, `_apply_ac_to_transformer_block`);
 - full: only the layer's input is kept, and its forward pass is repeated (Chen et al. 2016).
 """
 
@@ -288,20 +289,64 @@ def repeated_part(op: Operator, mode: Recomputation) -> float:
     return 1.0
 
 
+def products_of(op: Matmul, layer: Layer) -> list[float]:
+    """Numbers in the outputs of the products that torch computes for one described product.
+
+    Queries, keys and values have a product each, as have the gate and the values of a gated
+    network, whose sizes the kept tensors say.
+    """
+    sizes = {saved.name: float(saved.elements) for saved in layer.saved}
+    if op.name == "qkv" and "queries" in sizes and "keys and values" in sizes:
+        keys = sizes["keys and values"] / 2
+        return [sizes["queries"], keys, keys]
+    written = float(op.m * op.n * op.count)
+    if op.name == "up" and sizes.get("down input"):
+        parts = round(written / sizes["down input"])
+        return [written / parts] * parts
+    return [written]
+
+
+def kept_outputs(layer: Layer, tensor: int, *, compiled: bool) -> float:
+    """Numbers per sample of the outputs of every second product of a layer, from the first on, on
+    each of `tensor` devices.
+
+    A compiled layer does not keep the output of its last product: no backward pass reads it, since
+    the layer only adds it to its input. An eager layer keeps whatever its policy names.
+    """
+    outputs = []
+    for op in layer.operators:
+        if isinstance(op, Matmul) and op.weight:
+            ranks = tensor if op.split == "n" else 1
+            outputs += [written / ranks for written in products_of(op, layer)]
+    last = len(outputs) - 1
+    return sum(
+        written
+        for number, written in enumerate(outputs)
+        if number % 2 == 0 and not (compiled and number == last)
+    )
+
+
 def kept_bytes(
-    layer: Layer, mode: Recomputation, precision: Precision, tensor: int, input_bytes: float
+    layer: Layer,
+    mode: Recomputation,
+    precision: Precision,
+    tensor: int,
+    input_bytes: float,
+    *,
+    compiled: bool = False,
 ) -> float:
     """Bytes per sample that a layer keeps for its backward pass under a mode of recomputation, on
-    each device of a tensor group. input_bytes: bytes per sample of the layer's input."""
+    each device of a tensor group.
+
+    input_bytes: bytes per sample of the layer's input. compiled: whether a compiler decides what
+    `operators` keeps.
+    """
     if mode == "full" and layer.kind in REPEATED:
         return input_bytes
     if mode == "operators" and layer.kind in REPEATED:
-        outputs = 0.0  # numbers in the outputs of products with weights
-        for op in layer.operators:
-            if isinstance(op, Matmul) and op.weight:
-                outputs += op.m * op.n * op.count / (tensor if op.split == "n" else 1)
+        outputs = kept_outputs(layer, tensor, compiled=compiled)
         core = sum(t.size(precision) for t in layer.saved if t.name in FUSED_SAVED) / tensor
-        return input_bytes + core + outputs / 2 * ELEMENT_BYTES[precision]
+        return input_bytes + core + outputs * ELEMENT_BYTES[precision]
     dropped = CORE_SAVED if mode == "selective" else ()
     kept = [saved for saved in layer.saved if saved.name not in dropped]
     return sum(saved.size(precision) / (tensor if saved.split else 1) for saved in kept)
