@@ -24,6 +24,7 @@ from hetplan.cli.options import (
     MarginOption,
     NamedModelOption,
     ProfileOption,
+    ProbeOption,
     QuietOption,
     SeedOption,
     SequenceOption,
@@ -129,8 +130,8 @@ class Choice:
 
 @described(
     sections={
-        "Model, cluster and batch": "--model --factory --cluster --global-batch --sequence "
-        "--precision",
+        "Model, cluster and batch": "--model --factory --probe --cluster --global-batch "
+        "--sequence --precision",
         "Costs": "--framework --stack --memory-margin --profile --links --measure",
         "Choice of plans": "--strategies --set --parts --money-limit --cheapest-within",
         "Limits of the search": "--time-limit --gap --threads --seed",
@@ -158,6 +159,7 @@ def plan(
     choice: Choice,
     model: NamedModelOption = None,
     factory: TracedOption = None,
+    probe: ProbeOption = None,
     sequence: SequenceOption = None,
     precision: Annotated[
         str,
@@ -204,7 +206,9 @@ def plan(
     )
     if factory is not None:
         # The traced operators have the sizes of one precision.
-        trained: Any = traced_model(factory, model, only(precision), output=None, quiet=quiet)
+        trained: Any = traced_model(
+            factory, model, only(precision), output=None, quiet=quiet, probe=probe
+        )
     else:
         trained = named(model)
     by_precision, notes = make_workloads(
@@ -245,6 +249,8 @@ def plan(
     words = [str(output), "--steps", str(steps), "--device", costs.measure or "auto"]
     if factory is not None:
         words += ["--factory", factory]
+    if probe is not None:
+        words += ["--probe" if probe else "--no-probe"]
     return run_here(words, json=json)
 
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.errors import HetplanError, UnsupportedError, kind_and_text
-from hetplan.runtime.engine.chain import Chain
+from hetplan.runtime.engine.chain import Chain, describe
 from hetplan.runtime.engine.data import drawing_data, tensor_checksum
 from hetplan.runtime.engine.samples import BOLD, MILD, PLAIN, unlike_samples
 from hetplan.runtime.tracing.draws import Alike
@@ -43,7 +43,7 @@ from hetplan.runtime.tracing.split import Split, leaves, mapped
 # first share of its largest element, and by the second share of the largest element of all.
 TOLERANCES = {
     torch.float64: (1e-7, 1e-10),
-    torch.float32: (1e-3, 1e-5),
+    torch.float32: (2e-4, 1e-5),
     torch.float16: (5e-2, 1e-3),
     torch.bfloat16: (2e-1, 1e-2),
 }
@@ -182,13 +182,18 @@ class Probe:
         """The passes of the chain's layers, on parameters of their own, as ranks have them: hooks
         of the module's parameters do not reach these."""
         layers = Layers(self.chain)
+        of_module = dict(self.module.named_parameters(remove_duplicate=False))
         fresh: dict[int, Tensor] = {}  # id of a parameter of the module -> that of the layers
         state = {}
-        for name, parameter in layers.named_parameters(remove_duplicate=False):
-            if id(parameter) not in fresh:
-                leaf = parameter.detach().requires_grad_(parameter.requires_grad)
-                fresh[id(parameter)] = leaf
-            state[name] = fresh[id(parameter)]
+        for k, names in enumerate(self.chain.parameter_names):
+            for inside, name in names.items():
+                parameter = self.chain.layers[k].get_parameter(inside)
+                # layers that state themselves have other names and the module's own parameters
+                parameter = of_module.get(name, parameter)
+                if id(parameter) not in fresh:
+                    leaf = parameter.detach().requires_grad_(parameter.requires_grad)
+                    fresh[id(parameter)] = leaf
+                state[f"layers.{k}.{inside}"] = fresh[id(parameter)]
         loss: Tensor = torch.func.functional_call(layers, state, (copied(data),), tie_weights=False)
         if loss.requires_grad:
             loss.backward()
@@ -267,6 +272,40 @@ class Probe:
             cause, where=place, got=float(f"{found.got:.5g}"),
             expected=f"{found.expected:.5g} as in one process{SKIP}",
         )  # fmt: skip
+
+
+def check_probe(
+    module: nn.Module,
+    chain: Chain,
+    example: Any,
+    *,
+    loss: Callable[..., Tensor] | None = None,
+    spread: int = 1,
+    wanted: bool | None = None,
+) -> str | None:
+    """Compare a module with its chain, and raise UnsupportedError where they differ. Returns a note
+    on what is not known where nothing was compared, else None.
+
+    example: (inputs, targets) of one sample or more. loss, spread: those with which the chain was
+    described. wanted: whether to compare; None: where the module is not large.
+    """
+    count = sum(parameter.numel() for parameter in module.parameters())
+    why = None
+    if wanted is False:
+        why = "as asked for"
+    elif wanted is None and count > LARGE:
+        why = f"it has {count:,} parameters, and a smaller one of its class or probe=True tells"
+    else:
+        if spread > 1 or str(getattr(chain.source, "device", "cpu")) != "cpu":
+            # experts that are spread need the other ranks; the module is on the CPU
+            chain = describe(module, chain.names, example, loss=loss)
+        why = probe(module, chain, example, loss)
+    if why is None:
+        return None
+    return (
+        f"{type(module).__name__}: training is not compared with one process's ({why}): whether "
+        "samples influence each other, and backward code or state of forward are lost, is not known"
+    )
 
 
 def probe(
