@@ -139,6 +139,22 @@ class WeightNorm(Net):
         self.embed = parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
 
 
+@is_(RIGHT)
+class AlongTokens(Net):
+    """What would mix samples along their dimension, along the tokens."""
+
+    def between(self, x: Tensor) -> Tensor:
+        y = x.roll(1, 1) + x.flip(1) + x.cumsum(1) + x.sort(1).values - x.mean((1, 2), True)
+        best = y.topk(2, 1).values.sum(1, keepdim=True)
+        return x + 0.1 * (y + best) / y.abs().amax((1, 2), True)
+
+
+@is_(RIGHT)
+class ScaledGradient(Net):
+    def between(self, x: Tensor) -> Tensor:
+        return 0.1 * x + (0.9 * x).detach()
+
+
 # ---- samples that meet -------------------------------------------------------------------------
 
 
@@ -287,6 +303,28 @@ class Balanced(Net):
         return (each + balance).mean()
 
 
+@is_(ROWS)
+class Frequencies(Net):
+    """Weights by how often a class is in the batch."""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        counts = F.one_hot(y, CLASSES).sum((0, 1)).to(x.dtype)
+        each = F.cross_entropy(self.head(x).flatten(0, 1), y.flatten(), reduction="none")
+        return (each / (1 + counts[y.flatten()])).mean()
+
+
+@is_(ROWS)
+class BesideTheMedian(Net):
+    def between(self, x: Tensor) -> Tensor:
+        return x - x.median(0).values
+
+
+@is_(ROWS)
+class Ranked(Net):
+    def between(self, x: Tensor) -> Tensor:
+        return x + 0.5 * x[x.mean((1, 2)).argsort()]
+
+
 @is_(ROWS_OR_LOSS)
 class Hardest(Net):
     """The mean of the largest losses."""
@@ -342,6 +380,14 @@ class ReversedGradient(Net):
 
 
 @is_(BACKWARD)
+class HiddenByZeros(ReversedGradient):
+    """A head of zeros, behind which nothing has a gradient in the first step."""
+
+    def more(self) -> None:
+        nn.init.zeros_(self.head.weight)
+
+
+@is_(BACKWARD)
 class StraightThrough(Net):
     def between(self, x: Tensor) -> Tensor:
         return Sign.apply(x)
@@ -381,6 +427,12 @@ class ClampedInside(Net):
 class HookedModule(Net):
     def more(self) -> None:
         self.blocks[1].register_full_backward_hook(lambda _, into, out: (0.1 * into[0],))
+
+
+@is_(BACKWARD)
+class HookedBefore(Net):
+    def more(self) -> None:
+        self.blocks[1].register_full_backward_pre_hook(lambda _, out: (0.1 * out[0],))
 
 
 @is_(BACKWARD)
@@ -529,6 +581,32 @@ class CountedInBuffer(Net):
 
 
 @is_(STATE)
+class MovingTeacher(Net):
+    """A teacher that follows the student in every forward pass."""
+
+    def more(self) -> None:
+        self.teacher = nn.Linear(WIDTH, CLASSES).requires_grad_(False)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.teacher.weight.data = torch.lerp(self.teacher.weight, self.head.weight, 0.1)
+            aim = self.teacher(x)
+        return F.mse_loss(self.head(x), aim)
+
+
+CALLS = [0]
+
+
+@is_(STATE)
+class CountedOutside(Net):
+    """A counter that no module has."""
+
+    def between(self, x: Tensor) -> Tensor:
+        CALLS[0] += 1
+        return x * (1.0 + 0.1 * CALLS[0])
+
+
+@is_(STATE)
 class Queue(Net):
     """MoCo's queue of negatives."""
 
@@ -662,6 +740,15 @@ class DropPath(Net):
 
 
 @is_(NOISY)
+class NewNoise(Net):
+    """Noise drawn into a new tensor, before the first layer and without reading it."""
+
+    def first(self, x: Tensor) -> Tensor:
+        noise = torch.empty(x.shape[0], 1, WIDTH, dtype=x.dtype).normal_()
+        return self.embed(x + 0.1 * noise)
+
+
+@is_(NOISY)
 class Dropped(Net):
     def more(self) -> None:
         self.drop = nn.Dropout(0.3)
@@ -721,3 +808,8 @@ def made(name: str) -> nn.Module:
     torch.manual_seed(5)
     build, _ = MODULES[name]
     return with_data(build(), drawn)
+
+
+def mixup(plan: object = None) -> nn.Module:
+    """A factory of a module that hetplan refuses."""
+    return made("mixup")

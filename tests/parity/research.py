@@ -90,10 +90,13 @@ def work(rank: int, world: int, folder: Path) -> None:
                     model: Any = distribute(module, plan)
                 loss = model.train_step()
                 gradients = {id(p): p.grad for _, p in model.updated()}
-                told[name, plan_name] = loss, [
-                    (box.name, whole(model, box.name, box.values))
-                    for box in model.boxes(gradients, deduplicated=True)
-                ]
+                told[name, plan_name] = (
+                    loss,
+                    [
+                        (box.name, whole(model, box.name, box.values))
+                        for box in model.boxes(gradients, deduplicated=True)
+                    ],
+                )
     torch.save(told, folder / f"told-{world}-{rank}.pt")
 
 

@@ -159,8 +159,9 @@ class Probe:
         except Exception as error:
             raise UnsupportedError(
                 f"its layers fail on data that it takes: {kind_and_text(error)}",
-                where=type(self.module).__name__, expected=f"a pass on one sample and on three{SKIP}",
-            ) from error  # fmt: skip
+                where=type(self.module).__name__,
+                expected=f"a pass on one sample and on three{SKIP}",
+            ) from error
         summed = parts[0].plus(parts[1])
         found = self.difference_of_sum(own, summed, self.micro_batches)
         if found is not None:

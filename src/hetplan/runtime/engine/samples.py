@@ -49,7 +49,7 @@ def unlike(value: Any, change: int, name: str, level: str) -> Any:
     """A sample's data with other numbers. change: number of the change; 0: none. name: of the
     argument that the value is."""
     if isinstance(value, Mapping):
-        changes = {key: change for key in value}
+        changes = dict.fromkeys(value, change)
         changes |= {key: CROSSED[change % len(CROSSED)] for key in TARGET_ARGUMENTS if key in value}
         return {key: unlike(value[key], changes[key], str(key), level) for key in sorted(value)}
     if isinstance(value, (tuple, list)):

@@ -40,9 +40,7 @@ def operator_draws(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     return in_training is not False and not drops_nothing
 
 
-def arguments_of(
-    operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
+def arguments_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Name -> value of an operator's arguments, with defaults."""
     arguments = operator._schema.arguments
     values = {x.name: x.default_value for x in arguments if x.default_value is not None}

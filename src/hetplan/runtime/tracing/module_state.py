@@ -1,4 +1,4 @@
-"""The state of a module: everything beside its parameters' gradients that a forward pass may change.
+"""The state of a module: everything that a forward pass may change.
 
 It consists of parameters, buffers, and the attributes of all submodules. Attributes are followed
 into lists, dictionaries and plain objects. They count as far as they are numbers, texts, tensors,
