@@ -87,7 +87,7 @@ def work(rank: int, world: int, folder: Path) -> None:
             own.layers = copy.deepcopy(split.layers)
             with default_type("float64"):
                 with patch.object(chain, "Split", lambda *_, own=own, **__: own):
-                    model: Any = distribute(module, plan)
+                    model: Any = distribute(module, plan, probe=False)
                 loss = model.train_step()
                 gradients = {id(p): p.grad for _, p in model.updated()}
                 told[name, plan_name] = (

@@ -20,7 +20,7 @@ from hetplan.runtime.engine.checkpoint import check_writable
 from hetplan.runtime.engine.data import seed_generators
 from hetplan.runtime.engine.distributed import COMPUTE, example_of
 from hetplan.runtime.engine.layout import Layout
-from hetplan.runtime.engine.probe import check_probe
+from hetplan.runtime.engine.probe import check_probe, in_a_fork
 from hetplan.runtime.engine.tensors import check_meshes
 from hetplan.runtime.job import Job
 from hetplan.runtime.references import build, stand_in
@@ -31,24 +31,32 @@ def described(job: Job) -> tuple[nn.Module, Chain]:
     for layers that the plan's tensor ranks cannot divide."""
     module = make_module(job)
     example = example_of(module)
-    chain = describe(
-        module,
-        job.plan.workload.layers,
-        example,
-        compute=COMPUTE[precision_of(job)],
-        # the stand-in of a rehearsal has no experts
-        spread=1 if job.virtual else job.plan.further.expert,
-    )
+    chain = chain_of(job, module, example)
     layout = Layout(job.plan)
     for place in job.plan.places:
         check_meshes(chain, layout, place)
     # under torchrun one rank compares for all
     if job.factory is not None and os.environ.get("RANK", "0") == "0":
         spread = job.plan.further.expert
-        note = check_probe(module, chain, example, spread=spread, wanted=job.probe)
+        note = in_a_fork(
+            lambda: check_probe(module, chain, example, spread=spread, wanted=job.probe)
+        )
         if note is not None:
             print(f"hetplan: {note}", file=sys.stderr, flush=True)
     return module, chain
+
+
+def chain_of(job: Job, module: nn.Module, example: Any, device: str = "cpu") -> Chain:
+    """The chain of a job's module on a device. example: (inputs, targets) of a sample or more."""
+    return describe(
+        module,
+        job.plan.workload.layers,
+        example,
+        compute=COMPUTE[precision_of(job)],
+        device=device,
+        # the stand-in of a rehearsal has no experts
+        spread=1 if job.virtual else job.plan.further.expert,
+    )
 
 
 def check_saved(job: Job, chain: Chain) -> None:
@@ -124,7 +132,7 @@ def check_planned(module: nn.Module, names: Sequence[str], wanted: bool | None) 
         chain = describe(module, names, example)
     except HetplanError:
         return None
-    return check_probe(module, chain, example, wanted=wanted)
+    return in_a_fork(lambda: check_probe(module, chain, example, wanted=wanted))
 
 
 def called(text: str, plan: Plan | None, option: str = "--factory", *, seed: int = 0) -> Any:

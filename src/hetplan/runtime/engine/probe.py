@@ -20,6 +20,7 @@ The gradients of inputs are not compared: inputs that have gradients would make 
 a reentrant checkpoint train, which do not train otherwise.
 """
 
+import multiprocessing
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -307,6 +308,37 @@ def check_probe(
         f"{type(module).__name__}: training is not compared with one process's ({why}): whether "
         "samples influence each other, and backward code or state of forward are lost, is not known"
     )
+
+
+def in_a_fork(check: Callable[[], str | None]) -> str | None:
+    """Make a check in a process that is forked for it, and return its note. Raises the
+    UnsupportedError of the check.
+
+    Backward passes begin threads (OpenMP's, and autograd's where there is a GPU). Behind them the
+    caller could not fork the ranks of a run.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def work() -> None:
+        """Make the check and send (text of the refusal, note)."""
+        try:
+            answer = None, check()
+        except UnsupportedError as error:
+            answer = str(error), None
+        sender.send(answer)
+
+    process = context.Process(target=work)
+    process.start()
+    sender.close()
+    try:
+        refused, note = receiver.recv()
+    except EOFError:
+        refused, note = None, "the comparison of its training with one process's has failed"
+    process.join()
+    if refused is not None:
+        raise UnsupportedError(refused)
+    return note
 
 
 def probe(
