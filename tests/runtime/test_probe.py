@@ -22,13 +22,13 @@ from hetplan.runtime import distribute  # noqa: E402
 from hetplan.runtime.engine.chain import describe  # noqa: E402
 from hetplan.runtime.engine.distributed import example_of  # noqa: E402
 from hetplan.runtime.engine.probe import check_probe  # noqa: E402
-from hetplan.runtime.tracing.draws import Alike  # noqa: E402
+from hetplan.runtime.tracing.draws import Alike, draws  # noqa: E402
+from hetplan.runtime.tracing.split import LAYER  # noqa: E402
 from parity.asking import refused, run_forked  # noqa: E402
-from parity.device import default_type  # noqa: E402
 
 EXACT = 1e-9
 # One of each kind, for the default layer.
-QUICK = ("mixup", "masked gradient", "reentrant", "annealed", "diffusion", "python noise")
+QUICK = ("masked gradient", "reentrant", "annealed", "diffusion")
 
 
 def cases() -> list[Any]:
@@ -38,22 +38,30 @@ def cases() -> list[Any]:
     ]
 
 
-def verdict(name: str, dtype: str) -> str:
+def verdict(module: Any, chain: Any, example: Any) -> str:
     """What hetplan says of a module: `RIGHT`, or its one line."""
-    with default_type(dtype):
-        module = made(name)
-        example = example_of(module)
-        try:
-            note = check_probe(module, describe(module, LAYERS, example), example)
-        except UnsupportedError as error:
-            return str(error)
+    try:
+        note = check_probe(module, chain, example)
+    except UnsupportedError as error:
+        return str(error)
     return note or RIGHT
 
 
 @pytest.mark.parametrize("name", cases())
 def test_modules_are_right_or_refused(name: str) -> None:
     _, expected = MODULES[name]
-    found = verdict(name, "float32")
+    module = made(name)
+    example = example_of(module)
+    try:
+        chain: Any = describe(module, LAYERS, example)
+    except UnsupportedError as error:
+        found = str(error)
+    else:
+        found = verdict(module, chain, example)
+        drawing = [node for node in chain.source.nodes if draws(node)]
+        # numbers that every rank read as data would be others on each
+        assert all(chain.source.kinds[node] == LAYER for node in drawing)
+        assert bool(drawing) == (expected == NOISY) or name == "drawn mixup"
     assert "\n" not in found
     assert found == RIGHT if expected in (RIGHT, NOISY) else re.search(expected, found), found
 
@@ -102,13 +110,6 @@ def test_ranks_have_the_gradients_of_one_process(name: str, plan: str, told: Any
         assert float((got - gradient).abs().max()) <= limit, parameter
 
 
-def compared(name: str, **options: Any) -> str | None:
-    """The note of a comparison of a module."""
-    module = made(name)
-    example = example_of(module)
-    return check_probe(module, describe(module, LAYERS, example), example, **options)
-
-
 def test_the_module_is_as_before() -> None:
     module: Any = made("cached")
     module.blocks[0].eval()
@@ -128,13 +129,16 @@ def test_the_module_is_as_before() -> None:
 
 
 def test_what_is_not_compared_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    note = compared("mixup", wanted=False)
+    module = made("mixup")
+    example = example_of(module)
+    chain = describe(module, LAYERS, example)
+    note = check_probe(module, chain, example, wanted=False)
     assert note is not None and "(as asked for)" in note and "not known" in note
     monkeypatch.setattr("hetplan.runtime.engine.probe.LARGE", 10)
-    note = compared("mixup")
+    note = check_probe(module, chain, example)
     assert note is not None and "parameters" in note and "\n" not in note
     with pytest.raises(UnsupportedError, match="samples influence each other"):
-        compared("mixup", wanted=True)
+        check_probe(module, chain, example, wanted=True)
 
 
 DRAWING: dict[str, Callable[[int], Any]] = {

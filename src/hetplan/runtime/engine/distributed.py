@@ -126,6 +126,7 @@ class Placed(TrainedPart):
         cuts: name of a parameter -> this rank's part. Returns name -> new parameter. Layers that
         share a parameter share its part.
         """
+        self.replaced = Replaced(dict(self.module.named_parameters()))
         parameters: dict[str, nn.Parameter] = {}
         for number in self.layout.layers(self.place):
             layer = self.chain.layers[number]
@@ -138,7 +139,6 @@ class Placed(TrainedPart):
                     parameters[name] = nn.Parameter(part.contiguous(), parameter.requires_grad)
                 setattr(layer.get_submodule(submodule), attribute, parameters[name])
             layer.to(self.device)  # moves the buffers
-        self.replaced = Replaced(self.module)
         return parameters
 
     def rows_of(self, step: int, rows: Rows | None) -> Rows:

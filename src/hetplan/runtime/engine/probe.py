@@ -38,7 +38,7 @@ from hetplan.runtime.engine.samples import BOLD, MILD, PLAIN, unlike_samples
 from hetplan.runtime.tracing.draws import Alike
 from hetplan.runtime.tracing.layers import Called
 from hetplan.runtime.tracing.module_state import ModuleState
-from hetplan.runtime.tracing.split import Split, leaves, mapped
+from hetplan.runtime.tracing.split import Split, leaves, mapped, name_of
 
 # Floating type of the passes -> (relative, negligible) differences. A gradient may be off by the
 # first share of its largest element, and by the second share of the largest element of all.
@@ -53,6 +53,7 @@ SAMPLES, MICRO_BATCHES = 4, ((0, 1), (1, 4))
 # Number of parameters from which on a module is compared only where the user asks for it: one of a
 # billion parameters takes minutes on a few cores.
 LARGE = 500_000_000
+AUTOCAST = "wrap_with_autocast"  # the operator of a region of a graph that rounds its values
 SKIP = "; the option probe=False, or --no-probe, trains all the same"
 
 ROWS = "samples influence each other, which those of other micro-batches cannot"
@@ -99,6 +100,14 @@ class Difference:
     expected: float
 
 
+class Differs(Exception):
+    """Passes differ, as the error in `refusal` says."""
+
+    def __init__(self, refusal: UnsupportedError) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
 class Layers(nn.Module):
     """The layers of a chain as one module, from the data to the sum of the losses."""
 
@@ -138,7 +147,8 @@ class Probe:
         self.relative, self.negligible = TOLERANCES[dtype]
 
     def check(self) -> None:
-        """Raise UnsupportedError where the layers compute something else than the module."""
+        """Raise Differs where the layers compute something else than the module, UnsupportedError
+        where a pass changes the module or the layers cannot run."""
         first = float(self.called(*copied(self.samples)).detach())  # fills caches, too
         before = ModuleState(self.module, tensor_checksum)
         generators = states_of_generators()
@@ -166,7 +176,7 @@ class Probe:
         summed = parts[0].plus(parts[1])
         found = self.difference_of_sum(own, summed, self.micro_batches)
         if found is not None:
-            raise self.explained(found, own, parts[0])
+            raise Differs(self.explained(found, own, parts[0]))
 
     def own(self, data: Any) -> Pass:
         """The module's own passes."""
@@ -353,22 +363,45 @@ def probe(
         return "its parameters have no values yet"
     kept = coarsest(module, chain)
     types = [torch.float64, kept] if kept == torch.float32 and is_free(chain) else [kept]
-    why = ""
+    why, earlier = "", None
     for level, noise in ((BOLD, NOISE), (MILD, NOISE), (PLAIN, 0.0)):
-        samples = unlike_samples(example, SAMPLES, level)
         for dtype in types:
-            with as_it_was(module, chain), drawing_data(0, 0, 0), torch.enable_grad(), Alike():
-                add_noise(module, noise)
-                if dtype != kept:
-                    samples = widened(module, chain, samples, dtype)
-                try:
-                    Probe(module, chain, loss, samples, dtype).check()
-                    return None
-                except HetplanError:
-                    raise
-                except Exception as error:  # noqa: BLE001 (it may not take these numbers)
-                    why = kind_and_text(error)
+            try:
+                attempt(module, chain, loss, unlike_samples(example, SAMPLES, level), dtype, noise)
+                return None
+            except Differs as error:
+                # Rounding may have chosen another expert for a token, say. In float64, or twice, it
+                # does not.
+                if dtype == torch.float64 or earlier is not None:
+                    raise error.refusal from None
+                earlier = error.refusal
+            except HetplanError:
+                raise
+            except Exception as error:  # noqa: BLE001 (it may not take these numbers)
+                why = kind_and_text(error)
+    if earlier is not None:
+        raise earlier
     return f"its own passes fail: {why}"
+
+
+def attempt(
+    module: nn.Module,
+    chain: Chain,
+    loss: Callable[..., Tensor] | None,
+    samples: Any,
+    dtype: torch.dtype,
+    noise: float,
+) -> None:
+    """Compare a module with its chain on some samples. Raises as `Probe.check` does, and any
+    exception of the module's own passes. Afterwards the module is as before.
+
+    dtype: floating type of the passes. noise: on the trained parameters, as in `add_noise`.
+    """
+    with as_it_was(module, chain), drawing_data(0, 0, 0), torch.enable_grad(), Alike():
+        add_noise(module, noise)
+        if dtype == torch.float64:
+            samples = widened(module, chain, samples, dtype)
+        Probe(module, chain, loss, samples, dtype).check()
 
 
 def coarsest(module: nn.Module, chain: Chain) -> torch.dtype:
@@ -377,6 +410,8 @@ def coarsest(module: nn.Module, chain: Chain) -> torch.dtype:
     if isinstance(chain.source, Split):
         for node in chain.source.nodes:
             found |= {x.dtype for x in leaves(node.meta.get("val")) if isinstance(x, Tensor)}
+            if name_of(node) == AUTOCAST:
+                found.add(torch.bfloat16)
     known = [dtype for dtype in TOLERANCES if dtype in found]
     return known[-1] if known else torch.float32
 
@@ -454,6 +489,8 @@ def as_it_was(module: nn.Module, chain: Chain) -> Iterator[None]:
     kept = [(tensor, tensor.data) for tensor in tensors_of(module, chain)]
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     state, dtype = ModuleState(module, tensor_checksum), torch.get_default_dtype()
+    for parameter, _ in gradients:
+        parameter.grad = None
     try:
         yield
     finally:

@@ -20,8 +20,9 @@ _NAMES: Any = WeakTensorKeyDictionary()
 class Replaced:
     """The replaced parameters of one module."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.parameters: Mapping[str, nn.Parameter] = dict(module.named_parameters())
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """parameters: name in the module -> parameter that it had before `distribute`."""
+        self.parameters = parameters
         self.trained = {name: p.requires_grad for name, p in self.parameters.items()}
         for name, parameter in self.parameters.items():
             _NAMES[parameter] = name

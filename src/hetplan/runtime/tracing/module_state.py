@@ -20,7 +20,7 @@ PARTS = ("_parameters", "_buffers", "_modules")
 
 
 class ModuleState:
-    """The state of a module at one time."""
+    """The state of a module at one time. The values of parameters are compared, and not kept."""
 
     def __init__(self, module: nn.Module, checksum: Callable[[Tensor], int]) -> None:
         """checksum: a number that tells the values of a tensor."""
@@ -76,8 +76,11 @@ class ModuleState:
             self._note_container(path, value, depth)
 
     def _note_tensor(self, path: str, tensor: Tensor) -> None:
-        """Note a tensor, and how to give it its values again."""
+        """Note a tensor and, unless it is a parameter, how to give it its values again."""
         if tensor.is_meta or tensor.layout != torch.strided:
+            return
+        self.values[path] = self.checksum(tensor)
+        if isinstance(tensor, nn.Parameter):
             return
         kept, data = tensor.detach().clone(), tensor.data
 
@@ -85,9 +88,7 @@ class ModuleState:
             with torch.no_grad():
                 tensor.data = data.copy_(kept)
 
-        self.values[path] = self.checksum(tensor)
-        if not isinstance(tensor, nn.Parameter):
-            self.restorations.append(restore)
+        self.restorations.append(restore)
 
     def _note_container(self, path: str, value: Any, depth: int) -> None:
         """Note a list, a dictionary or a plain object, and its entries."""
