@@ -325,15 +325,6 @@ class Ranked(Net):
         return x + 0.5 * x[x.mean((1, 2)).argsort()]
 
 
-@is_(ROWS_OR_LOSS)
-class Hardest(Net):
-    """The mean of the largest losses."""
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        each = F.cross_entropy(self.head(x).flatten(0, 1), y.flatten(), reduction="none")
-        return each.topk(3).values.mean()
-
-
 # ---- backward code -----------------------------------------------------------------------------
 
 

@@ -23,9 +23,13 @@ NOT_COUNTED = -100  # the label that losses over classes ignore
 CROSSED = (0, 2, 1, 3)
 
 
-def unlike_samples(example: Any, count: int, level: str) -> Any:
+def unlike_samples(example: Any, count: int, level: str, first: int = 0) -> Any:
     """(inputs, targets) of `count` unlike samples: the first ones of the example as far as it has
-    different ones, and others made of its first one. level: BOLD, MILD or PLAIN."""
+    different ones, and others made of its first one.
+
+    level: BOLD, MILD or PLAIN. first: number of the first change; with another one the samples that
+    are made are others.
+    """
     rows = [row_of(example, 0)]
     number = min(len(x) for x in leaves(example) if isinstance(x, Tensor))
     for k in range(1, min(number, count)):
@@ -33,8 +37,8 @@ def unlike_samples(example: Any, count: int, level: str) -> Any:
         if not any(same(row, other) for other in rows):
             rows.append(row)
     inputs, targets = rows[0]
-    for k in range(len(rows), count):
-        of_targets = unlike(targets, CROSSED[k % len(CROSSED)], TARGET_ARGUMENTS[0], level)
+    for k in range(first + len(rows), first + count):
+        of_targets = unlike(targets, crossed(k), TARGET_ARGUMENTS[0], level)
         rows.append((unlike(inputs, k, "", level), of_targets))
     columns = iter(zip(*map(leaves, rows), strict=True))
 
@@ -45,12 +49,18 @@ def unlike_samples(example: Any, count: int, level: str) -> Any:
     return mapped(rows[0], joined)
 
 
+def crossed(change: int) -> int:
+    """The number of the change of targets beside a change of inputs."""
+    rounds, place = divmod(change, len(CROSSED))
+    return rounds * len(CROSSED) + CROSSED[place]
+
+
 def unlike(value: Any, change: int, name: str, level: str) -> Any:
     """A sample's data with other numbers. change: number of the change; 0: none. name: of the
     argument that the value is."""
     if isinstance(value, Mapping):
         changes = dict.fromkeys(value, change)
-        changes |= {key: CROSSED[change % len(CROSSED)] for key in TARGET_ARGUMENTS if key in value}
+        changes |= {key: crossed(change) for key in TARGET_ARGUMENTS if key in value}
         return {key: unlike(value[key], changes[key], str(key), level) for key in sorted(value)}
     if isinstance(value, (tuple, list)):
         return tuple(unlike(item, change, name, level) for item in value)
@@ -72,7 +82,8 @@ def unlike_floats(value: Tensor, change: int, level: str) -> Tensor:
         places = torch.arange(value.numel(), device=value.device) * 0.618
         return ((places + 0.3 * change) % 1.0).view(value.shape).to(value.dtype)
     order = value if level == PLAIN else value.reshape(-1).roll(change).view(value.shape)
-    return order * (1.0 - 0.2 * change)
+    # not in the order of the samples, which a module may sort
+    return order / (1.0 + 0.25 * crossed(change))
 
 
 def unlike_number(value: Tensor, change: int, level: str) -> Tensor:

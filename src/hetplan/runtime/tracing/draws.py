@@ -135,7 +135,7 @@ class Alike(TorchDispatchMode):
         """The output of an operator without a rule, drawn anew with the same seed for each row of
         its input. Where it draws in place, or has no input with rows, all rows get the numbers of
         the first one."""
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         has_rows = isinstance(first, Tensor) and first.dim() > 0
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             if not has_rows or func._schema.is_mutable:
