@@ -20,16 +20,12 @@ BOLD, MILD, PLAIN = "bold", "mild", "plain"
 NOT_COUNTED = -100  # the label that losses over classes ignore
 # Of targets: [sample] the number of the change, which is another one than that of the inputs. So
 # the order of targets is not that of outputs.
-CROSSED = (0, 2, 1, 3)
+CROSSED = (0, 3, 1, 5, 2, 4)
 
 
-def unlike_samples(example: Any, count: int, level: str, first: int = 0) -> Any:
+def unlike_samples(example: Any, count: int, level: str) -> Any:
     """(inputs, targets) of `count` unlike samples: the first ones of the example as far as it has
-    different ones, and others made of its first one.
-
-    level: BOLD, MILD or PLAIN. first: number of the first change; with another one the samples that
-    are made are others.
-    """
+    different ones, and others made of its first one. level: BOLD, MILD or PLAIN."""
     rows = [row_of(example, 0)]
     number = min(len(x) for x in leaves(example) if isinstance(x, Tensor))
     for k in range(1, min(number, count)):
@@ -37,7 +33,7 @@ def unlike_samples(example: Any, count: int, level: str, first: int = 0) -> Any:
         if not any(same(row, other) for other in rows):
             rows.append(row)
     inputs, targets = rows[0]
-    for k in range(first + len(rows), first + count):
+    for k in range(len(rows), count):
         of_targets = unlike(targets, crossed(k), TARGET_ARGUMENTS[0], level)
         rows.append((unlike(inputs, k, "", level), of_targets))
     columns = iter(zip(*map(leaves, rows), strict=True))
