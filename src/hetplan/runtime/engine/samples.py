@@ -72,12 +72,14 @@ def unlike(value: Any, change: int, name: str, level: str) -> Any:
 
 
 def unlike_floats(value: Tensor, change: int, level: str) -> Tensor:
-    """Floating-point numbers in another order, and smaller; new ones in place of zeros where the
-    level is BOLD."""
+    """Floating-point numbers in another order, and smaller. Where the level is BOLD, new ones in
+    place of zeros, and the negatives of numbers of both signs for every second change."""
     if level == BOLD and not value.any():
         places = torch.arange(value.numel(), device=value.device) * 0.618
         return ((places + 0.3 * change) % 1.0).view(value.shape).to(value.dtype)
     order = value if level == PLAIN else value.reshape(-1).roll(change).view(value.shape)
+    if level == BOLD and change % 2 and bool((value < 0).any() and (value > 0).any()):
+        order = -order
     # not in the order of the samples, which a module may sort
     return order / (1.0 + 0.25 * crossed(change))
 
