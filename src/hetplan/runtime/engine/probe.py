@@ -52,6 +52,8 @@ TOLERANCES = {
 NOISE, SLIGHT_NOISE, LEAST = 0.1, 1e-3, 0.2
 # Six samples: chance has 1 of 720 that a module which sorts them finds them in order.
 SAMPLES, MICRO_BATCHES = 6, ((0, 1), (1, 6))
+# Number of parameters up to which a module is compared twice, with noise of another strength.
+SMALL, STRONG = 10_000_000, 5.0
 # Number of parameters from which on a module is compared only where the user asks for it: one of a
 # billion parameters takes minutes on a few cores.
 LARGE = 500_000_000
@@ -367,9 +369,12 @@ def probe(
     kept = coarsest(module, chain)
     types = [torch.float64, kept] if kept == torch.float32 and is_free(chain) else [kept]
     why = ""
+    count = sum(parameter.numel() for parameter in module.parameters())
     for level, noise in ((BOLD, NOISE), (MILD, NOISE), (PLAIN, 0.0)):
         for dtype in types:
             try:
+                if count <= SMALL:  # costs little, and other choices of experts may show more
+                    attempt(module, chain, loss, example, level, dtype, STRONG * noise)
                 attempt(module, chain, loss, example, level, dtype, noise)
                 return None
             except HetplanError:
