@@ -22,6 +22,7 @@ from hetplan.cli.options import (
     LinksOption,
     MarginOption,
     NamedModelOption,
+    ProbeOption,
     ProfileOption,
     QuietOption,
     SeedOption,
@@ -143,8 +144,8 @@ class Choice:
 
 @described(
     sections={
-        "Model, cluster and batch": "--model --factory --cluster --global-batch --sequence "
-        "--precision",
+        "Model, cluster and batch": "--model --factory --probe --cluster --global-batch "
+        "--sequence --precision",
         "Costs": "--stack --profile --links --measure",
         "Memory": "--framework --memory-margin --gradient-bytes --moment-bytes --loss --reshard",
         "Choice of plans": "--strategies --set --parts --money-limit --cheapest-within "
@@ -174,6 +175,7 @@ def plan(
     choice: Choice,
     model: NamedModelOption = None,
     factory: TracedOption = None,
+    probe: ProbeOption = None,
     sequence: SequenceOption = None,
     precision: Annotated[
         str,
@@ -221,7 +223,9 @@ def plan(
     )
     if factory is not None:
         # The traced operators have the sizes of one precision.
-        trained: Any = traced_model(factory, model, only(precision), output=None, quiet=quiet)
+        trained: Any = traced_model(
+            factory, model, only(precision), output=None, quiet=quiet, probe=probe
+        )
     else:
         trained = named(model)
     by_precision, notes = make_workloads(
@@ -269,6 +273,8 @@ def plan(
     words = [str(output), "--steps", str(steps), "--device", costs.measure or "auto"]
     if factory is not None:
         words += ["--factory", factory]
+    if probe is not None:
+        words += ["--probe" if probe else "--no-probe"]
     return run_here(words, json=json)
 
 
