@@ -35,6 +35,7 @@ from hetplan.runtime.engine.pipeline import Mail, Pipeline, streams
 from hetplan.runtime.engine.position import Position
 from hetplan.runtime.engine.states import States
 from hetplan.runtime.engine.tensors import on_meshes
+from hetplan.runtime.engine.totals import add_up
 from hetplan.runtime.engine.transport import (
     Group,
     Staging,
@@ -57,6 +58,8 @@ class Placed(TrainedPart):
 
     module: the whole model; this rank's layers are cut in place.
     loss: (outputs, targets) -> loss; None: the module's.
+    count: targets of some rows, or the dictionary of their data -> the number by which a loss that
+        is a sum is divided, over the global batch; None: the module's `count`.
     example: (inputs, targets) of one sample; None: from the module's `batch`.
     device: "cpu", "cuda", "cuda:1" or "auto"; see `local_device`.
     seed: of dropout and of synthetic data.
@@ -72,6 +75,7 @@ class Placed(TrainedPart):
         plan: Plan,
         *,
         loss: Callable[[Any, Any], Tensor] | None = None,
+        count: Callable[[Any], float] | None = None,
         example: Any = None,
         device: str = "cpu",
         seed: int = 0,
@@ -102,7 +106,7 @@ class Placed(TrainedPart):
         self.place = plan.places[dist.get_rank()]
         self.chain = chain or describe(
             module, plan.workload.layers, paired(example) if example else example_of(module),
-            compute=COMPUTE[precision], loss=loss, device=self.device,
+            compute=COMPUTE[precision], loss=loss, count=count, device=self.device,
             spread=plan.further.expert,
         )  # fmt: skip
         self.shapes = {name: p.shape for name, p in self.chain.parameters.items()}
@@ -300,14 +304,15 @@ class Distributed(Placed):
         with self.watch.during("prepare", 0, step):
             self.states.begin(self.pipeline.visits)
             self.check_data(step, of_step)
-            weight = host_total(self.pipeline.weight(of_step))
+            totals = add_up(self.chain.source, self.pipeline.reported(of_step), step)
+        weight = totals.weight
         scale = 1.0
         if self.scaled:
             # The power of two brings a token's gradient, which is divided by the weight, near 1
             # (see `LossScale`). The division of gradients by it below is exact.
             scale = 2.0 ** floor(log2(weight)) * self.scale.value
         position = Position(self.seed, step, autocast=self.autocast)
-        summed = self.pipeline.run(of_step, position, weight / scale)
+        summed = self.pipeline.run(of_step, position, weight / scale, totals.values)
         with self.watch.during("synchronise", 0, step):
             self.pipeline.mail.settle()
             self.states.end()

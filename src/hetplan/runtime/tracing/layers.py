@@ -38,6 +38,7 @@ from hetplan.runtime.tracing.counter import (
     saved_by_autograd,
     storage,
 )
+from hetplan.runtime.tracing.failures import exporting
 
 SAMPLES = (2, 3)  # two sizes, as a straight line is through two points
 # Exceptions of modules that do not run on tensors without values.
@@ -274,17 +275,11 @@ class Called(nn.Module):
 
 def graph_of(module: nn.Module, arguments: Any, where: str, **options: Any) -> Any:
     """The program with gradients that torch.export makes of a module. Raises UnsupportedError with
-    the first line of an exception of torch or of the module."""
+    the cause of an exception of torch or of the module."""
     was_training = module.training
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), exporting(where):
             return torch.export.export(module, arguments, strict=False, **options)
-    except Exception as error:  # any exception of torch or of the module
-        first = next((line for line in str(error).splitlines() if line.strip()), "no message")
-        raise UnsupportedError(
-            f"torch.export finds no graph: {type(error).__name__}: {first.strip()[:300]}",
-            where=where,
-        ) from error
     finally:
         module.train(was_training)
 
