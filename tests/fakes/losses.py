@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hetplan.plans.plan import Plan, parse_plan
+
 CLASSES, WIDTH, TOKENS, ROWS = 11, 6, 5, 8
 LAYERS = ["emb", "h.0", "h.1", "out"]
 WEIGHTS = torch.linspace(0.2, 3.0, CLASSES, dtype=torch.float64)
@@ -283,3 +285,32 @@ REFUSED: dict[str, tuple[Act, str]] = {
         lambda n, x, d: (each(x, d) / each(x, d).detach().amax()).mean(), "influence",
     ),
 }  # fmt: skip
+
+
+def plan_of(name: str) -> Plan:
+    """One process with unequal micro-batches; two unequal replicas; two stages."""
+
+    def stage(first: int, last: int, device: int) -> dict[str, Any]:
+        shares = {"row_shares": [1.0], "tensor_shares": [1.0]}
+        return {"layers": [[first, last]], "devices": [[device]], **shares}
+
+    def replica(stages: list[dict[str, Any]], *counts: tuple[int, int]) -> dict[str, Any]:
+        batches = [{"count": count, "samples": samples} for count, samples in counts]
+        return {"stages": stages, "micro_batches": batches}
+
+    whole, last = (0, len(LAYERS)), len(LAYERS)
+    replicas = {
+        "one": [replica([stage(*whole, 0)], (2, 3), (1, 2))],
+        "dp": [replica([stage(*whole, 0)], (2, 2)), replica([stage(*whole, 1)], (1, 3), (1, 1))],
+        "pp": [replica([stage(0, 2, 0), stage(2, last, 1)], (2, 3), (1, 2))],
+    }[name]
+    workload = {
+        "model": "net", "cluster": "made up", "global_batch": ROWS, "sequence": TOKENS,
+        "precision": "fp32", "layers": LAYERS,
+    }  # fmt: skip
+    devices = [{"type": "A", "node": 0}] * (1 if name == "one" else 2)
+    document = {
+        "format": "hetplan-plan", "version": 1, "name": name, "workload": workload,
+        "devices": devices, "replicas": replicas, "schedule": "1f1b",
+    }  # fmt: skip
+    return parse_plan(document, where=name)

@@ -32,7 +32,6 @@ from hetplan.runtime.engine.distributed import Placed
 from hetplan.runtime.engine.loop import Box
 from hetplan.runtime.engine.pipeline import layer_pass
 from hetplan.runtime.engine.position import Position
-from hetplan.runtime.engine.totals import add_up
 from hetplan.runtime.engine.transport import host_total, one_group
 
 
@@ -206,10 +205,9 @@ class Stock(Placed):
         batches = self.layout.micro_batches[self.place.replica]
         has_last_layer = self.parts[-1].last == len(self.chain.names)
         with self.watch.during("prepare", 0, step):
-            self.check_data(step, self.rows)
             reported = batches if has_last_layer else []
             data = [partial(self.rows, first, last) for first, last in reported]
-            totals = add_up(self.chain.source, data, step)
+            totals = self.add_up(step, self.rows, data)
         self.totals, weight = totals.values, totals.weight
         averaged = len(self.plan.replicas)  # torch's engines divide gradients by this number
         self.factor, losses = averaged / weight, list[Tensor]()

@@ -44,6 +44,7 @@ from torch import Tensor, nn
 
 from hetplan.errors import InputError, UnsupportedError, one_line, require
 from hetplan.plans.shares import split
+from hetplan.runtime.engine.rows import LeafForm, forms_of
 from hetplan.runtime.engine.transport import Group, mirrored
 from hetplan.runtime.tracing.split import Divided, Shape, Split, Totals, divisions, mapped
 from hetplan.schema import Range
@@ -169,6 +170,7 @@ class InputsAndTargets:
     count: Callable[[Tensor], float]  # the weight of targets: the number of their losses
 
     rounds = (1,)  # the weight alone is added up over all ranks
+    inputs = ()  # of a graph: there is none
 
     def feed(
         self, data: Callable[[], Any], first: int, last: int, totals: Totals | None = None
@@ -219,6 +221,7 @@ class Chain:
     outputs: tuple[tuple[Shape, ...], ...]  # [L - 1] shapes of a layer's outputs, of one sample
     source: InputsAndTargets | Split  # the data that layers read
     compute: Any = None  # floating type of the passes; None: the type of the parameters
+    forms: tuple[LeafForm, ...] = ()  # of the example's data
 
     def check_gathers(self) -> None:
         """Raise UnsupportedError where trained weights cannot be written back to the module from
@@ -364,7 +367,10 @@ def describe(
     # parameters of a split module have their full names already
     prefixes = [f"{name}." if isinstance(source, InputsAndTargets) else "" for name in names]
     parameters, parameter_names = parameters_of(layers, prefixes)
-    return Chain(tuple(names), layers, parameters, parameter_names, outputs, source, compute)
+    return Chain(
+        tuple(names), layers, parameters, parameter_names, outputs, source, compute,
+        forms_of(example),
+    )  # fmt: skip
 
 
 def parameters_of(

@@ -10,8 +10,10 @@ of DDP.
         optimizer.zero_grad()
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from math import floor, inf, isfinite, log2
 from operator import itemgetter
@@ -28,25 +30,27 @@ from hetplan.plans.plan import Plan
 from hetplan.plans.refusals import check_executed
 from hetplan.runtime.engine.buckets import LocalCuts, bucket_plans, local_cuts
 from hetplan.runtime.engine.chain import Chain, Rows, TensorGroup, describe
-from hetplan.runtime.engine.data import Reading, check_alike, drawing_data
+from hetplan.runtime.engine.data import Reading, check_alike, drawing_data, numbers_of_batch
 from hetplan.runtime.engine.layout import Layout
 from hetplan.runtime.engine.loop import Box, TrainedPart
 from hetplan.runtime.engine.pipeline import Mail, Pipeline, streams
 from hetplan.runtime.engine.position import Position
+from hetplan.runtime.engine.rows import check_forms, leaves_of
 from hetplan.runtime.engine.states import States
 from hetplan.runtime.engine.tensors import on_meshes
-from hetplan.runtime.engine.totals import add_up
+from hetplan.runtime.engine.totals import BatchTotals, added_up
 from hetplan.runtime.engine.transport import (
     Group,
     Staging,
     Transport,
     gather_objects,
+    host_sum,
     host_total,
 )
 from hetplan.runtime.events import Watch
 from hetplan.runtime.launch.devices import local_device
 from hetplan.runtime.tracing.experts import Experts
-from hetplan.runtime.tracing.split import leaves, mapped
+from hetplan.runtime.tracing.split import Split, has_samples, leaves, mapped
 from hetplan.schema import Range
 
 # precision -> type of the passes; None: the parameters' type
@@ -111,6 +115,9 @@ class Placed(TrainedPart):
         )  # fmt: skip
         self.shapes = {name: p.shape for name, p in self.chain.parameters.items()}
         self.watch = watch or Watch()
+        self.numbers: dict[str, set[float]] = {}
+        """Path of a number for the whole batch -> its values in the data that this step has
+        read."""
 
     def take(self, cuts: LocalCuts) -> dict[str, nn.Parameter]:
         """Replace the parameters of this rank's layers by this rank's parts of them, on the device.
@@ -140,9 +147,13 @@ class Placed(TrainedPart):
         random numbers that it draws are the same on all ranks that read the same rows.
 
         The returned function raises InputError where the data have more or fewer rows than
-        requested.
+        requested, where they have another form than those of the trace, and where a number that
+        they give for the whole batch differs from that of other rows.
         """
         source = rows or (lambda first, last: self.module.batch(step, first, last))
+        # Layers that the module states itself take any sizes. Messages between stages do not.
+        fixes_sizes = isinstance(self.chain.source, Split) or self.has_messages
+        self.numbers.clear()
 
         @cache
         def requested(first: int, last: int) -> Any:
@@ -150,14 +161,20 @@ class Placed(TrainedPart):
             with drawing_data(self.seed, step, first):
                 batch = paired(source(first, last))
             expected = last - first
+            where = f"rows {first} to {last}"
             for value in leaves(batch):
-                number = len(value) if isinstance(value, Tensor) else expected
+                number = len(value) if has_samples(value) else expected
                 require(
                     number == expected,
-                    f"data of rows {first} to {last}",
+                    f"data of {where}",
                     got=f"{number} rows",
                     expected=f"{expected}",
                 )
+            if fixes_sizes:
+                check_forms(self.chain.forms, batch, f"{where} of step {step}")
+            for path, value in leaves_of(batch):
+                if isinstance(value, Tensor) and not has_samples(value):
+                    self.numbers.setdefault(path, set()).add(float(value))
             return batch
 
         def read(first: int, last: int) -> Any:
@@ -166,11 +183,40 @@ class Placed(TrainedPart):
             batch = requested(begin, end)
             if (begin, end) == (first, last):
                 return batch
-            return mapped(
-                batch, lambda x: x[first - begin : last - begin] if isinstance(x, Tensor) else x
-            )
+            return mapped(batch, lambda x: x[first - begin : last - begin] if has_samples(x) else x)
 
         return read
+
+    @cached_property
+    def has_messages(self) -> bool:
+        """Whether stages send values to each other."""
+        return any(len(replica.stages) > 1 for replica in self.plan.replicas)
+
+    def add_up(self, step: int, rows: Rows, batches: Sequence[Callable[[], Any]]) -> BatchTotals:
+        """Compare the data of a step between the ranks, and return the totals of its batch. A
+        collective call: all ranks make it together.
+
+        batches: see `totals.added_up`; none where the rank reports no loss. Raises InputError where
+        ranks have different data of the same rows, or different numbers for the whole batch. A step
+        without labels has a loss of 0, and rank 0 says so.
+        """
+        self.check_data(step, rows)
+        totals = added_up(self.chain.source, batches, host_sum)
+        values = dict(totals.values)
+        paths = [form.path for form in self.chain.forms if form.is_number]
+        if paths:
+            for batch in batches:
+                batch()  # notes the numbers of its rows, also where no total reads them
+            of_path = dict(zip(paths, numbers_of_batch(step, paths, self.numbers), strict=True))
+            for form, leaf in zip(self.chain.forms, self.chain.source.inputs, strict=False):
+                if form.is_number:
+                    values[leaf] = of_path[form.path]
+        if totals.weight != 0 and not self.chain.source.lacks_labels(values):
+            return totals
+        if dist.get_rank() == 0:
+            text = f"hetplan: note: step {step} has no label: its loss is 0"
+            print(text, file=sys.stderr, flush=True)
+        return replace(totals, weight=totals.weight or 1.0)
 
     @cached_property
     def readings(self) -> list[Reading]:
@@ -303,8 +349,7 @@ class Distributed(Placed):
         of_step = self.rows_of(step, rows)
         with self.watch.during("prepare", 0, step):
             self.states.begin(self.pipeline.visits)
-            self.check_data(step, of_step)
-            totals = add_up(self.chain.source, self.pipeline.reported(of_step), step)
+            totals = self.add_up(step, of_step, self.pipeline.reported(of_step))
         weight = totals.weight
         scale = 1.0
         if self.scaled:

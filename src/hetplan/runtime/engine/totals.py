@@ -1,17 +1,14 @@
 """What the losses of a global batch are divided by: totals over all of its rows. The ranks add them
 up before the passes."""
 
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from hetplan.runtime.engine.chain import InputsAndTargets
-from hetplan.runtime.engine.transport import host_sum
 from hetplan.runtime.tracing.split import Split, Totals
 
 
@@ -44,21 +41,3 @@ def added_up(
         weight *= factor
         values |= known
     return BatchTotals(weight, values)
-
-
-def add_up(
-    source: InputsAndTargets | Split, batches: Sequence[Callable[[], Any]], step: int
-) -> BatchTotals:
-    """The totals of a global batch of all ranks, which call this together. A step without labels
-    has a loss of 0, and rank 0 says so.
-
-    batches: as in `added_up`; none where the rank reports no loss.
-    """
-    totals = added_up(source, batches, host_sum)
-    if totals.weight != 0 and not source.lacks_labels(totals.values):
-        return totals
-    if dist.get_rank() == 0:
-        print(
-            f"hetplan: note: step {step} has no label: its loss is 0", file=sys.stderr, flush=True
-        )
-    return replace(totals, weight=totals.weight or 1.0)

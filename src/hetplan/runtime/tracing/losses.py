@@ -292,7 +292,8 @@ class Sums:
         """The form of a node, whose arguments have theirs. The node's arguments may be changed."""
         value = value_of(node)
         if node.op in ("placeholder", "get_attr"):
-            return Form(ROWS if has_rows(value) else CONSTANT)
+            is_number = node.op == "placeholder" and isinstance(value, Tensor)
+            return Form(ROWS if has_rows(value) else GLOBAL if is_number else CONSTANT)
         if node.op != "call_function" or value is None:
             return Form(CONSTANT)
         name = name_of(node)

@@ -474,12 +474,13 @@ class Split:
             totals |= self.known(number, self.measure(number, data, totals))[1]
         return totals
 
-    def lacks_labels(self, totals: Totals) -> bool:
-        """Whether all that the loss divides by is 0."""
-        ends = set(totals)
+    def lacks_labels(self, values: Totals) -> bool:
+        """Whether all that the loss divides by is 0. values: of totals, and of inputs that are
+        numbers for the whole batch."""
+        ends = set(values)
         divisors = self.cone(self.denominators, ends.__contains__) & ends
-        counted = [totals[node] for node in divisors]
-        return bool(counted) and not any(bool(torch.as_tensor(x).any()) for x in counted)
+        counted = [torch.as_tensor(values[node]) for node in divisors]
+        return bool(counted) and not any(bool(x.any()) for x in counted)
 
     def reads(self, first: int, last: int) -> bool:
         """Whether one of the layers [first, last) reads data."""
