@@ -15,6 +15,8 @@ from fakes.losses import LAYERS, REFUSED, RIGHT, ROWS, Net, rows  # noqa: E402
 from hetplan.errors import UnsupportedError  # noqa: E402
 from hetplan.runtime.engine.chain import Chain, describe  # noqa: E402
 from hetplan.runtime.engine.totals import added_up as of_batches  # noqa: E402
+from parity.asking import run_forked  # noqa: E402
+from parity.lossy import PLANS, alone  # noqa: E402
 
 MICRO_BATCHES = ((0, 3), (3, 4), (4, 8))
 # A trace takes half a second. By default one loss of each kind runs.
@@ -126,3 +128,22 @@ def test_a_sum_is_divided_by_what_count_says() -> None:
     assert_equal(net, added_up(chain, data), net(**batch) / counted(batch))
     with pytest.raises(UnsupportedError, match="`count` is for a loss that is a sum"):
         chain_of(RIGHT["masked mean"], count=counted)
+
+
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """(loss, plan) -> losses and weights of two ranks."""
+    folder = tmp_path_factory.mktemp("losses")
+    run_forked("parity.lossy", folder)
+    return torch.load(folder / "told.pt")
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", RIGHT)
+def test_two_ranks_train_as_one_process(name: str, on_ranks: Any) -> None:
+    losses, weights = alone(name)
+    for plan in PLANS:
+        told, trained = on_ranks[name, plan]
+        assert told == pytest.approx(losses, rel=1e-9), plan
+        for key, weight in weights.items():
+            assert torch.allclose(trained[key], weight, rtol=1e-9, atol=1e-12), (plan, key)

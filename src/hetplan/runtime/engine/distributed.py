@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_text, require
+from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.plans.making import check_world
 from hetplan.plans.places import Place
 from hetplan.plans.plan import Plan
@@ -50,6 +50,7 @@ from hetplan.runtime.engine.transport import (
 from hetplan.runtime.events import Watch
 from hetplan.runtime.launch.devices import local_device
 from hetplan.runtime.tracing.experts import Experts
+from hetplan.runtime.tracing.layers import paired, requested
 from hetplan.runtime.tracing.split import Split, has_samples, leaves, mapped
 from hetplan.schema import Range
 
@@ -156,7 +157,7 @@ class Placed(TrainedPart):
         self.numbers.clear()
 
         @cache
-        def requested(first: int, last: int) -> Any:
+        def checked(first: int, last: int) -> Any:
             """The data of rows, from the user's code; each range is requested once."""
             with drawing_data(self.seed, step, first):
                 batch = paired(source(first, last))
@@ -180,7 +181,7 @@ class Placed(TrainedPart):
         def read(first: int, last: int) -> Any:
             """The data of rows, which may be a part of a requested range."""
             begin, end = self.layout.requested_rows(self.place.replica, (first, last))
-            batch = requested(begin, end)
+            batch = checked(begin, end)
             if (begin, end) == (first, last):
                 return batch
             return mapped(batch, lambda x: x[first - begin : last - begin] if has_samples(x) else x)
@@ -396,19 +397,6 @@ class Distributed(Placed):
                 yield from bucket.boxes(values, scalars=scalars)
 
 
-def paired(batch: Any) -> tuple[Any, Any]:
-    """(inputs, targets) of a batch. A dictionary holds all arguments of the module's forward, so
-    that its targets are None."""
-    if isinstance(batch, Mapping):
-        return batch, None
-    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-        raise InputError(
-            "`batch` returned something else", got=type(batch).__name__,
-            expected="(inputs, targets), or a dictionary of what the model's forward takes",
-        )  # fmt: skip
-    return batch[0], batch[1]
-
-
 def example_of(module: nn.Module) -> tuple[Any, Any]:
     """(inputs, targets) of one sample, from the module's `batch`."""
     batch = getattr(module, "batch", None)
@@ -418,10 +406,5 @@ def example_of(module: nn.Module) -> tuple[Any, Any]:
             got=type(module).__name__,
             expected="example=(inputs, targets) of a sample",
         )
-    try:
-        with drawing_data(0, 0, 0):  # any seed: only the shapes of the example matter
-            return paired(batch(0, 0, 1))
-    except HetplanError:
-        raise
-    except Exception as error:  # the author's code
-        raise InputError(f"the model's `batch` raises {kind_and_text(error)}") from error
+    with drawing_data(0, 0, 0):  # any seed: only the shapes of the example matter
+        return requested(batch, 0, 0, 1)
