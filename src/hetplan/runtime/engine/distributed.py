@@ -30,9 +30,10 @@ from hetplan.plans.plan import Plan
 from hetplan.plans.refusals import check_executed
 from hetplan.runtime.engine.buckets import LocalCuts, bucket_plans, local_cuts
 from hetplan.runtime.engine.chain import Chain, Rows, TensorGroup, describe
+from hetplan.runtime.engine.checkpoint import SavedPart
 from hetplan.runtime.engine.data import Reading, check_alike, drawing_data, numbers_of_batch
 from hetplan.runtime.engine.layout import Layout
-from hetplan.runtime.engine.loop import Box, TrainedPart
+from hetplan.runtime.engine.loop import Box
 from hetplan.runtime.engine.pipeline import Mail, Pipeline, streams
 from hetplan.runtime.engine.position import Position
 from hetplan.runtime.engine.rows import check_forms, leaves_of
@@ -49,6 +50,7 @@ from hetplan.runtime.engine.transport import (
 )
 from hetplan.runtime.events import Watch
 from hetplan.runtime.launch.devices import local_device
+from hetplan.runtime.tracing.evaluation import evaluating
 from hetplan.runtime.tracing.experts import Experts
 from hetplan.runtime.tracing.layers import paired, requested
 from hetplan.runtime.tracing.split import Split, has_samples, leaves, mapped
@@ -58,7 +60,7 @@ from hetplan.schema import Range
 COMPUTE = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Placed(TrainedPart):
+class Placed(SavedPart):
     """This rank's part of a model under a plan.
 
     module: the whole model; this rank's layers are cut in place.
@@ -269,6 +271,15 @@ class Placed(TrainedPart):
                 parameter.copy_(flat.view(parameter.shape))
         return self.module
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """On rank 0 a copy of the unsplit module's state, which `load_state_dict` of the module
+        takes; on the other ranks an empty dictionary. All ranks call this together. Raises
+        UnsupportedError for a module that states its layers itself (see `engine.chain`)."""
+        module = self.gather()
+        if dist.get_rank() != 0:
+            return {}
+        return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
+
 
 class Distributed(Placed):
     """This rank's part of a model on hetplan's engine, which runs every plan of stages.
@@ -294,6 +305,7 @@ class Distributed(Placed):
     ) -> None:
         super().__init__(module, plan, precision=precision, **options)
         self.scaled = precision == "fp16"
+        self.evaluates = False  # whether it has been checked that the trace can evaluate
         plans = bucket_plans(self.layout, self.chain, bucket_bytes)
         group_ranks: list[Sequence[int]] = []
         for number, replica in enumerate(plan.replicas):
@@ -369,6 +381,30 @@ class Distributed(Placed):
                         parameter.grad = parameter.grad.div_(scale) if finite else None
                 self.scale = self.scale.following(finite=finite)
             return host_total(summed) / weight
+
+    def evaluate(self, rows: Rows | None = None) -> float:
+        """The loss of a global batch in evaluation, the same on every rank: without dropout, and
+        without gradients. All ranks call this together; the number of steps stays.
+
+        rows: as for `train_step`. The first call traces the module once more. Raises
+        UnsupportedError where the module computes something else in evaluation than in training.
+        """
+        if not self.evaluates:
+            self.chain.source.check_evaluation()
+            self.evaluates = True
+        position = Position(self.seed, self.step, autocast=self._autocast("evaluate"))
+        of_step = self.rows_of(self.step, rows)
+        with (
+            torch.no_grad(),
+            torch.autocast(torch.device(self.device).type, enabled=False),
+            evaluating([self.chain.layers[k] for k in self.layout.layers(self.place)]),
+        ):
+            self.states.begin([visit for visit in self.pipeline.visits if not visit[0]])
+            totals = self.add_up(self.step, of_step, self.pipeline.reported(of_step))
+            summed = self.pipeline.evaluate(of_step, position, totals.values)
+            self.pipeline.mail.settle()
+            self.states.end_forward()
+        return host_total(summed) / totals.weight
 
     def updated(self) -> list[tuple[str, nn.Parameter]]:
         """(name, parameter) that this rank updates: its shares of parameters under ZeRO, else its

@@ -124,16 +124,7 @@ class TrainedPart(ABC):
         UnsupportedError inside torch.autocast of fp16.
         """
         device_type = torch.device(self.device).type
-        self.autocast = None
-        if torch.is_autocast_enabled(device_type):
-            self.autocast = torch.get_autocast_dtype(device_type)
-        require(
-            self.autocast in (None, torch.bfloat16),
-            "the passes would need a scaled loss",
-            got=f"train_step inside torch.autocast of {self.autocast}",
-            expected="bf16, or distribute(…, precision='fp16')",
-            kind=UnsupportedError,
-        )
+        self.autocast = self._autocast("train_step")
         step = self.step
         self.step += 1
         earlier_gradients = [(parameter, parameter.grad) for _, parameter in self.updated()]
@@ -148,6 +139,32 @@ class TrainedPart(ABC):
                 earlier += parameter.grad
             parameter.grad = earlier
         return loss
+
+    def evaluate(self, rows: Any = None) -> float:
+        """The loss of a global batch in evaluation, the same on every rank. All ranks call this
+        together. rows: as for `train_step`. Raises UnsupportedError for an engine that only
+        trains."""
+        raise UnsupportedError(
+            "this engine only trains",
+            got="evaluate",
+            expected="a plan of stages and hetplan's own engine, or model.gather()",
+        )
+
+    def _autocast(self, caller: str) -> Any:
+        """The type of torch.autocast around this call, None outside of it. caller: a method's name,
+        for errors."""
+        device_type = torch.device(self.device).type
+        if not torch.is_autocast_enabled(device_type):
+            return None
+        dtype = torch.get_autocast_dtype(device_type)
+        require(
+            dtype == torch.bfloat16,
+            "the passes would need a scaled loss",
+            got=f"{caller} inside torch.autocast of {dtype}",
+            expected="bf16, or distribute(…, precision='fp16')",
+            kind=UnsupportedError,
+        )
+        return dtype
 
     def optimizer(
         self,

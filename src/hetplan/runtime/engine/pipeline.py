@@ -303,6 +303,19 @@ class Pipeline:
         assert not self.saved, "a forward pass has no backward pass"
         return float(self.total) if self.layout.reports_loss(self.place) else 0.0
 
+    def evaluate(self, rows: Rows, position: Position, totals: Totals) -> float:
+        """Run the forward passes of an iteration alone. Returns the sum of the losses that this
+        rank reports. Parameters and totals are as in `run`."""
+        self.total, self.position, self.totals = 0.0, position, totals
+        actions = [action for action in self.actions if not action[0]]
+        self._expect(*actions[0])
+        for (_, chunk, batch), following in zip_longest(actions, actions[1:]):
+            if following is not None:
+                self._expect(*following)
+            self._forward(chunk, batch, rows)
+            del self.saved[chunk, batch]  # no backward pass follows
+        return float(self.total) if self.layout.reports_loss(self.place) else 0.0
+
     def _virtual_stage(self, chunk: int) -> int:
         """The number v of a chunk's virtual stage: hop v - 1 leads here, hop v to the next one."""
         return chunk * len(self.replica.stages) + self.place.stage

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,6 +32,7 @@ from hetplan.runtime.engine.checkpoint import (
     complete_checkpoints,
     load,
     save,
+    written,
 )
 from hetplan.runtime.engine.transport import gather_objects, host_total
 from hetplan.runtime.events import PASSES, WAITS, Watch
@@ -118,10 +120,17 @@ def train(
     if job.save is not None:
         with watch.during("checkpoint", 0, last):
             trained = model.gather()
-            if dist.get_rank() == 0 and hasattr(trained, "save_pretrained"):
-                trained.save_pretrained(job.save)
-            elif dist.get_rank() == 0:
-                torch.save(trained.state_dict(), Path(job.save) / "model.pt")
+            if dist.get_rank() == 0:
+                folder = Path(job.save)
+                written(partial(write_module, trained, folder), folder)
+
+
+def write_module(module: Any, folder: Path) -> None:
+    """Write a trained module into a folder, by its own `save_pretrained` where it has one."""
+    if hasattr(module, "save_pretrained"):
+        module.save_pretrained(folder)
+    else:
+        torch.save(module.state_dict(), folder / "model.pt")
 
 
 def step_report(

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -41,6 +42,7 @@ from torch.fx.node import map_arg
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.runtime.tracing.counter import numbered
+from hetplan.runtime.tracing.evaluation import check_alike, operators_of
 from hetplan.runtime.tracing.experts import Experts, as_nodes
 from hetplan.runtime.tracing.layers import Called, graph_of, labels
 from hetplan.runtime.tracing.losses import (
@@ -158,8 +160,11 @@ class Split:
         Raises UnsupportedError where the module cannot be split, InputError where the names do not
         match the module's submodules.
         """
-        exported_module = exported(module, data, loss, device, spread=spread)
+        self.export = partial(exported, module, data, loss, device, spread=spread)
+        exported_module = self.export()
         graph = exported_module.graph
+        self.operators = operators_of(graph)
+        """The operators of a forward pass in training."""
         self.module, self.nodes, self.device = module, graph.nodes, device
         self.inputs = graph.find_nodes(op="placeholder")
         named = dict(module.named_parameters(remove_duplicate=False))
@@ -369,6 +374,18 @@ class Split:
             layers.append(self.piece([*before, *inlets[-1]], after))
         outputs = tuple(tuple(map(shape_of, nodes)) for nodes in alive)
         return tuple(layers), outputs, tuple(inlets)
+
+    def check_evaluation(self) -> None:
+        """Raise UnsupportedError where the module computes something else in evaluation than in
+        training, dropout aside."""
+        modes = {submodule: submodule.training for submodule in self.module.modules()}
+        try:
+            self.module.eval()
+            operators = operators_of(self.export().graph)
+        finally:
+            for submodule, training in modes.items():
+                submodule.training = training
+        check_alike(self.operators, operators, type(self.module).__name__)
 
     def cone(self, outputs: Iterable[Node], ends: Callable[[Node], bool]) -> set[Node]:
         """The nodes from which outputs are computed, with the outputs. The search does not go
