@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed as dist, nn
 
 from hetplan.errors import UnsupportedError, require
+from hetplan.plans.plan import Plan
+from hetplan.runtime.engine.failures import told_to_peers
 from hetplan.runtime.engine.transport import gather_objects, host_total
 
 # Optimizers of torch.optim whose update of an element depends on other elements: of its parameter,
@@ -75,6 +77,7 @@ def overlap(first: tuple[int, int], second: tuple[int, int], origin: int) -> tup
 class TrainedPart(ABC):
     """A rank's part of a model in training."""
 
+    plan: Plan
     step: int
     """Iterations begun."""
     seed: int
@@ -116,7 +119,8 @@ class TrainedPart(ABC):
     def train_step(self, rows: Any = None) -> float:
         """Run forward and backward passes of one global batch, and return its loss, the same on
         every rank. Gradients are added to those of the parameters in `updated`, as torch's backward
-        passes do. All ranks call this together.
+        passes do. All ranks call this together. Where one fails, the others raise LostPeer with
+        that rank's error.
 
         rows: (first, last) -> the data of these rows of the global batch, as the model's `batch`
         returns them; default the model's `batch` of this step. Inside torch.autocast of bf16 layers
@@ -130,7 +134,8 @@ class TrainedPart(ABC):
         earlier_gradients = [(parameter, parameter.grad) for _, parameter in self.updated()]
         for parameter, _ in earlier_gradients:
             parameter.grad = None
-        with torch.autocast(device_type, enabled=False):
+        place = self.plan.rank_text(dist.get_rank())
+        with torch.autocast(device_type, enabled=False), told_to_peers(f"{place}, step {step}"):
             loss = self.iteration(step, rows)
         for parameter, earlier in earlier_gradients:
             if earlier is None:
