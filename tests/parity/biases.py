@@ -233,7 +233,7 @@ def work(rank: int, world: int, folder: Path, cases: Sequence[Case] = CASES) -> 
         own.layers = copy.deepcopy(split.layers)
         with default_type("float64"):
             with patch.object(chain, "Split", lambda *_, own=own, **__: own):
-                model: Any = distribute(module, case.plan)
+                model: Any = distribute(module, case.plan, probe=False)
             loss = model.train_step()
         gradients = {id(p): p.grad for _, p in model.updated()}
         parts = [

@@ -240,7 +240,7 @@ def work(rank: int, world: int, folder: Path, cases: Sequence[Case] = CASES) -> 
             module, split = restored(case.model), PREPARED[case.model][1]
             with default_type("float64"):
                 with patch.object(chain, "Split", lambda *_, split=split, **__: split):
-                    model = distribute(module, plan)
+                    model = distribute(module, plan, probe=False)
                 optimizer = model.optimizer(torch.optim.SGD, lr=RATE)
                 if part:
                     checkpoint.load(model, optimizer, kept)

@@ -120,7 +120,7 @@ def work(rank: int, world: int, folder: Path) -> None:
         kept = str(folder / f"{name}-{dtype}")
         with default_type(dtype):
             with patch.object(chain, "Split", lambda *_, split=split, **__: split):
-                model = distribute(module, plan_of(name, world), loss=LOSSES.get(name))
+                model = distribute(module, plan_of(name, world), loss=LOSSES.get(name), probe=False)
             optimizer = model.optimizer(torch.optim.AdamW, lr=1e-2)
             if world == WORLDS[1]:
                 checkpoint.load(model, optimizer, kept)

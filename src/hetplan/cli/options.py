@@ -231,6 +231,14 @@ TracedOption = Annotated[
         help="Your own PyTorch module instead, traced (needs torch).",
     ),
 ]
+ProbeOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--probe/--no-probe",
+        help="Compare your module's training with its layers' first; default unless it is large.",
+        show_default=False,
+    ),
+]
 ClusterOption = Annotated[
     str,
     offered(

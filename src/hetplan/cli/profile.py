@@ -170,15 +170,23 @@ def named(model: str | None) -> str:
 
 
 def traced_model(
-    factory: str, name: str | None, precision: Precision, output: Path | None, *, quiet: bool
+    factory: str,
+    name: str | None,
+    precision: Precision,
+    output: Path | None,
+    *,
+    quiet: bool,
+    probe: bool | None = False,
 ) -> Model:
     """The model traced from the module that a factory makes.
 
     name: the model's name; None: the factory's name. output: the file to which to write the traced
-    model; None: no file. quiet: write no note on stderr.
+    model; None: no file. quiet: write no note on stderr. probe: whether to compare the module's
+    training with that of its layers; None: where the module is not large. Raises UnsupportedError
+    where they differ.
     """
     required_torch("tracing modules")
-    from hetplan.runtime.engine.models import from_factory
+    from hetplan.runtime.engine.models import check_planned, from_factory
     from hetplan.runtime.tracing.layers import trace
     from hetplan.runtime.tracing.program import plannable
 
@@ -186,6 +194,9 @@ def traced_model(
     traced = trace(module, name=name or factory, precision=precision)
     if output is not None:
         traced.save(output)
+    unknown = check_planned(module, [layer.name for layer in traced.layers], probe)
+    if unknown is not None:
+        note(unknown)
     model = plannable(module, traced)
     if not quiet:
         count = sum(len(layer.operators) for layer in model.layers)

@@ -222,6 +222,8 @@ def relinked(
                 node,
                 network_bandwidth=network or node.network_bandwidth,
                 intra_bandwidth=intra or node.intra_bandwidth,
+                # The most of one message was measured on the network that is replaced.
+                flow=math.inf if network else node.flow,
             )
         nodes.append(node)
     return Change(name, with_nodes(cluster, name, nodes), every_device(cluster))

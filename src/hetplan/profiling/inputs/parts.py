@@ -87,6 +87,8 @@ class NodeRecord(Record):
     uplink: Bandwidth | None = None
     """None: no limit, as infinity in `Node`."""
     rails: bool = False
+    flow: Bandwidth | None = None
+    """None: no limit, as infinity in `Node`."""
 
     @classmethod
     def of(cls, node: Node, count: int) -> Self:
@@ -94,6 +96,7 @@ class NodeRecord(Record):
         values = vars(node) | {
             "switch": None if node.switch == ONE_SWITCH else node.switch,
             "uplink": None if math.isinf(node.uplink) else node.uplink,
+            "flow": None if math.isinf(node.flow) else node.flow,
         }
         return cls(count=count, **values)
 
@@ -102,6 +105,7 @@ class NodeRecord(Record):
         values = dict(self) | {
             "switch": self.switch or ONE_SWITCH,
             "uplink": math.inf if self.uplink is None else self.uplink,
+            "flow": math.inf if self.flow is None else self.flow,
         }
         del values["count"]
         return Node(**values)

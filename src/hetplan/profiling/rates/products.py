@@ -98,7 +98,7 @@ class Machine:
             joules = physics.joules_16_new if from_ampere_on else physics.joules_16
         peak = spec.peak_flops(precision)
         reached = peak * share
-        if spec.tdp_w is not None:
+        if spec.tdp_w is not None and energy_is_known(spec):
             reached = min(reached, spec.tdp_w / joules)
         return cls(
             peak=peak,
@@ -107,6 +107,15 @@ class Machine:
             multiprocessors=spec.multiprocessors or physics.multiprocessors,
             element_bytes=ELEMENT_BYTES[precision],
         )
+
+
+def energy_is_known(spec: DeviceSpec) -> bool:
+    """Whether the joules of `Physics` hold for a device.
+
+    They were measured on NVIDIA's chips before Blackwell, the first ones with 4-bit products. A
+    device that a cluster file describes counts as such a chip.
+    """
+    return spec.vendor in ("nvidia", "other") and "fp4" not in spec.peak_tflops
 
 
 @dataclass(frozen=True)

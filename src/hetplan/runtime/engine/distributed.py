@@ -36,6 +36,8 @@ from hetplan.runtime.engine.layout import Layout
 from hetplan.runtime.engine.loop import Box
 from hetplan.runtime.engine.pipeline import Mail, Pipeline, streams
 from hetplan.runtime.engine.position import Position
+from hetplan.runtime.engine.probe import check_probe
+from hetplan.runtime.engine.replaced import Replaced
 from hetplan.runtime.engine.rows import check_forms, leaves_of
 from hetplan.runtime.engine.states import States
 from hetplan.runtime.engine.tensors import on_meshes
@@ -74,6 +76,8 @@ class Placed(SavedPart):
     precision: type of the passes and of the messages between stages. Weights, gradients and updates
         keep their types.
     chain: the module as a chain of layers; None: `describe` makes it.
+    probe: whether to compare the chain with the module first (see `engine.probe`); None: where the
+        module is not large. A given chain is not compared.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Placed(SavedPart):
         watch: Watch | None = None,
         precision: Literal["fp32", "bf16", "fp16"] = "fp32",
         chain: Chain | None = None,
+        probe: bool | None = None,
     ) -> None:
         check_executed(plan)
         check_world(plan, dist.get_world_size())
@@ -111,11 +116,17 @@ class Placed(SavedPart):
         self.device = local_device(device)
         self.layout = Layout(plan)
         self.place = plan.places[dist.get_rank()]
-        self.chain = chain or describe(
-            module, plan.workload.layers, paired(example) if example else example_of(module),
-            compute=COMPUTE[precision], loss=loss, count=count, device=self.device,
-            spread=plan.further.expert,
-        )  # fmt: skip
+        spread = plan.further.expert
+        if chain is None:
+            data = paired(example) if example else example_of(module)
+            chain = describe(
+                module, plan.workload.layers, data, compute=COMPUTE[precision], loss=loss,
+                count=count, device=self.device, spread=spread,
+            )  # fmt: skip
+            check_on_first_rank(
+                lambda: check_probe(module, chain, data, loss=loss, spread=spread, wanted=probe)
+            )
+        self.chain = chain
         self.shapes = {name: p.shape for name, p in self.chain.parameters.items()}
         self.watch = watch or Watch()
         self.numbers: dict[str, set[float]] = {}
@@ -128,6 +139,7 @@ class Placed(SavedPart):
         cuts: name of a parameter -> this rank's part. Returns name -> new parameter. Layers that
         share a parameter share its part.
         """
+        self.replaced = Replaced(dict(self.module.named_parameters()))
         parameters: dict[str, nn.Parameter] = {}
         for number in self.layout.layers(self.place):
             layer = self.chain.layers[number]
@@ -153,6 +165,7 @@ class Placed(SavedPart):
         requested, where they have another form than those of the trace, and where a number that
         they give for the whole batch differs from that of other rows.
         """
+        self.replaced.check_trained()
         source = rows or (lambda first, last: self.module.batch(step, first, last))
         # Layers that the module states itself take any sizes. Messages between stages do not.
         fixes_sizes = isinstance(self.chain.source, Split) or self.has_messages
@@ -269,6 +282,7 @@ class Placed(SavedPart):
                 if parameter.dim():
                     parameter = parameter.movedim(self.chain.parameters[name].dim, 0)
                 parameter.copy_(flat.view(parameter.shape))
+        self.replaced.release()
         return self.module
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -431,6 +445,25 @@ class Distributed(Placed):
                 savers = bucket.plan.shard_groups[0]
             if not deduplicated or bucket.rank in savers:
                 yield from bucket.boxes(values, scalars=scalars)
+
+
+def check_on_first_rank(check: Callable[[], str | None]) -> None:
+    """Make a check on rank 0, and raise its error on all ranks. All ranks call this together.
+
+    check: returns a note, which is printed, or None; raises UnsupportedError.
+    """
+    refused: str | None = None
+    if dist.get_rank() == 0:
+        try:
+            note = check()
+        except UnsupportedError as error:
+            refused = str(error)
+        else:
+            if note is not None:
+                print(f"hetplan: {note}", file=sys.stderr, flush=True)
+    refused = gather_objects(refused)[0]
+    if refused is not None:
+        raise UnsupportedError(refused)
 
 
 def example_of(module: nn.Module) -> tuple[Any, Any]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -318,12 +319,36 @@ class Called(nn.Module):
 def graph_of(module: nn.Module, arguments: Any, where: str, **options: Any) -> Any:
     """The program with gradients that torch.export makes of a module. Raises UnsupportedError with
     the cause of an exception of torch or of the module."""
-    was_training = module.training
+    in_training = {submodule: submodule.training for submodule in module.modules()}
     try:
-        with torch.enable_grad(), exporting(where):
+        with torch.enable_grad(), without_reentrant_checkpoints(), exporting(where):
             return torch.export.export(module, arguments, strict=False, **options)
     finally:
-        module.train(was_training)
+        for submodule, training in in_training.items():
+            submodule.training = training
+
+
+@contextmanager
+def without_reentrant_checkpoints() -> Iterator[None]:
+    """A context in which torch's reentrant checkpoints run their function and nothing else. Their
+    backward pass runs the function again for the same gradients, and a trace has no place for
+    that."""
+
+    class Plain:
+        """Stands for `CheckpointFunction`."""
+
+        @staticmethod
+        def apply(function: Callable[..., Any], _: bool, *arguments: Any) -> Any:
+            """The function's outputs."""
+            return function(*arguments)
+
+    place: Any = torch.utils.checkpoint
+    reentrant = place.CheckpointFunction
+    place.CheckpointFunction = Plain
+    try:
+        yield
+    finally:
+        place.CheckpointFunction = reentrant
 
 
 def chain_of(module: nn.Module) -> dict[str, nn.Module]:

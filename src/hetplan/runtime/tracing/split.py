@@ -7,8 +7,8 @@ A value of the graph is of one of three kinds.
 - table: a value that is the same for all samples, or that pointwise operators compute from tables
   and data (position embeddings, relative biases). Every layer that reads a table computes it; these
   layers then share its parameters.
-- layer: any other value. The values that are alive at a cut pass to the next layer as a tuple of
-  tensors, with the samples in their first dimension.
+- layer: any other value, and random numbers. The values that are alive at a cut pass to the next
+  layer as a tuple of tensors, with the samples in their first dimension.
 
 The model's loss becomes a sum over micro-batches (`tracing.losses`), so that micro-batches of any
 size give the same gradient. What it divides by, such as the number of labels, is a total: a sum
@@ -42,6 +42,7 @@ from torch.fx.node import map_arg
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.runtime.tracing.counter import numbered
+from hetplan.runtime.tracing.draws import draws
 from hetplan.runtime.tracing.evaluation import check_alike, operators_of
 from hetplan.runtime.tracing.experts import Experts, as_nodes
 from hetplan.runtime.tracing.layers import Called, graph_of, labels
@@ -255,6 +256,10 @@ class Split:
             is_table = same_for_all or torch.Tag.pointwise in tags or name_of(node) in VIEWS
             if torch.Tag.nondeterministic_seeded in tags or not is_table:
                 kinds.add(LAYER)
+        if draws(node):
+            # Every rank that read the numbers as data would draw others. As a layer's they are
+            # drawn once, and pass on to the layers that read them.
+            kinds.add(LAYER)
         # a node that reads no other is an argument of the module, or depends on nothing
         self.kinds[node] = max(kinds, default=DATA)
         schema = getattr(node.target, "_schema", None)
@@ -264,6 +269,9 @@ class Split:
         self.bases[node] = base
         if alias is not None and alias.is_write:
             self.changes[base].append(node)
+            is_new = base.op == "call_function" and set(base.users) <= {*self.changes[base], node}
+            if draws(node) and is_new:  # numbers drawn into a new tensor that no other node reads
+                self.kinds[base] = self.kinds[node]
             require(
                 self.kinds[node] == self.kinds[base] and base not in self.attributes,
                 "the model changes in place what is not one layer's",
@@ -440,6 +448,15 @@ class Split:
         totals that it reads)."""
         given = set(totals)
         cone = self.cone(nodes, {*self.inputs, *given}.__contains__)
+        drawn = next(filter(draws, cone), None)
+        require(
+            drawn is None,
+            "the weight of samples in the loss depends on numbers that forward draws",
+            where=type(self.module).__name__,
+            got=None if drawn is None else name_of(drawn),
+            expected="a mean over what the data alone tell",
+            kind=UnsupportedError,
+        )
         read = [total for total in self.nodes if total in given & cone]
         return self.piece([*self.inputs, *read], nodes).to(self.device), read
 
