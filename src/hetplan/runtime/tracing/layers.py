@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from hetplan.errors import (
     HetplanError,
@@ -46,6 +45,7 @@ from hetplan.runtime.tracing.counter import (
     saved_by_autograd,
     storage,
     tree_leaves,
+    tree_map,
 )
 from hetplan.runtime.tracing.failures import exporting
 
