@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from hetplan.errors import (
     HetplanError,
@@ -47,6 +46,7 @@ from hetplan.runtime.tracing.counter import (
     saved_by_autograd,
     storage,
     tree_leaves,
+    tree_map,
 )
 from hetplan.runtime.tracing.failures import exporting
 
