@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hetplan.runtime.tracing.layers import TARGET_ARGUMENTS
-from hetplan.runtime.tracing.split import leaves, mapped
+from hetplan.runtime.tracing.split import has_samples, leaves, mapped
 
 # How unlike samples are: `BOLD` ones may have numbers that the example does not have, and labels
 # that do not count. `MILD` ones have the example's numbers in another order. In `PLAIN` ones only
