@@ -215,7 +215,7 @@ def prepare() -> None:
         with default_type("float64"), doubled():
             module = made(name)
             names, data = LAYERS[name], example_of(module)
-            PREPARED[name] = module, Split(module, names, data, None, lambda data: 0.0, "cpu")
+            PREPARED[name] = module, Split(module, names, data, None, None, "cpu")
 
 
 def quick(rank: int, world: int, folder: Path) -> None:

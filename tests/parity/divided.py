@@ -171,7 +171,7 @@ def prepare() -> None:
     for name in MODELS:
         with default_type("float64"), doubled():
             module = made(name)
-            split = Split(module, CONFIGURED, example_of(module), None, lambda data: 0.0, "cpu")
+            split = Split(module, CONFIGURED, example_of(module), None, None, "cpu")
             PREPARED[name] = module, split
 
 

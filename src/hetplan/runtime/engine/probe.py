@@ -25,6 +25,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,12 @@ from hetplan.errors import HetplanError, UnsupportedError, kind_and_text
 from hetplan.runtime.engine.chain import Chain, describe
 from hetplan.runtime.engine.data import drawing_data, tensor_checksum
 from hetplan.runtime.engine.samples import BOLD, MILD, PLAIN, unlike_samples
+from hetplan.runtime.engine.totals import BatchTotals, added_up
 from hetplan.runtime.tracing.draws import Alike
 from hetplan.runtime.tracing.layers import Called
+from hetplan.runtime.tracing.losses import name_of
 from hetplan.runtime.tracing.module_state import ModuleState
-from hetplan.runtime.tracing.split import Split, leaves, mapped, name_of
+from hetplan.runtime.tracing.split import Split, Totals, has_samples, leaves, mapped
 
 # Floating type of the passes -> (relative, negligible) differences. A gradient may be off by the
 # first share of its largest element, and by the second share of the largest element of all.
@@ -113,17 +116,17 @@ class Differs(Exception):
 
 
 class Layers(nn.Module):
-    """The layers of a chain as one module, from the data to the sum of the losses."""
+    """The layers of a chain as one module, from the data to the summand of the loss."""
 
     def __init__(self, chain: Chain) -> None:
         super().__init__()
         self.layers = nn.ModuleList(chain.layers)
         self.chain = chain
 
-    def forward(self, data: Any) -> Tensor:
-        """Run one layer after the other."""
+    def forward(self, data: Any, totals: Totals) -> Tensor:
+        """Run one layer after the other. totals: of the batch that the data are a part of."""
         count = len(self.chain.layers)
-        read = self.chain.source.feed(lambda: data, 0, count)
+        read = self.chain.source.feed(lambda: data, 0, count, totals)
         values: tuple[Tensor, ...] = ()
         for k in range(count):
             values = self.chain.call(k, (*values, *read[k]))
@@ -168,7 +171,7 @@ class Probe:
         if again is not None:
             raise self.refusal(HIDDEN, again)
         try:
-            parts = [self.of_layers(data) for data in self.micro_batches]
+            parts = [self.of_layers(data, self.micro_batches) for data in self.micro_batches]
         except HetplanError:
             raise
         except Exception as error:
@@ -194,9 +197,12 @@ class Probe:
             parameter.grad = None
         return Pass(float(loss.detach()), gradients)
 
-    def of_layers(self, data: Any) -> Pass:
+    def of_layers(self, data: Any, batches: Sequence[Any]) -> Pass:
         """The passes of the chain's layers, on parameters of their own, as ranks have them: hooks
-        of the module's parameters do not reach these."""
+        of the module's parameters do not reach these.
+
+        batches: the micro-batches of the batch that the data are one of.
+        """
         layers = Layers(self.chain)
         of_module = dict(self.module.named_parameters(remove_duplicate=False))
         fresh: dict[int, Tensor] = {}  # id of a parameter of the module -> that of the layers
@@ -210,7 +216,8 @@ class Probe:
                     leaf = parameter.detach().requires_grad_(parameter.requires_grad)
                     fresh[id(parameter)] = leaf
                 state[f"layers.{k}.{inside}"] = fresh[id(parameter)]
-        loss: Tensor = torch.func.functional_call(layers, state, (copied(data),), tie_weights=False)
+        arguments = (copied(data), self.totals(batches).values)
+        loss: Tensor = torch.func.functional_call(layers, state, arguments, tie_weights=False)
         if loss.requires_grad:
             loss.backward()
         gradients = {}
@@ -227,22 +234,22 @@ class Probe:
         """The first difference between the module's passes and those of the layers on some
         micro-batches, whose losses are sums. The module's loss is their mean, or their sum."""
         differences = []
-        for factor in (1.0 / self.weight(batches), 1.0):
+        for factor in (1.0 / (self.totals(batches).weight or 1.0), 1.0):
             difference = self.difference(own, summed.times(factor))
             if difference is None:
                 return None
             differences.append(difference)
         return differences[0]
 
-    def weight(self, batches: Sequence[Any]) -> float:
-        """The weight by which the engine divides the losses of some micro-batches; 1 where it has
-        none."""
+    def totals(self, batches: Sequence[Any]) -> BatchTotals:
+        """The totals of a batch of some micro-batches, and the weight by which the engine divides
+        their losses."""
         try:
-            return sum(self.chain.source.weigh(data) for data in batches) or 1.0
+            return added_up(self.chain.source, [partial(copied, data) for data in batches])
         except HetplanError:
             raise
         except Exception:  # noqa: BLE001 (the module's `count`; a run says what it lacks)
-            return 1.0
+            return BatchTotals()
 
     def difference(self, own: Pass, ours: Pass) -> Difference | None:
         """The first difference of two passes that should be equal."""
@@ -262,10 +269,13 @@ class Probe:
     def explained(self, found: Difference, own: Pass, single: Pass) -> UnsupportedError:
         """The refusal of a difference, with its likely cause. own: the module's passes of all
         samples. single: the layers' passes of the first sample."""
-        together = self.difference_of_sum(own, self.of_layers(self.samples), [self.samples])
+        together = self.difference_of_sum(
+            own, self.of_layers(self.samples, [self.samples]), [self.samples]
+        )
         if together is None:
             return self.refusal(ROWS, found)
         first = self.micro_batches[0]
+        single = self.of_layers(first, [first])
         of_first = self.difference_of_sum(self.own(first), single, [first])
         if of_first is None:
             return self.refusal(ROWS, found)
@@ -467,7 +477,7 @@ def tensors_of(module: nn.Module, chain: Chain) -> list[Tensor]:
 
 def rows_of(data: Any, first: int, last: int) -> Any:
     """The rows [first, last) of data."""
-    return mapped(data, lambda x: x[first:last] if isinstance(x, Tensor) else x)
+    return mapped(data, lambda x: x[first:last] if has_samples(x) else x)
 
 
 def copied(data: Any) -> Any:

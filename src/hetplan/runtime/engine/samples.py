@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hetplan.runtime.tracing.layers import TARGET_ARGUMENTS
-from hetplan.runtime.tracing.split import leaves, mapped
+from hetplan.runtime.tracing.split import has_samples, leaves, mapped
 
 # How unlike samples are: `BOLD` ones may have numbers that the example does not have, and labels
 # that do not count. `MILD` ones have the example's numbers in another order. In `PLAIN` ones only
@@ -27,7 +27,7 @@ def unlike_samples(example: Any, count: int, level: str) -> Any:
     """(inputs, targets) of `count` unlike samples: the first ones of the example as far as it has
     different ones, and others made of its first one. level: BOLD, MILD or PLAIN."""
     rows = [row_of(example, 0)]
-    number = min(len(x) for x in leaves(example) if isinstance(x, Tensor))
+    number = min(len(x) for x in leaves(example) if has_samples(x))
     for k in range(1, min(number, count)):
         row = row_of(example, k)
         if not any(same(row, other) for other in rows):
@@ -40,7 +40,7 @@ def unlike_samples(example: Any, count: int, level: str) -> Any:
 
     def joined(x: Any) -> Any:
         column = next(columns)
-        return torch.cat(column) if isinstance(x, Tensor) else x
+        return torch.cat(column) if has_samples(x) else x
 
     return mapped(rows[0], joined)
 
@@ -113,7 +113,7 @@ def unlike_numbers(value: Tensor, change: int, name: str, level: str) -> Tensor:
 
 def row_of(data: Any, row: int) -> Any:
     """A sample of data."""
-    return mapped(data, lambda x: x[row : row + 1] if isinstance(x, Tensor) else x)
+    return mapped(data, lambda x: x[row : row + 1] if has_samples(x) else x)
 
 
 def same(first: Any, second: Any) -> bool:
