@@ -5,9 +5,9 @@ wrong it is on what is left out.
 
 OPERATORS holds NeuSight's and vidur's measurements as `neusight_gemm_fp32.csv.gz`,
 `neusight_elementwise_fp32.csv.gz`, `vidur_gemm_fp16.csv.gz` and `vidur_collectives.csv.gz`, and
-aiconfigurator's as `aic_nccl.csv.gz`; ALL_REDUCES vTrain's tables `a100_AR_GPU8_1M_1024M_LUT` and
-so on. A part that is not named stays as it is in FILE. Needs xgboost and torch, which predictions
-do not.
+aiconfigurator's as `aic_nccl.csv.gz` and `aic_gemm.csv.gz`; ALL_REDUCES vTrain's tables
+`a100_AR_GPU8_1M_1024M_LUT` and so on. A part that is not named stays as it is in FILE. Needs
+xgboost and torch, which predictions do not.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from numpy.typing import NDArray
 from hetplan.files import read_json, to_json, write_text
 from hetplan.profiling.hardware.cluster import device
 from hetplan.profiling.models.operators import Precision
-from hetplan.profiling.rates.products import (
-    MOVING,
+from hetplan.profiling.rates.products import MOVING, Trees
+from hetplan.profiling.rates.shipped import Format, ProductTrees, Tiling
+from hetplan.profiling.rates.tiles import (
     PHYSICS,
     Machine,
     Tiles,
-    Trees,
+    architecture,
     mean_of,
     physical,
 )
-from hetplan.profiling.rates.shipped import ProductTrees, Tiling
 
 Floats = NDArray[np.float64]
 OUTPUT = Path(__file__).parents[2] / "src/hetplan/profiling/rates/measured.json.gz"
@@ -72,7 +72,8 @@ ORIGINS = [
         "name": "aiconfigurator",
         "source": "ai-dynamo/aiconfigurator@095f58a",
         "licence": "Apache-2.0 (NVIDIA)",
-        "conditions": "nccl-tests of 16-bit numbers, 512 bytes to 512 MiB",
+        "conditions": "nccl-tests of 16-bit numbers, 512 bytes to 512 MiB; products in bursts "
+        "under CUDA graphs, the best of sglang, trtllm and vllm",
     },
 ]
 # What a measured device is called there; the catalogue's type with its figures, then those that
@@ -485,7 +486,60 @@ def fit_all_products(folder: Path) -> list[dict[str, Any]]:
     return products
 
 
-PARTS = ("products", "moves", "collectives")
+# aiconfigurator's names of measured devices and formats; those of the same chip and power follow.
+AIC_DEVICES = {
+    "NVIDIA A100-SXM4-80GB": ("A100-SXM4-80GB", "A100-SXM4-40GB", "A800-SXM4-80GB"),
+    "NVIDIA H100 80GB HBM3": ("H100-SXM5-80GB", "H800-SXM5-80GB"),
+    "NVIDIA L40S": ("L40S",),
+    "NVIDIA B200": ("B200",),
+}
+AIC_FORMATS: dict[str, Format] = {
+    "bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "fp4",
+}  # fmt: skip
+# Least k and n. Libraries have no kernels for less than a block of 128, or fall back to other ones.
+LEAST_WIDTH: dict[Format, float] = {"bf16": 64, "fp8": 128, "fp8-block": 128, "fp4": 128}
+LEFT_OUT = 3  # one row in so many gives the errors
+
+
+def burst_products(folder: Path) -> dict[tuple[str, Format], tuple[Floats, Floats]]:
+    """(sizes [N, 4], seconds [N]) of aiconfigurator's products by device and format, in a random
+    order."""
+    found: dict[tuple[str, Format], list[tuple[float, ...]]] = defaultdict(list)
+    for row in rows(folder / "aic_gemm.csv.gz"):
+        number = AIC_FORMATS.get(row["gemm_dtype"])
+        m, k, n = (float(row[key]) for key in "mkn")
+        if number is not None and row["device"] in AIC_DEVICES and min(k, n) >= LEAST_WIDTH[number]:
+            found[row["device"], number].append((1.0, m, k, n, float(row["best_ms"]) * 1e-3))
+    random = np.random.default_rng(0)
+    tables = {key: random.permutation(np.array(found[key])) for key in sorted(found)}
+    return {key: (table[:, :4], table[:, 4]) for key, table in tables.items()}
+
+
+def burst_machine(name: str, number: Format) -> Machine:
+    """The machine of a device of aiconfigurator's, whose bursts were measured."""
+    return Machine.of(device(AIC_DEVICES[name][0]), number, regime="burst")
+
+
+def fit_formats(folder: Path) -> Iterator[dict[str, Any]]:
+    """The tiles of each architecture in each format. Every third product is left out for errors."""
+    for (name, number), (sizes, seconds) in burst_products(folder).items():
+        machine = burst_machine(name, number)
+        left = np.arange(len(sizes)) % LEFT_OUT == 0
+        tiling = fit_tiling(machine, sizes[~left], seconds[~left])
+        ratio = seconds[left] / physical(machine, tiling, sizes[left])[0]
+        made = errors(ratio, np.ones(len(ratio)))
+        print(f"{name:24} {number:10} {made}")
+        yield {
+            "devices": list(AIC_DEVICES[name]),
+            "architecture": architecture(device(AIC_DEVICES[name][0])),
+            "number": number,
+            "origin": "aiconfigurator",
+            "tiling": tiling.model_dump(),
+            "errors": made,
+        }
+
+
+PARTS = ("products", "formats", "moves", "collectives")
 
 
 def main() -> None:
@@ -501,6 +555,7 @@ def main() -> None:
     folder = options.operators
     fits = {
         "products": lambda: fit_all_products(folder),
+        "formats": lambda: list(fit_formats(folder)),
         "moves": lambda: list(fit_moves(folder)),
         "collectives": lambda: fit_all_collectives(folder, options.all_reduces),
     }

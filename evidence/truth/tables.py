@@ -131,11 +131,13 @@ class Published:
 
 @dataclass(frozen=True)
 class Predicted:
-    """seconds of an iteration or operator, bytes on the fullest device, whether they fit."""
+    """seconds of an iteration or operator, bytes on the fullest device, whether they fit. interval:
+    of an operator, seconds between which eight in ten measurements are said to lie."""
 
     seconds: float
     peak_bytes: float | None = None
     fits: bool = True
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,15 @@ class Compared:
         return self.predicted.seconds / seconds - 1 if self.predicted and seconds else None
 
     @property
+    def held(self) -> bool | None:
+        """Whether the measurement lies in the predicted interval; None where one is unknown."""
+        seconds, interval = self.published.seconds, self.predicted and self.predicted.interval
+        if not seconds or interval is None:
+            return None
+        low, high = interval
+        return low <= seconds <= high
+
+    @property
     def memory_error(self) -> float | None:
         """(predicted - measured) / measured bytes; None where one is unknown."""
         held = self.published.held_bytes
@@ -189,7 +200,9 @@ class Compared:
         return peak / held - 1 if peak is not None and held else None
 
     def document(self) -> dict[str, Any]:
-        """As JSON types; the ranking only where it was asked for."""
+        """As JSON types; the interval and the ranking only where there is one."""
+        interval = self.predicted.interval if self.predicted else None
+        low, high = interval or (None, None)
         return {
             "file": self.file,
             "row": self.row,
@@ -199,6 +212,7 @@ class Compared:
             "measured_bytes": self.published.held_bytes,
             "predicted_bytes": self.predicted.peak_bytes if self.predicted else None,
             "reason": self.reason,
+            **({"predicted_low_seconds": low, "predicted_high_seconds": high} if interval else {}),
             **({"ranked": asdict(self.ranked)} if self.ranked else {}),
         }
 
@@ -268,6 +282,7 @@ def summarised(rows: Sequence[Compared], rules: Scoring = Scoring()) -> dict[str
     """The figures of some rows: of seconds, of order, of the pick, of memory, of utilisation.
 
     rows, predicted: how many. error, bias: mean of the absolute and of the signed relative error.
+    held: share of measurements in the predicted interval, which should be eight in ten.
     spearman: mean over workloads; order: Spearman's of all rows. regret, worst_regret: over
     workloads of several plans. memory_…: the same of bytes; memory_below: rows whose memory is
     predicted too low by more than 5 %. unfit: rows that ran and are said not to fit. utilisation:
@@ -293,6 +308,7 @@ def summarised(rows: Sequence[Compared], rules: Scoring = Scoring()) -> dict[str
         "predicted": len(predicted),
         "error": mean(map(abs, errors)),
         "bias": mean(errors),
+        "held": mean(row.held for row in timed),
         "workloads": len(pairs),
         "spearman": mean(order(*pair, rules) for pair in pairs),
         "order": order(*measured_and_predicted(timed), rules),

@@ -26,15 +26,28 @@ from hetplan.profiling.rates.collectives import (
     with_intra_bandwidth,
 )
 from hetplan.profiling.rates.products import (
-    PHYSICS,
-    Machine,
     MoveKind,
     move_seconds,
-    physical,
     product_seconds,
     products_seconds,
+    wider,
 )
-from hetplan.profiling.rates.shipped import MoveRate, ProductTrees, Tiling, shipped
+from hetplan.profiling.rates.shipped import (
+    Format,
+    FormatRate,
+    MoveRate,
+    ProductTrees,
+    Tiling,
+    shipped,
+)
+from hetplan.profiling.rates.tiles import (
+    PHYSICS,
+    Architecture,
+    Machine,
+    Regime,
+    architecture,
+    physical,
+)
 
 MADE_UP = DeviceSpec(
     memory_gib=16,
@@ -56,7 +69,11 @@ def test_what_is_shipped_names_its_origins_and_devices() -> None:
     licences = {origin.licence.split(" ")[0] for origin in rates.origins}
     assert licences == {"MIT", "Apache-2.0"}
     assert all("@" in origin.source for origin in rates.origins)
-    tables: list[ProductTrees | MoveRate] = [*rates.products, *rates.moves]
+    tables: list[ProductTrees | FormatRate | MoveRate] = [
+        *rates.products,
+        *rates.formats,
+        *rates.moves,
+    ]
     for table in tables:
         assert table.origin in known and set(table.devices) <= set(catalogue())
         assert table.errors.low <= 1 <= table.errors.high
@@ -141,6 +158,89 @@ class TestProducts:
         assert both[0] == both[1]
         with pytest.raises(InputError, match="peak_tflops"):
             product_seconds("T4", device("T4"), "bf16", shape)
+
+
+LARGE = Shape(1, 8192, 8192, 8192)
+
+
+def teraflops(
+    name: str, number: Format, regime: Regime, shape: Shape = LARGE, **parts: object
+) -> float:
+    spec = device(name).model_copy(update=parts)
+    return shape.flops / product_seconds(name, spec, number, shape, regime=regime).seconds / 1e12
+
+
+class TestFormats:
+    @pytest.mark.parametrize(
+        ("name", "number", "reached", "within"),
+        [
+            # aiconfigurator (ai-dynamo/aiconfigurator@095f58a): medians of m, n, k >= 4096
+            ("A100-SXM4-80GB", "bf16", 251, 0.1),
+            ("H100-SXM5-80GB", "bf16", 801, 0.1),
+            ("H100-SXM5-80GB", "fp8", 1258, 0.15),
+            ("H100-SXM5-80GB", "fp8-block", 1261, 0.15),
+            ("B200", "bf16", 1587, 0.1),
+            ("B200", "fp8", 2422, 0.15),
+            ("B200", "fp8-block", 2751, 0.15),
+            ("B200", "fp4", 4125, 0.15),
+            ("L40S", "bf16", 235, 0.15),
+            ("L40S", "fp8", 374, 0.15),
+        ],
+    )
+    def test_large_products_in_bursts(
+        self, name: str, number: Format, reached: float, within: float
+    ) -> None:
+        assert teraflops(name, number, "burst") == pytest.approx(reached, rel=within)
+
+    def test_a_board_in_training_computes_what_its_watts_pay_for(self) -> None:
+        """SimuMax (MooreThreads/SimuMax@4dcaae5): B200 inside training, medians of m, k, n >= 4096,
+        1111 TFLOP/s; half of the watts are half of the rate. Bursts do not depend on watts."""
+        assert teraflops("B200", "bf16", "sustained", tdp_w=1000.0) == pytest.approx(1111, rel=0.1)
+        half = teraflops("B200", "bf16", "sustained", tdp_w=500.0)
+        assert half == pytest.approx(
+            teraflops("B200", "bf16", "sustained", tdp_w=1000.0) / 2, rel=0.05
+        )
+        bursts = {teraflops("B200", "bf16", "burst", tdp_w=watts) for watts in (500.0, 1000.0)}
+        assert len(bursts) == 1 and bursts.pop() > 1400
+
+    def test_a_device_takes_the_tiles_of_its_architecture(self) -> None:
+        """A GB200 is a B200 with other figures; its interval is the wider one of two boards."""
+        shape = Shape(1, 4096, 4096, 4096)
+        b200, gb200 = (
+            product_seconds(name, device(name), "fp8", shape, regime="burst")
+            for name in ("B200", "GB200")
+        )
+        assert gb200.source == "aiconfigurator on B200" and b200.source == "aiconfigurator"
+        assert gb200.seconds == pytest.approx(b200.seconds * 4500 / 5000, rel=0.05)
+        assert gb200.high / gb200.seconds > b200.high / b200.seconds
+        assert gb200.low / gb200.seconds < b200.low / b200.seconds
+        unlike = product_seconds("MI300X", device("MI300X"), "fp8", shape)
+        assert unlike.source == "fp8 of other architectures"
+        assert unlike.high / unlike.seconds == pytest.approx(PHYSICS.unlike_high)
+        assert wider(0.9, 1.1, 0.0) == pytest.approx((0.9, 1.1))
+
+    def test_narrower_products_than_any_measured_have_the_wider_interval(self) -> None:
+        spec = device("H100-SXM5-80GB")
+        wide, narrow = (
+            product_seconds("H100-SXM5-80GB", spec, "fp8", Shape(1, 4096, 4096, n), regime="burst")
+            for n in (128, 32)
+        )
+        assert narrow.high / narrow.seconds > wide.high / wide.seconds
+
+    @pytest.mark.parametrize(
+        ("name", "kind"),
+        [
+            ("T4", "older"), ("RTX-3090", "ampere"), ("A10G", "ampere"), ("L4", "ada"),
+            ("RTX-5090", "ada"), ("RTX-PRO-6000-Blackwell", "ada"), ("H20", "hopper"),
+            ("GB300", "blackwell"), ("MI355X", "other"), ("TPU-v5p", "other"),
+        ],
+    )  # fmt: skip
+    def test_architectures(self, name: str, kind: Architecture) -> None:
+        assert architecture(device(name)) == kind
+
+    def test_a_device_without_units_is_refused(self) -> None:
+        with pytest.raises(InputError, match="peak_tflops"):
+            product_seconds("A100-SXM4-80GB", device("A100-SXM4-80GB"), "fp8-block", LARGE)
 
 
 class TestMoves:
