@@ -20,7 +20,7 @@ at the share of those. Operators on 16-bit numbers take the seconds of their byt
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Literal
 
@@ -151,7 +151,7 @@ def _estimates(
     if measured is not None:
         return by_trees(*measured, machine, sizes, physics)
     model = untreed_model(device, kind, number, regime, physics)
-    predicted, _ = physical(machine, model.tiling, sizes, physics)
+    predicted = within_watts(machine, model, sizes, physics)
     least = physics.least_width if number in PRECISIONS else physics.least_narrow_width
     beneath = (
         sizes[:, 2:].min(axis=1) < least
@@ -186,6 +186,7 @@ class Untreed:
     """Tiles of a device without trees, and the ends of its intervals over the seconds."""
 
     tiling: Tiling
+    of_bursts: bool  # whether bursts were measured, and not what the device reaches in the regime
     low: float
     high: float
     source: str
@@ -211,13 +212,25 @@ def untreed_model(
             source = f"{own.origin} on {own.devices[0]}"
         if regime == "sustained" and number in PRECISIONS:
             low, source = min(low, physics.sustained_low), f"{source}, within the board's watts"
-        return Untreed(own.tiling, low, high, source)
+        return Untreed(own.tiling, True, low, high, source)
     if number in PRECISIONS:
         source = "roofline over tiles, never measured"
-        return Untreed(mean_tiling(number), physics.low, physics.high, source)
+        return Untreed(mean_tiling(number), False, physics.low, physics.high, source)
     tiling = mean_of([rate.tiling for rate in rates])
     source = f"{number} of other architectures"
-    return Untreed(tiling, physics.unlike_low, physics.unlike_high, source)
+    return Untreed(tiling, True, physics.unlike_low, physics.unlike_high, source)
+
+
+def within_watts(machine: Machine, model: Untreed, sizes: Floats, physics: Physics) -> Floats:
+    """[N] physical seconds of products `sizes` [N, 4]. Bursts take at least the seconds of their
+    operations at the rate that the regime allows: a smooth maximum, as in `physical`."""
+    if not model.of_bursts:
+        return physical(machine, model.tiling, sizes, physics)[0]
+    bursting = replace(machine, reached=machine.bursts)
+    seconds, _ = physical(bursting, model.tiling, sizes, physics)
+    least = 2.0 * sizes.prod(axis=1) / machine.reached
+    blunt = physics.sharpness[1]
+    return np.asarray((seconds**blunt + least**blunt) ** (1 / blunt))
 
 
 def burst_format(number: Format) -> Format:

@@ -11,6 +11,7 @@ clock is at its highest. In sustained use, as in training, no device computes mo
 its board pay for.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -100,11 +101,11 @@ class Physics:
     least_width: float = 64.0
     least_narrow_width: float = 128.0
     # The same for a format on an architecture that nobody measured, by the others.
-    unlike_low: float = 0.6
-    unlike_high: float = 1.6
+    unlike_low: float = 0.65
+    unlike_high: float = 1.5
     # Measured seconds inside training over bursts limited by watts: 10 % of SimuMax's products on
     # B200 lie below.
-    sustained_low: float = 0.72
+    sustained_low: float = 0.81
 
 
 PHYSICS = Physics()
@@ -116,6 +117,7 @@ class Machine:
 
     peak: float  # FLOP/s of its datasheet
     reached: float  # FLOP/s of large products
+    bursts: float  # FLOP/s of large products in bursts; at least `reached`
     bandwidth: float  # bytes/s of its datasheet
     multiprocessors: int  # tiles that it computes at once; a V100's where the catalogue has none
     element_bytes: float  # of a number in this format
@@ -131,13 +133,12 @@ class Machine:
         """The machine of a catalogue entry for operands of a format. Raises InputError where it has
         no units for them."""
         peak = peak_flops(spec, number)
-        reached = peak * (physics.share_32 if number == "fp32" else physics.share_16)
-        joules = joules_of(spec, number, physics, regime)
-        if spec.tdp_w is not None and joules is not None:
-            reached = min(reached, spec.tdp_w / joules)
+        share = peak * (physics.share_32 if number == "fp32" else physics.share_16)
+        limits = [watts_limit(spec, number, physics, which) for which in ("burst", regime)]
         return cls(
             peak=peak,
-            reached=reached,
+            reached=min(share, *limits),
+            bursts=min(share, limits[0]),
             bandwidth=spec.memory_bytes_per_s,
             multiprocessors=spec.multiprocessors or physics.multiprocessors,
             element_bytes=FORMAT_BYTES[number],
@@ -149,6 +150,14 @@ def peak_flops(spec: DeviceSpec, number: Format) -> float:
     it."""
     units = "fp8" if number == "fp8-block" else number
     return spec.peak_flops(cast(Precision, units))
+
+
+def watts_limit(spec: DeviceSpec, number: Format, physics: Physics, regime: Regime) -> float:
+    """FLOP/s that the watts of the board pay for; infinite where they are no limit, or unknown."""
+    joules = joules_of(spec, number, physics, regime)
+    if spec.tdp_w is None or joules is None:
+        return math.inf
+    return spec.tdp_w / joules
 
 
 def joules_of(spec: DeviceSpec, number: Format, physics: Physics, regime: Regime) -> float | None:
