@@ -192,10 +192,10 @@ class Compared:
     @property
     def held(self) -> bool | None:
         """Whether the measurement lies in the predicted interval; None where one is unknown."""
-        seconds, interval = self.published.seconds, self.predicted and self.predicted.interval
-        if not seconds or interval is None:
+        seconds = self.published.seconds
+        if not seconds or self.predicted is None or self.predicted.interval is None:
             return None
-        low, high = interval
+        low, high = self.predicted.interval
         return low <= seconds <= high
 
     @property
