@@ -1,5 +1,5 @@
-"""Writes the lists of device types and built-in models of files.md: `python docs/name_lists.py
-[--check]`.
+"""Writes the lists of device types, built-in models and types of configurations of files.md:
+`python docs/name_lists.py [--check]`.
 
 Each list stands between `<!-- generated: python docs/name_lists.py LIST -->` and `<!-- end -->`.
 With --check nothing is written and the exit code is 1 if the file is out of date.
@@ -14,6 +14,7 @@ from textwrap import fill
 from generated import renewed, write_or_check
 
 from hetplan.profiling.hardware.cluster import catalogue
+from hetplan.profiling.models.configurations import KNOWN
 from hetplan.profiling.models.zoo import BUILT_IN
 
 PAGE = Path(__file__).with_name("files.md")
@@ -22,7 +23,11 @@ COMMAND = "python docs/name_lists.py"
 
 def lists() -> dict[str, str]:
     """LIST -> the names, sorted, as a sentence in Markdown."""
-    names: dict[str, list[str]] = {"devices": list(catalogue()), "models": list(BUILT_IN)}
+    names: dict[str, list[str]] = {
+        "devices": list(catalogue()),
+        "models": list(BUILT_IN),
+        "types": [kind for kind in KNOWN if kind != "calculon"],  # another program's
+    }
     texts = {}
     for key, of_list in names.items():
         quoted = ", ".join(f"`{name}`" for name in sorted(of_list))

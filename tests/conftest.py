@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, settings
 
 # The first example of a property may compile a kernel, and other programs may have the processor:
 # no deadline of an example, and no complaint that drawing examples is slow.
-settings.register_profile("hetplan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "hetplan", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("hetplan")
 
 # Some environments forbid byte code. Then each of the hundreds of processes that tests start, ranks
@@ -27,7 +29,7 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 LAYERS = ("wide", "engine", "pages", "evidence")
-DEFAULT_SEEDS = 8
+DEFAULT_SEEDS = 5
 
 
 class ProcessorClock:
@@ -97,7 +99,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first eight values of a test's parameter `seed` run by default, the others with `wide`.
+    """The first five values of a test's parameter `seed` run by default, the others with `wide`.
 
     A test that belongs to another layer than the default one keeps all its seeds there.
     """

@@ -92,7 +92,8 @@ class Cluster:
         m, n = self.nodes[self.place[a]], self.nodes[self.place[b]]
         if self.place[a] == self.place[b]:
             return m.intra_bandwidth, m.intra_latency
-        slower = min(m.network_bandwidth, n.network_bandwidth, *self.uplinks(m, n))
+        cards = (m.network_bandwidth, n.network_bandwidth)
+        slower = min(*cards, m.flow, n.flow, *self.uplinks(m, n))
         return slower, max(m.network_latency, n.network_latency)
 
     def uplinks(self, m: Any, n: Any) -> list[float]:

@@ -15,7 +15,7 @@ from evidence.truth.ranked import cheapest, predicted
 from evidence.truth.tables import GIB, Cells, Published, Source, require
 from hetplan.files import read_json
 from hetplan.plans.plan import Recomputation
-from hetplan.profiling.frameworks import FSDP, MEGATRON
+from hetplan.profiling.frameworks import FSDP, MEGATRON, Framework
 from hetplan.profiling.models.configurations import from_config
 from hetplan.profiling.models.operators import STACKS, Precision
 from hetplan.profiling.models.transformer import Experts, Latent, Transformer, transformer
@@ -402,6 +402,12 @@ BITS = {
 NEMO_RANK, MLPERF_RANK, MLPERF_LORA_TOKENS = 32, 16, 8192
 
 
+def beside_tensor_ranks(framework: Framework, tensor: int) -> Framework:
+    """The framework with sequence parallelism where there are tensor ranks, as NeMo's recipes have
+    it: its memory divides the tokens as its seconds do. tensor: the tensor degree."""
+    return framework.model_copy(update={"sequence_parallel": tensor > 1})
+
+
 def nemo_job(row: Cells, gpu: str, zero: int, *, bits: int, cast_elements: float = 2.0) -> Job:
     """A model that is trained in bf16, its products in so many bits. cast_elements: of `Stack`.
 
@@ -423,7 +429,7 @@ def nemo_job(row: Cells, gpu: str, zero: int, *, bits: int, cast_elements: float
         pipeline=row.whole("pp", 1),
         chunks=row.whole("vp", 1),
         zero=zero,
-        framework=FSDP if zero == 3 else MEGATRON,
+        framework=beside_tensor_ranks(FSDP if zero == 3 else MEGATRON, row.whole("tp", 1)),
         stack=replace(
             STACKS["fused"],
             flash=3,
@@ -458,6 +464,7 @@ def mlperf_job(row: Cells) -> Job:
         require(context > 0 and not rest, f"a batch of {batch} does not divide over {gpus} GPUs")
     else:
         shape, context = shape_of("LLAMA3.1-405B"), row.whole("cp")
+    tensor = row.whole("tp", 1) if lora else row.whole("tp")
     job = Job(
         replace(shape, input_bytes=1),
         row.whole("sequence", MLPERF_LORA_TOKENS) if lora else row.whole("sequence"),
@@ -466,7 +473,8 @@ def mlperf_job(row: Cells) -> Job:
         gpus,
         batch,
         1,
-        tensor=row.whole("tp", 1) if lora else row.whole("tp"),
+        tensor=tensor,
+        framework=beside_tensor_ranks(MEGATRON, tensor),
         pipeline=row.whole("pp", 1) if lora else row.whole("pp"),
         zero=1,
         stack=replace(STACKS["fused"], flash=3, fp8=True, sequence_parallel=True),

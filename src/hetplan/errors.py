@@ -8,6 +8,7 @@ names.
 import difflib
 import importlib
 import os
+import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -103,6 +104,21 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """`text` on a single line: one blank between words, and control characters escaped."""
     return printable(" ".join(text.split()))
+
+
+def place_outside(error: BaseException) -> str | None:
+    """`FILE, line N`: the innermost line outside of hetplan and of installed packages that an
+    exception passed through, or the line that is no Python; None without one. It names the place
+    in a user's own module."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    own = os.path.dirname(os.path.abspath(__file__))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        is_installed = "site-packages" in frame.filename or "<" in frame.filename
+        of_python = frame.filename.startswith(os.path.dirname(os.__file__))
+        if not (is_installed or of_python or frame.filename.startswith(own)):
+            return f"{frame.filename}, line {frame.lineno}"
+    return None
 
 
 def kind_and_text(error: BaseException) -> str:

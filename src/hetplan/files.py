@@ -3,12 +3,15 @@
 Nothing that is read here is executed: the standard library parses JSON, and the safe loader of
 PyYAML, without aliases, parses YAML. The standard library accepts JSON with NaN and infinities,
 with a key twice in one object, and of any depth; this module refuses all three with their place.
+In files of other programs, it accepts NaN, infinities and repeated keys: a file may have them where
+hetplan reads nothing, and the schema of the file judges the values that hetplan reads.
 """
 
 import contextlib
 import gzip
 import io
 import json
+import math
 import os
 import re
 import secrets
@@ -22,10 +25,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hetplan.errors import InputError, json_path, one_line, require, shorten
+from hetplan.errors import InputError, json_path, kind_and_text, one_line, require, shorten
 
 MAX_BYTES = 256 * 2**20
 MAX_DEPTH = 64
+# Levels of other programs' JSON. The parser of the standard library recurses once for each level.
+MAX_FOREIGN_DEPTH = 400
+# Bytes and values of other programs' JSON. A value takes some hundred bytes of memory, of which a
+# packed file of a few kilobytes could have gigabytes.
+MAX_FOREIGN_BYTES = 64 * 2**20
+MAX_FOREIGN_VALUES = 2_000_000
 PIPE_SECONDS = 10  # for which a named pipe is read before some program writes into it
 # People write the YAML files, so that they are small. The parser is slow: a file of this size takes
 # half a minute at worst.
@@ -87,6 +96,58 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     return parse_json(read_bytes(path), where=os.fspath(path))
 
 
+def read_foreign_json(path: str | os.PathLike[str]) -> Any:
+    """The parsed JSON of another program's file (`parse_foreign_json`)."""
+    return parse_foreign_json(read_bytes(path, MAX_FOREIGN_BYTES), where=os.fspath(path))
+
+
+def parse_foreign_json(content: bytes | str, *, where: str) -> Any:
+    """Another program's document in `content` (UTF-8), as Python's `json` reads it: with NaN and
+    infinities, and with the last value of a key that stands twice. An integer of more digits than
+    Python converts becomes an infinity.
+
+    Raises InputError with the place for content that is no JSON, for nesting beyond
+    MAX_FOREIGN_DEPTH, and for more than MAX_FOREIGN_VALUES. `where` names the source in errors.
+    """
+
+    def integer(text: str) -> int | float:
+        try:
+            return int(text)
+        except ValueError:
+            return -math.inf if text.startswith("-") else math.inf
+
+    with json_errors(content, where) as text:
+        # Each value but the first of an object or a list stands behind a comma.
+        values = text.count(",") + text.count("[") + text.count("{")
+        require(
+            values <= MAX_FOREIGN_VALUES,
+            "has too many values",
+            where=where,
+            got=values,
+            expected=f"at most {MAX_FOREIGN_VALUES}",
+        )
+        check_depth(text, where, MAX_FOREIGN_DEPTH)
+        return json.loads(text, parse_int=integer)
+
+
+@contextlib.contextmanager
+def json_errors(content: bytes | str, where: str) -> Iterator[str]:
+    """A context for parsing JSON: gives the text of `content`, and turns errors of decoding and of
+    parsing into InputErrors with the place. `where` names the source."""
+    text = ""
+    try:
+        text = content if isinstance(content, str) else content.decode("utf-8-sig")
+        yield text
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 text at byte {error.start}", where=where) from None
+    except json.JSONDecodeError as error:
+        require(text.strip(), "is empty", where=where, expected="a JSON document")
+        is_cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        require(not is_cut, "ends in the middle", where=where, expected="a whole JSON document")
+        place = f"{where}: line {error.lineno} column {error.colno}"
+        raise InputError(f"not valid JSON: {error.msg}", where=place) from None
+
+
 @dataclass(frozen=True, eq=False)
 class Fault:
     """A mark in a parsed document in the place of a value that is refused; the fields are those of
@@ -126,20 +187,11 @@ def parse_json(content: bytes | str, *, where: str) -> Any:
             result[key] = refused(f"key {shorten(key)} stands twice in one object")
         return result
 
-    try:
-        text = content if isinstance(content, str) else content.decode("utf-8-sig")
-        check_depth(text, where)
+    with json_errors(content, where) as text:
+        check_depth(text, where, MAX_DEPTH)
         document = json.loads(
             text, parse_constant=constant, parse_int=integer, object_pairs_hook=unique_keys
         )
-    except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8 text at byte {error.start}", where=where) from None
-    except json.JSONDecodeError as error:
-        require(text.strip(), "is empty", where=where, expected="a JSON document")
-        is_cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
-        require(not is_cut, "ends in the middle", where=where, expected="a whole JSON document")
-        place = f"{where}: line {error.lineno} column {error.colno}"
-        raise InputError(f"not valid JSON: {error.msg}", where=place) from None
     if faults:
         # One is left: an object that loses a value, and the faults in it, gets a fault itself.
         path, fault = next(faults_in(document))
@@ -165,19 +217,19 @@ def faults_in(value: Any, *path: int | str) -> Iterator[tuple[Sequence[int | str
 STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
 
 
-def check_depth(text: str, where: str) -> None:
-    """Raise InputError for JSON nested beyond MAX_DEPTH, before the parser recurses into it."""
-    if text.count("[") + text.count("{") <= MAX_DEPTH:
+def check_depth(text: str, where: str, most: int) -> None:
+    """Raise InputError for JSON nested beyond `most` levels, before the parser recurses into it."""
+    if text.count("[") + text.count("{") <= most:
         return
     depth = 0
     for match in STRING_OR_BRACKET.finditer(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match.group(), 0)
-        if depth > MAX_DEPTH:
+        if depth > most:
             line = text.count("\n", 0, match.start()) + 1
             raise InputError(
                 "nested too deeply",
                 where=f"{where}: line {line}",
-                expected=f"at most {MAX_DEPTH} levels",
+                expected=f"at most {most} levels",
             )
 
 
@@ -253,10 +305,18 @@ def check_target(path: Path) -> None:
     require(os.access(folder, os.W_OK), "folder cannot be written to", where=str(folder))
 
 
+def check_utf8(path: str) -> None:
+    """Raise InputError for a path that is no UTF-8 text, and so cannot stand in a script."""
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError("name is not UTF-8, and scripts would state it", where=path) from None
+
+
 def check_folder_target(path: Path) -> None:
     """Raise InputError for a path where no folder can be made, or into which no file can be
     written."""
-    exists = os.path.exists(path)
+    exists = os.path.lexists(path)  # a link to nothing is in the way, too
     require(not exists or os.path.isdir(path), "is a file, expected a folder", where=str(path))
     if not exists:
         require(os.path.isdir(path.parent), "no such folder", where=str(path.parent))
@@ -264,10 +324,43 @@ def check_folder_target(path: Path) -> None:
     require(os.access(folder, os.W_OK), "folder cannot be written to", where=str(folder))
 
 
+@contextlib.contextmanager
+def writable(path: str | os.PathLike[str], what: str = "cannot be written") -> Iterator[None]:
+    """A context in which `path` is made or written. What the operating system says against it
+    becomes an InputError: a full disk, a name that is too long, a folder that allows no files."""
+    where = os.fspath(path)
+    try:
+        yield
+    except InputError:  # is a ValueError too
+        raise
+    except OSError as error:
+        raise InputError(f"{what}: {error.strerror or kind_and_text(error)}", where=where) from None
+    except ValueError as error:  # a name with a null byte or with lone surrogates
+        raise InputError(f"{what}: {one_line(str(error))[:160]}", where=where) from None
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder and those above it; one that exists stays. Raises InputError where it cannot be
+    made, and where the path is a file."""
+    with writable(path, "folder cannot be made"):
+        os.makedirs(path, exist_ok=True)
+
+
+def try_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder as `make_folder` does and write a file into it, which is removed again. Raises
+    InputError where either cannot be done, so that long work need not end with it."""
+    make_folder(path)
+    trial = Path(path, f".{secrets.token_hex(6)}.tmp")
+    with writable(path):
+        trial.touch()
+        trial.unlink()
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` atomically: an old file stays until the new one is complete. UTF-8; gzip where
-    the name ends in `.gz`."""
-    data = text.encode("utf-8")
+    the name ends in `.gz`. Raises InputError for text that UTF-8 cannot hold."""
+    with writable(path):
+        data = text.encode("utf-8")
     if os.fspath(path).endswith(".gz"):
         data = gzip.compress(data, mtime=0)  # without a time, equal texts give equal files
     write_bytes(path, data)
@@ -276,23 +369,24 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Write `data` atomically: a temporary file beside `path`, flushed to disk, then renamed over
     it."""
-    target = Path(os.path.realpath(path))  # a link stays a link: the file it points to is replaced
-    check_target(target)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        with open(temporary, "xb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if os.path.exists(target):
-            os.chmod(temporary, target.stat().st_mode & 0o777)
-        os.replace(temporary, target)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        if not isinstance(error, OSError):
+    with writable(path):
+        # A link stays a link: the file to which it points is replaced.
+        target = Path(os.path.realpath(path))
+        check_target(target)
+        # The name is cut, since a file system allows 255 bytes and the target may have as many.
+        temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.tmp")
+        try:
+            with open(temporary, "xb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            if os.path.exists(target):
+                os.chmod(temporary, target.stat().st_mode & 0o777)
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
             raise
-        raise InputError(f"cannot be written: {error.strerror}", where=str(target)) from None
 
 
 def to_yaml(value: Any) -> str:

@@ -35,7 +35,7 @@ from hetplan.errors import (
     require,
     suggestion,
 )
-from hetplan.files import read_json, to_json, write_text
+from hetplan.files import read_foreign_json, read_json, to_json, write_text
 
 
 class StrictModel(BaseModel):
@@ -433,5 +433,6 @@ ByLayer = Annotated[Filled[list[T]], BeforeValidator(in_order)]
 
 def read_foreign(kind: type[M], path: str | os.PathLike[str]) -> M:
     """The JSON file of another program as an instance of the model `kind`. Raises InputError with
-    the place in the file, what was got and what was expected."""
-    return parse(kind, read_json(path), where=os.fspath(path))
+    the place in the file, what was got and what was expected. Values of keys that `kind` does not
+    have are not judged."""
+    return parse(kind, read_foreign_json(path), where=os.fspath(path))

@@ -57,7 +57,7 @@ def ask(
     return answer, programme.strategy(answer) if answer.has_solution else None
 
 
-@pytest.mark.parametrize("case", rest_wide(HELD, 4), ids=str)
+@pytest.mark.parametrize("case", rest_wide(HELD, 3), ids=str)
 @pytest.mark.parametrize("model", ["cp-sat-linear", "milp"])
 def test_model_of_each_configuration_equals_enumeration(model: str, case: Case) -> None:
     data = data_of(case)
@@ -106,7 +106,8 @@ def test_cheap_bounds_are_below_and_the_slowest_total_above_every_configuration(
     [
         pytest.param("cp-sat", 8, False, marks=pytest.mark.wide),
         ("cp-sat-linear", 8, False),
-        *((method, 8, True) for method in ("milp", "pyomo")),
+        ("milp", 8, True),
+        pytest.param("pyomo", 8, True, marks=pytest.mark.wide),
         pytest.param("cp-sat", 8, True, marks=pytest.mark.wide),
         pytest.param("cp-sat-linear", 8, True, marks=pytest.mark.wide),
         *(pytest.param(method, 8, False, marks=pytest.mark.wide) for method in ("milp", "pyomo")),

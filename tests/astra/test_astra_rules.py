@@ -163,7 +163,7 @@ conditions = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(conditions)
 def test_agrees_with_python_precedence(text: str) -> None:
     python = text.replace("&&", " and ").replace("||", " or ").replace("$", "")
@@ -177,7 +177,7 @@ def test_agrees_with_python_precedence(text: str) -> None:
     assert met(text) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(st.text(alphabet="$ab=!<>&|()+-*/% 'None01fla\"é", max_size=30))
 def test_any_text_is_a_rule_or_a_placed_error(text: str) -> None:
     rule, complaint = None, "column"

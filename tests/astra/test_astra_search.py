@@ -192,6 +192,7 @@ def test_segment_front_equals_brute_force(seed: int) -> None:
         assert point.seconds == pytest.approx(least[point.strategy], rel=1e-9)
 
 
+@pytest.mark.wide
 def test_one_strategys_segments_can_be_stopped() -> None:
     """The clock is looked at among the stage counts of one strategy; what was found is real, and
     nothing is proven."""
@@ -314,7 +315,7 @@ def test_a_pool_is_never_worse_than_one_of_its_types() -> None:
     assert short.best is None and "hybrid recomputation" in short.reason
 
 
-@pytest.mark.parametrize("pool", ["one", "cost", "two"])
+@pytest.mark.parametrize("pool", ["one", pytest.param("cost", marks=pytest.mark.wide), "two"])
 def test_top_lists_as_many_strategies_as_asked_for(pool: str) -> None:
     a, b = offer_of("A800", 48), offer_of("H100", 32)
     pools = {

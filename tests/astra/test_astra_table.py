@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from random import Random
 from typing import Any
@@ -120,7 +121,7 @@ def test_experts_bring_expert_parallelism() -> None:
     assert set(dense.columns["expert_model_parallel_size"].tolist()) == {1}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=25),
     st.integers(0, 7),
@@ -156,3 +157,9 @@ def test_what_differs_by_rounding_alone_keeps_its_order(steps: list[int], random
         ranking(1.0 / shaken, money * (shaken / exact)).tolist()
         == ranking(1.0 / exact, money).tolist()
     )
+
+
+def test_an_unknown_price_is_not_taken_for_nothing() -> None:
+    speed, money = np.array([3.0, 2.0, 1.0]), np.array([math.nan, 5.0, 4.0])
+    assert pareto(speed, money).tolist() == [1, 2]
+    assert pareto(speed, np.full(3, math.nan)).tolist() == [0]

@@ -28,8 +28,8 @@ from hetplan.plans.plan import Plan
 from hetplan.solvers.run import Progress
 
 COMMANDS = (
-    "plan", "fits", "solve", "check", "run", "launch", "show", "export", "profile", "cluster",
-    "instances", "study", "doctor",
+    "plan", "fits", "recommend", "solve", "check", "run", "launch", "show", "export", "profile",
+    "cluster", "instances", "study", "doctor",
 )  # fmt: skip
 # `hetplan` with the fake problem registered, as a program of its own.
 PROGRAM = (

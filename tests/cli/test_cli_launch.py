@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -249,3 +250,38 @@ def test_every_option_keeps_its_default() -> None:
 def test_the_page_shows_the_example() -> None:
     page = (ROOT / "docs" / "howto-launch.md").read_text(encoding="utf-8")
     assert (ROOT / "examples" / "job" / "job.yaml").read_text(encoding="utf-8") in page
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below", "/proc/none", "l" * 300, "link"])
+def test_a_folder_that_cannot_be_made_is_one_line(
+    hetplan: Call, tmp_path: Path, plan: Path, folder: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere/at/all")
+    ran = hetplan("launch", write(tmp_path), "--plan", plan, "-o", tmp_path / folder)
+    assert ran.code == 2 and "bug" not in ran.error
+
+
+def test_the_default_folder_may_be_a_file(hetplan: Call, tmp_path: Path, plan: Path) -> None:
+    (tmp_path / "My job-launch").touch()
+    ran = hetplan("launch", write(tmp_path), "--plan", plan)
+    assert ran.code == 2 and "folder cannot be made" in ran.error
+
+
+@pytest.mark.parametrize("kind", [{"kind": "slurm"}, {"kind": "ssh", "hosts": ["a", "b"]}])
+def test_a_folder_whose_name_is_no_text_stands_in_no_script(
+    hetplan: Call, tmp_path: Path, plan: Path, kind: dict[str, object]
+) -> None:
+    target = os.fsdecode(os.fsencode(tmp_path) + b"/d\xff")
+    ran = hetplan("launch", write(tmp_path, launcher=kind), "--plan", plan, "-o", target)
+    assert ran.code == 2 and "name is not UTF-8" in ran.error
+
+
+@pytest.mark.parametrize(("kind", "passed"), [("local", True), ("slurm", False)])
+def test_ranks_elsewhere_take_the_model_from_the_plan(
+    hetplan: Call, tmp_path: Path, kind: str, passed: bool
+) -> None:
+    """The file of a model is on this machine alone."""
+    job = write(tmp_path, launcher={"kind": kind})
+    ran = hetplan("launch", job, "--dry-run")
+    assert ("--model gpt2" in ran.out.splitlines()[1]) is passed

@@ -58,7 +58,7 @@ REFUSALS: dict[str, dict[str, str]] = {
         "": "--gpus or by --cluster",
         "--gpus A800": "TYPE:COUNT",
         "--gpus A800:0": "TYPE:COUNT",
-        "--gpus A801:8": "unknown device 'A801'; did you mean A800-SXM4-80GB?",
+        "--gpus A801:8": "unknown device 'A801'; did you mean A800-SXM4-80GB, A800-PCIE-80GB?",
         "--gpus A100:8": "several devices",
         "--gpus A800:8,A800:8": "names a type twice",
         "--gpus A800:8 --mode cheap": "'cheap' is not one of",

@@ -588,3 +588,60 @@ def test_loading_a_method_is_not_solving() -> None:
     assert run.should_stop
     result = solve_loaded(instance, "auto", run)
     assert result.status == "optimal" and result.seconds < 60
+
+
+SOLVER = """
+from hetplan.solvers.registry import Method
+def solve(data, run):
+    {body}
+METHODS = {{"ditto": [Method("theirs", "{name}:solve", False, "x")]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "message"),
+    [
+        ("p_raises", "x = 1\n1 / 0\n", "p_raises.py, line 2: plugin raises ZeroDivisionError"),
+        ("p_syntax", "def f(:\n", "p_syntax.py, line 1: plugin raises SyntaxError"),
+        ("p_leaves", "import sys\nsys.exit(0)\n", "p_leaves.py, line 2: plugin raises SystemExit"),
+        ("p_table", "METHODS = 3\n", "p_table: METHODS is no table"),
+        ("p_lists", "METHODS = {'ditto': [3]}\n", "METHODS['ditto']: is no list of methods"),
+        (
+            "p_solve",
+            SOLVER.format(body="return data.nothing", name="p_solve"),
+            "p_solve.py, line 4: method raises AttributeError",
+        ),
+        (
+            "p_none",
+            SOLVER.format(body="return None", name="p_none"),
+            "p_none: method returns something else (got 'NoneType'",
+        ),
+    ],
+)
+def test_an_exception_of_a_plugin_is_the_plugin_s(
+    name: str,
+    source: str,
+    message: str,
+    hetplan: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hetplan.formulations.JOINED", [])
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    ran = hetplan("solve", "tiny-fast-slow", "-m", "theirs", "-q", "--plugin", name)
+    assert ran.code == 2 and message in ran.error
+
+
+def test_a_file_beside_a_packaged_instance_has_no_record(
+    hetplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is shown, and nothing of the packaged instance of its name."""
+    monkeypatch.chdir(tmp_path)
+    name = "tiny-fast-slow"
+    document = hetplan("instances", "show", name, "--json").json
+    assert "best known" in hetplan("instances", "show", name).out
+    Path(name).write_text(json.dumps({**document, "name": "mine"}))
+    ran = hetplan("instances", "show", name)
+    assert ran.code == 0 and "mine" in ran.out and "best known" not in ran.out
+    assert "no best-known record" in hetplan("instances", "show", name, "--best").error

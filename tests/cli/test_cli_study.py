@@ -50,3 +50,36 @@ def test_a_study_without_a_folder_has_one_of_its_name(
         == 0
     )
     assert len(list((tmp_path / "study-ditto-tiny-fast-slow" / "rows").iterdir())) == 1
+
+
+def test_a_study_goes_on_without_damaged_rows(hetplan: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    assert hetplan(*ARGUMENTS, "-o", folder, "-q").code == 0
+    rows = sorted((folder / "rows").iterdir())
+    rows[0].write_bytes(b"PAR1 nonsense")
+    (folder / "rows" / "all.parquet").write_bytes(b"")
+    reported = hetplan("study", "report", folder, "--json")
+    assert reported.code == 0 and len(reported.json["damaged"]) == 2
+    assert rows[0].name in reported.err and "all.parquet" in reported.err
+    again = hetplan(*ARGUMENTS, "-o", folder, "-q", "--json")
+    assert again.code == 0 and again.json["done"] == 2
+    assert f"{rows[0].name}: cannot be read" in again.err and "made again" in again.err
+    assert sum(again.json["counts"].values()) == 1
+
+
+def test_a_folder_is_tried_before_the_first_run(hetplan: Call, tmp_path: Path) -> None:
+    ran = hetplan(*ARGUMENTS, "-o", "/proc/none", "-q")
+    assert ran.code == 2 and "/proc/none/rows: folder cannot be made" in ran.error
+
+
+@pytest.mark.parametrize("gib", ["nan", "inf", "0", "-1"])
+def test_limits_of_memory(hetplan: Call, gib: str) -> None:
+    assert "--memory-gib: not usable" in hetplan(*ARGUMENTS, "--memory-gib", gib).error
+
+
+def test_a_limit_beyond_the_process_s_own_is_refused(
+    hetplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (8 * 2**30, 8 * 2**30))
+    ran = hetplan(*ARGUMENTS, "-o", tmp_path / "study", "-q", "--memory-gib", "9")
+    assert ran.code == 2 and "beyond the limit of this process" in ran.error

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from itertools import product
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from fakes.cli import Call
+from hetplan.formulations.ditto import templates
 from hetplan.instances.library import find
 from present import present
 
@@ -42,3 +46,25 @@ def test_no_instantiation_is_told(hetplan: Call) -> None:
     ran = hetplan("plan", "templates", NAME, "--fewest-nodes", "3", "--failures", "1", "-q")
     assert ran.code == 1
     assert "no templates add up to 2 pipelines" in ran.out
+
+
+def test_time_that_runs_out_leaves_what_is_proven(
+    hetplan: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list takes all of the time, so that none is left for choosing pipelines."""
+    listed = templates.template_list
+
+    def late(*given: Any, **options: Any) -> Any:
+        found = listed(*given, **options)
+        given[1].cancel.set()
+        return found
+
+    monkeypatch.setattr(templates, "template_list", late)
+    ran = hetplan("plan", "templates", "tiny-fast-slow", "-q", "--json")
+    assert ran.code == 1 and ran.err == ""
+    assert ran.json["templates"] and ran.json["instantiation"]["exact"]["stop"] == "interrupted"
+
+
+def test_too_many_micro_batches_are_refused(hetplan: Call) -> None:
+    ran = hetplan("plan", "templates", "tiny-fast-slow", "-q", "--micro-batches", str(10**9))
+    assert ran.code == 2 and "micro-batches: not usable" in ran.error

@@ -13,7 +13,7 @@ from hetplan.instances.library import BestKnown, find, save_instance
 from hetplan.solvers.run import Options
 from present import present
 
-NAME = "tiny-fast-slow"
+NAME, OTHER = "tiny-fast-slow", "tiny-mixed"
 
 
 @pytest.fixture
@@ -46,6 +46,25 @@ def test_answers(hetplan: Call, folder: Path, tmp_path: Path) -> None:
     source.write_text(json.dumps(document))
     lied = hetplan(*update, "--folder", folder)
     assert lied.code == 1 and "refused:" in lied.err
+
+
+def test_answers_of_several_instances(hetplan: Call, tmp_path: Path) -> None:
+    source = tmp_path / "answers.json"
+    solved = hetplan("solve", NAME, OTHER, "--method", "exact", "--json", "-o", source)
+    assert solved.code == 0
+    known = hetplan("instances", "update", source, "--dry-run")
+    assert "0 of 2 records would change" in known.out
+    checked = hetplan("check", OTHER, source, "--json").json
+    assert checked["instance"] == OTHER and checked["decisions"][0]["valid"]
+    refused = hetplan("check", "amp-homogeneous", source)
+    assert refused.code == 2 and "no answer for this instance" in refused.err
+    document = json.loads(source.read_text())
+    document["answers"][1].pop("problem")
+    source.write_text(json.dumps(document))
+    damaged = hetplan("instances", "update", source, "--dry-run")
+    assert damaged.code == 2 and "answers[1]" in damaged.err
+    source.write_text('{"answers": 3}')
+    assert "answers" in hetplan("instances", "update", source, "--dry-run").err
 
 
 def test_a_study(hetplan: Call, folder: Path, tmp_path: Path) -> None:

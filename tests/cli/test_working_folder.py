@@ -138,6 +138,7 @@ def test_planning_with_run_executes_no_file(folder: Path, start: Start) -> None:
     assert "iteration" in done.stdout and ran(folder) == set()
 
 
+@pytest.mark.engine
 def test_the_server_of_tasks_executes_no_file(folder: Path) -> None:
     """It forks the processes of a study; `multiprocessing` starts it by `python -c`."""
     program = folder.parent / "program.py"
@@ -165,6 +166,7 @@ def test_the_doctor_executes_no_file(folder: Path, start: Start) -> None:
     assert "load in one process" in done.stdout and ran(folder) == set()
 
 
+@pytest.mark.engine
 def test_a_node_script_executes_no_file(folder: Path) -> None:
     """torchrun starts its command by `python -m`, in the folder where it is called."""
     programs = folder.parent / "programs"

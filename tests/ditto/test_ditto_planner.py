@@ -94,7 +94,7 @@ def both_types() -> Profile:
     return workload_on(*nodes, model=small_model(layers=12)).profile
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_every_template_finds_its_devices(both_types: Profile, draw: st.DataObject) -> None:
     """Any stages within the posed problem's devices are placed: whole groups in one node, no device

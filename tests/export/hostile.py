@@ -7,7 +7,6 @@ import ast
 import json
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
 from typing import Any
@@ -143,10 +142,8 @@ def structure(name: str, text: str, payload: str) -> Any:
         return words_of(text, payload)
     if name == "job.sbatch":
         return words_of(text, payload), directives(text, payload)
-    if name == "train.py":
+    if name in ("train.py", "torchtitan"):
         return tree_of(text)
-    if name == "torchtitan":
-        return shape(tomllib.loads(text))
     if name == "deepspeed":
         return shape(json.loads(text))
     if name == "job.yaml":

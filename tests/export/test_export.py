@@ -4,11 +4,11 @@ cannot, refused by name."""
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import re
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +35,12 @@ def test_deepspeed_parsed_back(zero: int) -> None:
     assert (config["bf16"]["enabled"], config["fp16"]["enabled"]) == (True, False)
 
 
-def in_fp32(plan: Plan) -> Plan:
-    """Of another precision: torchtitan's bf16 needs FSDP where a model is divided."""
-    return plan.model_copy(
-        update={"workload": plan.workload.model_copy(update={"precision": "fp32"})}
-    )
-
-
 TITAN = [
     plan_of(UNEVEN, data=2, tensor=2, recomputation="full", zero=3),
     plan_of(UNEVEN, data=2, tensor=2, recomputation="operators", zero=3),
-    in_fp32(plan_of([[(0, 4), (7, 9)], [(4, 7), (9, 14)]], schedule="interleaved-1f1b")),
-    in_fp32(plan_of(UNEVEN, schedule="gpipe", tensor=2)),
+    plan_of([[(0, 4), (7, 9)], [(4, 7), (9, 14)]], schedule="interleaved-1f1b"),
+    plan_of(UNEVEN, schedule="gpipe", tensor=2),
+    plan_of(UNEVEN, data=2, tensor=2),
     plan_of([[(0, 14)]], data=4, zero=3),
     plan_of([[(0, 14)]], data=4),
 ]
@@ -54,20 +48,18 @@ TITAN = [
 
 @pytest.mark.parametrize("plan", TITAN)
 def test_torchtitan_parsed_back(plan: Plan) -> None:
-    config = tomllib.loads(export(plan, "torchtitan"))
-    way, training = config["parallelism"], config["training"]
+    module = assigned(export(plan, "torchtitan"))
+    way, training = module["PARALLELISM"], module["TRAINING"]
     stages = plan.replicas[0].stages
     (batches,) = plan.replicas[0].micro_batches
     assert way["pipeline_parallel_degree"] == len(stages)
     assert way["tensor_parallel_degree"] == len(stages[0].devices[0])
     copies = way["data_parallel_replicate_degree"], way["data_parallel_shard_degree"]
     assert copies == ((1, len(plan.replicas)) if plan.zero == 3 else (len(plan.replicas), 1))
-    divided = way["pipeline_parallel_degree"] * way["tensor_parallel_degree"] > 1
-    assert not (divided and copies[0] > 1)  # DDP beside other parallelism is an error there
-    dtype = {"bf16": "bfloat16", "fp32": "float32"}[plan.workload.precision]
-    assert dtype == "float32" or not divided or copies[1] > 1  # else bf16 does nothing there
+    assert way["fsdp_reshard_after_forward"] == ("always" if plan.zero == 3 else "never")
+    assert way["enable_sequence_parallel"] is False
     assert training["global_batch_size"] == plan.workload.global_batch
-    assert training["mixed_precision_param"] == dtype and training["seq_len"] == 128
+    assert training["mixed_precision_param"] == "bfloat16" and training["seq_len"] == 128
     if len(stages) > 1:
         assert training["local_batch_size"] == batches.count * batches.samples
         assert way["pipeline_parallel_microbatch_size"] == batches.samples
@@ -77,14 +69,56 @@ def test_torchtitan_parsed_back(plan: Plan) -> None:
         sizes = [sum(modules[kind] for kind in part) for part in kinds_of(plan)]
         assert [len(part) for part in way["module_fqns_per_model_part"]] == sizes
         flat = [name for part in way["module_fqns_per_model_part"] for name in part]
-        assert flat == ["tok_embeddings", *(f"layers.{i}" for i in range(BLOCKS)), "norm", "output"]
+        assert flat == [
+            "tok_embeddings", *(f"layers.{i}" for i in range(BLOCKS)), "norm", "lm_head",
+        ]  # fmt: skip
     else:
         assert training["local_batch_size"] == batches.samples
-    kept = config["activation_checkpoint"]
-    if plan.recomputation == "operators":
-        assert kept == {"mode": "selective", "selective_ac_option": "op"}
-    else:
-        assert kept == {"mode": plan.recomputation}
+    policies = {"none": None, "operators": "SelectiveAC.Config()", "full": "FullAC.Config()"}
+    assert module["ACTIVATION_CHECKPOINT"] == policies[plan.recomputation]
+
+
+def assigned(program: str) -> dict[str, Any]:
+    """The constants of a Python module: their values, or the source of what is no literal."""
+    values: dict[str, Any] = {}
+    for statement in ast.parse(program).body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            try:
+                value = ast.literal_eval(statement.value)
+            except ValueError:
+                value = ast.unparse(statement.value)
+            values[statement.targets[0].id] = value
+    return values
+
+
+TITAN_MODELS = "torchtitan.models.qwen3.config_registry:qwen3_0_6b"
+
+
+@pytest.mark.wide
+def test_torchtitan_takes_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current release finds the module, checks its model and fills its configuration."""
+    manager = pytest.importorskip(
+        "torchtitan.config.manager", reason="needs torchtitan (pip install torchtitan)"
+    )
+    config = {
+        "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "vocab_size": 151936, "rope_theta": 1000000, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (tmp_path / "m.json").write_text(json.dumps(config))
+    plan = plan_of([[(0, 30)]], blocks=28, data=2, tensor=2, zero=3, recomputation="full")
+    (tmp_path / "plan_titan.py").write_text(export(plan, "torchtitan", str(tmp_path / "m.json")))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("BASE", TITAN_MODELS)
+    words = ["--module", "plan_titan", "--config", "planned"]
+    filled = manager.ConfigManager().parse_args(words)
+    assert filled.parallelism.data_parallel_shard_degree == 2
+    assert filled.parallelism.tensor_parallel_degree == 2
+    assert type(filled.activation_checkpoint).__qualname__ == "FullAC.Config"
+    assert (filled.training.local_batch_size, filled.training.seq_len) == (2, 128)
+    monkeypatch.setenv("BASE", TITAN_MODELS.replace("0_6b", "1_7b"))
+    with pytest.raises(ValueError, match="qwen3_1_7b: dim is 2048, expected 1024"):
+        manager.ConfigManager().parse_args(words)
 
 
 def test_flagscale_parsed_back() -> None:
@@ -197,30 +231,21 @@ FLAT = plan_of([[(0, 14)]], data=2)
         ("torchtitan", plan_of([[(0, 14)]], data=2, zero=1), "zero 1 (only 0, 3)"),
         (
             "torchtitan",
-            in_fp32(plan_of(UNEVEN, data=2, by_stage=False, per_node=2, zero=3)),
+            plan_of(UNEVEN, data=2, by_stage=False, per_node=2, zero=3),
             "node 0 has ranks 0,2",
         ),
         (
             "torchtitan",
-            in_fp32(PIPES),
-            "ZeRO 0 on 2 replicas beside a pipeline or tensor groups",
-        ),
-        (
-            "torchtitan",
-            in_fp32(plan_of([[(0, 14)]], data=2, tensor=2)),
-            "ZeRO 0 on 2 replicas beside a pipeline or tensor groups (its DDP stands alone; "
-            "ZeRO 3 would do)",
-        ),
-        (
-            "torchtitan",
-            plan_of(UNEVEN),
-            "bf16 on a pipeline or tensor groups without FSDP (fp32, or ZeRO 3 on several "
-            "replicas, would do)",
-        ),
-        (
-            "torchtitan",
-            plan_of([[(0, 14)]], tensor=2, zero=3),
-            "bf16 on a pipeline or tensor groups",
+            changed(
+                plan_of([[(0, 14)]], tensor=2),
+                lambda d: (
+                    d.update(degrees={"context": 2}, replicas=d["replicas"])
+                    or d["replicas"][0]["stages"][0].update(
+                        devices=[[0], [1]], tensor_shares=[1.0], row_shares=[1.0, 1.0]
+                    )
+                ),
+            ),
+            "ZeRO 0 beside context ranks",
         ),
         ("flagscale", plan_of([[(0, 1)], [(1, 14)]]), "a stage without blocks (stage 0)"),
         (

@@ -412,3 +412,50 @@ def test_launchers_take_their_own_keys_alone() -> None:
         shlex.split(LAUNCHERS["ray"][1])[3].removeprefix("--")
         in SCHEDULERS["ray"]["ray job submit"]
     )
+
+
+@pytest.mark.parametrize(
+    ("host", "words", "address"),
+    [
+        ("node-1", ["node-1"], "node-1"),
+        ("me@node-1.lan:2222", ["-p", "2222", "me@node-1.lan"], "node-1.lan"),
+        ("10.0.0.1:22", ["-p", "22", "10.0.0.1"], "10.0.0.1"),
+        ("fe80::1", ["fe80::1"], "fe80::1"),
+        ("me@[fe80::1]:2222", ["-p", "2222", "me@fe80::1"], "fe80::1"),
+        ("[::1]", ["::1"], "::1"),
+    ],
+)
+def test_ssh_goes_to_the_port_of_a_host(host: str, words: list[str], address: str) -> None:
+    plan = PLANS[0]
+    launcher = CODES["ssh"].model_validate({"kind": "ssh", "hosts": [host] * 40})
+    files = written(Start(plan=plan, launcher=launcher, folder="out", name="job", root="/a b"))
+    (first, *_) = [line for line in files["submit.sh"].splitlines() if line.startswith("ssh ")]
+    said = shlex.split(first.removesuffix(" &"))
+    assert said[: 3 + len(words)] == ["ssh", "-o", "BatchMode=yes", *words]
+    assert f" MASTER_ADDR={address} bash out/node.sh" in said[-1]
+    assert files["hostfile"].splitlines()[0].split()[0] == words[-1]
+
+
+@pytest.mark.parametrize("host", ["node:0", "node:65536", "node:ssh", "node:"])
+def test_a_port_that_is_none_is_refused_with_its_place(host: str) -> None:
+    launcher = CODES["ssh"].model_validate({"kind": "ssh", "hosts": [host] * 40})
+    one = Start(plan=PLANS[0], launcher=launcher, folder="out", name="job", root="/a")
+    with pytest.raises(InputError, match=r"launcher\.hosts\[0\]: is not a host of ssh"):
+        written(one)
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=x", "a b", "a;b", "$(x)", "me@-x", ""])
+def test_hosts_that_ssh_would_read_otherwise_are_no_hosts(host: str) -> None:
+    with pytest.raises(ValueError, match="hosts"):
+        CODES["ssh"].model_validate({"kind": "ssh", "hosts": [host]})
+
+
+@pytest.mark.parametrize("name", ["@PLAN@", "@LABELS@ and @GPUS@", 'it\'s "quoted"', "a {b} %s"])
+def test_names_stay_names_in_every_script(name: str) -> None:
+    """A name that looks like a place in a template, or that holds quotes, is text."""
+    plan = PLANS[0].model_copy(update={"name": name})
+    for kind in KEYS:
+        for file, text in written(start(plan, kind)).items():
+            plain = written(start(PLANS[0], kind))[file].replace(PLANS[0].name, name)
+            if file != "job.yaml":  # it holds the plan as JSON, with quotes escaped
+                assert text == plain, (kind, file)

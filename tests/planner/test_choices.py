@@ -113,8 +113,24 @@ def test_the_cheapest_of_the_nearly_fastest(by_parts: Planning, workload: Worklo
     times = [present(allowed[i].predicted_seconds) for i in front]
     percent = 100 * (times[1] / times[0] - 1)
     expected = {None: 0, 0.0: 0, percent * 0.999: 0, percent * 1.001: front[1], 1e9: front[-1]}
-    assert {p: winner_of(allowed, workload, p) for p in expected} == expected
-    assert front[0] == 0 and winner_of([], workload, 5.0) is None
+    chosen = {p: winner_of(allowed, workload, Criteria(cheapest_within=p)) for p in expected}
+    assert chosen == expected
+    assert front[0] == 0 and winner_of([], workload, Criteria(cheapest_within=5.0)) is None
+
+
+def test_the_cheapest_within_a_limit_of_seconds(workload: Workload) -> None:
+    dp = make_strategies(["dp"])
+    on_parts = make_plans(workload, dp, criteria=ON_PARTS)
+    front = [on_parts.candidates[i] for i in pareto(on_parts.candidates, workload)]
+    slower = present(front[1].predicted_seconds)
+    for limit, expected in ((slower * 0.999, front[0]), (slower * 1.001, front[1])):
+        planning = make_plans(workload, dp, criteria=Criteria(seconds_limit=limit))
+        assert present(planning.best).name == expected.name
+        assert f"at most {limit:.4g} s" in present(planning.explanation).why_chosen
+    none = make_plans(workload, dp, criteria=Criteria(seconds_limit=1e-6))
+    assert none.winner is None and "above the limit of 1e-06 s" in none.candidates[0].message
+    with pytest.raises(InputError, match="--seconds-limit"):
+        make_plans(workload, dp, criteria=Criteria(seconds_limit=0.0))
 
 
 def test_the_winner_is_the_cheapest_if_asked_for(workload: Workload) -> None:

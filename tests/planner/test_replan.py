@@ -178,7 +178,7 @@ plans = st.sampled_from(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(plans, plans, st.sets(st.integers(0, 3), max_size=3))
 def test_what_moves_is_what_is_missing(before: Plan, after: Plan, gone: set[int]) -> None:
     needed, sizes = moves(before, after, workload(), gone), state_sizes(workload())

@@ -129,11 +129,7 @@ def test_a_decoder_block_passes_both_texts_on() -> None:
         (t5(512, 64, 2048, 6, 8, num_decoder_layers=0), "num_decoder_layers: not usable"),
         ({**vit(768, 3072, 12, 12), "id2label": 3}, "id2label: not usable"),
         (vit(770, 3072, 12, 12), "not a multiple of the number of heads"),
-        ({"model_type": "clip"}, "c: vision_config: hidden_size: key is missing"),
-        (
-            {**clip((768, 3072, 12, 12), BASE_TEXT, 32, 512), "text_config": {}},
-            "c: text_config: vocab_size: key is missing",
-        ),
+        ({"model_type": "clip"}, "c: vision_config: key is missing .* text_config missing too"),
         ({**clip((768, 3072, 12, 12), BASE_TEXT, 32, 512), "text_config": 3}, "text_config"),
         (vit(768, 3072, 12, 12, patch=300), "patch_size"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hetplan.adapters.exports.megatron_arguments import model_settings
+from hetplan.adapters.exports.megatron_model import model_settings
 from hetplan.errors import InputError
 from hetplan.profiling.models.configuration_keys import KEYS
 from hetplan.profiling.models.configurations import from_config
@@ -274,7 +274,7 @@ def test_experts_compute_up_to_their_capacity() -> None:
     shape = present(padded.spec.shape)
     settings = model_settings(shape, 4096)
     assert settings[key] == 1.25 and settings["moe_pad_expert_input_to_capacity"] is True
-    assert key not in model_settings(present(plain.spec.shape), 4096)
+    assert model_settings(present(plain.spec.shape), 4096)[key] is None
     with pytest.raises(InputError, match=key):
         from_config(MIXTRAL | {key: 0}, name="m")
 
@@ -433,7 +433,7 @@ def test_every_dimension_is_required_and_nothing_else(kind: str) -> None:
         rest = {other: value for other, value in config.items() if other != key}
         if key in ESSENTIAL[kind]:
             with pytest.raises(
-                InputError, match=rf"^c\.json: {key}: key is missing \(expected the .* {kind} "
+                InputError, match=rf"^c\.json: {key}: key is missing \(expected the .* {kind} model"
             ):
                 from_config(rest, name="x", where="c.json")
         else:
@@ -663,17 +663,17 @@ def test_windows_reach_back_but_in_full_blocks() -> None:
         (
             {"model_type": "gpt2"},
             r"^config: vocab_size: key is missing \(expected the number of tokens in the "
-            r"vocabulary, which every gpt2 configuration gives; n_embd, n_layer, n_head missing "
-            r"too\)$",
+            r"vocabulary, without which the size of this gpt2 model is not known; n_embd, n_layer, "
+            r"n_head missing too\)$",
         ),
         ([1], "not an object"),
         ({}, "model_type: required key is missing"),
         (
             {"model_type": "mamba"},
-            r"not supported \(got 'mamba', expected one of gpt2, llama, .*, gemma3, llama4; any "
-            r"torch module goes by `hetplan profile predict --factory",
+            r"not supported: it has Mamba-1 \(got 'mamba', expected a decoder of attention, .*; "
+            r"any torch module goes by `hetplan profile predict --factory",
         ),
-        ({"model_type": ["gpt2"]}, "model type is not supported"),
+        ({"model_type": ["gpt2"]}, r"model_type: not usable \(got a list of 1, expected a text"),
         ({**GPT2_XL, "n_layer": "12"}, r"n_layer: not usable \(got '12', expected a whole number"),
         (
             {**GPT2_XL, "n_layer": None},
@@ -693,7 +693,7 @@ def test_windows_reach_back_but_in_full_blocks() -> None:
         ({**HYBRIDS["Nemotron-3-Nano"][1], "num_hidden_layers": 51}, r"got 52, expected 51"),
         (
             {**HYBRIDS["Nemotron-3-Nano"][1], "hybrid_override_pattern": "MXM"},
-            "hybrid_override_pattern: not usable",
+            r"hybrid_override_pattern: kind of block is not known \(got 'X', expected of M, \*, -",
         ),
     ],
 )

@@ -117,6 +117,13 @@ class TestProducts:
         assert bound.seconds / free.seconds == pytest.approx(9e12 / (30 / 19e-12), rel=0.02)
         assert free.source == "roofline over tiles, never measured"
 
+    def test_watts_do_not_bound_where_the_energy_of_an_operation_is_unknown(self) -> None:
+        """A B200 at 1 kW computes more than what an operation of an H100 would allow."""
+        spec = catalogue()["B200"]
+        assert spec.tdp_w == 1000
+        assert Machine.of(spec, "fp16").reached == pytest.approx(0.8 * 2250e12)
+        assert Machine.of(catalogue()["MI300X"], "fp16").reached == pytest.approx(0.8 * 1307.4e12)
+
     @pytest.mark.parametrize(
         ("name", "precision", "shape", "seconds", "within"),
         [

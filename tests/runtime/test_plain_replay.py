@@ -25,16 +25,19 @@ from quick import rest_wide
 LAYERS = 14
 
 
-def workload(global_batch: int, uplinks: bool = False, rails: bool = False) -> Workload:
+def workload(
+    global_batch: int, uplinks: bool = False, rails: bool = False, flows: bool = False
+) -> Workload:
     """That of `profiled` with so many samples."""
-    return replace(profiled(uplinks, rails), global_batch=global_batch)
+    return replace(profiled(uplinks, rails, flows), global_batch=global_batch)
 
 
 @cache
-def profiled(uplinks: bool, rails: bool) -> Workload:
+def profiled(uplinks: bool, rails: bool, flows: bool) -> Workload:
     """gpt2 on three nodes: two V100s, four T4s with PCIe, one V100 with a slow card. uplinks: the
     first node and, in one entry of a node each, the last are under switches with slow links.
-    rails: each of the first V100s and of the T4s has a card of its own."""
+    rails: each of the first V100s and of the T4s has a card of its own. flows: one message of the
+    first V100s or of the T4s does not fill their cards."""
     fast, slow = "V100-SXM2-16GB", "T4"
     nodes: list[dict[str, Any]] = [
         {"devices": 2, "device": fast, "intra_node_gbit_per_s": 170, "network_gbit_per_s": 10},
@@ -46,6 +49,8 @@ def profiled(uplinks: bool, rails: bool) -> Workload:
         nodes[2] |= {"nodes_per_switch": 1, "uplink_gbit_per_s": 0.5}
     for node in nodes[: 2 * rails]:
         node["rails"] = True
+    for node in nodes[: 2 * flows]:
+        node["flow_gbit_per_s"] = 0.3 * node["network_gbit_per_s"]
     return small(nodes=nodes)
 
 
@@ -122,7 +127,9 @@ def test_a_second_replay_agrees(family: str, seed: int) -> None:
     for draw in range(10):
         plan = random_plan(rng, family)
         settings = random_settings(rng, plan)
-        w = workload(plan.workload.global_batch, uplinks=draw > 6, rails=draw % 2 == 0)
+        w = workload(
+            plan.workload.global_batch, uplinks=draw > 6, rails=draw % 2 == 0, flows=draw % 3 == 0
+        )
         if draw % 3 == 0:  # gradients of another size than the weights
             w = replace(w, stack=replace(w.stack, gradient_bytes=4))
         again = seconds_of(

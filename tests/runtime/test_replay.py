@@ -21,6 +21,7 @@ from hetplan.planner.poplar import Poplar
 from hetplan.planner.proposals import propose
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
+from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.rates.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
@@ -452,3 +453,23 @@ def test_devices_with_cards_of_their_own_share_none() -> None:
     plan = new_plan(w, replicas)
     link = fullest_link(replay(plan, w), w)
     assert link is not None and "the card of device 0 sends at 4 Gbit/s" in link.text
+
+
+def test_one_message_may_not_fill_a_card() -> None:
+    """Two nodes of two devices with cards of 8 Gbit/s, of which one message reaches 2."""
+    node = {
+        "count": 2, "devices": 2, "device": "T4", "intra_node_gbit_per_s": 800,
+        "network_gbit_per_s": 8, "network_latency_us": 0, "intra_node_latency_us": 0,
+        "flow_gbit_per_s": 2,
+    }  # fmt: skip
+    w = small(2, nodes=[node])
+    costs, size = costs_of(w), 1e6
+    assert costs.messages([(0, 2, size)]).seconds == pytest.approx(size / 0.25e9)
+    two = [(0, 2, size), (1, 3, size)]
+    assert costs.messages(two).seconds == pytest.approx(size / 0.25e9)
+    eight = [(a, b, size) for a in (0, 1) for b in (2, 3) for _ in range(2)]
+    assert costs.messages(eight).seconds == pytest.approx(8 * size / 1e9)
+    # 2 rounds of half of the bytes
+    assert costs.ring([[0, 2]], size).seconds == pytest.approx(2 * size / 2 / 0.25e9)
+    assert w.cluster.bandwidth()[0, 2] == 0.25e9 and w.cluster.bandwidth()[0, 1] == 100e9
+    assert Inputs.of(w).cluster.nodes[0].node() == w.cluster.nodes[0]

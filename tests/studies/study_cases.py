@@ -30,6 +30,7 @@ def row(problem: str, instance: str, method: str, **changes: Any) -> Row:
         "begun": "2026-01-01",
         "machine_json": '{"cpu":"<x>"}',
         "versions_json": '{"hetplan":"0"}',
+        "options_json": "{}",
         "details_json": f'{{"instance_size": {100 * ord(instance[0])}}}',
     }
     return {**made, **changes}

@@ -15,6 +15,8 @@ from hetplan.studies.rows import (
     FOLDER,
     PACKED,
     Task,
+    carry_out,
+    kept_rows,
     keys,
     read_rows,
     subjects,
@@ -154,3 +156,51 @@ def test_groups_of_methods() -> None:
         "auto", "exact", "cp-sat", "cp-sat-linear", "milp", "pyomo",
     }  # fmt: skip
     assert chosen("all") == chosen("heuristics") | chosen("exact-methods")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("options_json", "{"),
+        ("options_json", None),
+        ("versions_json", "[1]"),
+        ("versions_json", '{"method": "x"}'),
+        ("details_json", '{"instance_size": "large"}'),
+        ("details_json", "[" * 100_000),
+        ("decision_json", "3"),
+        ("objective", float("nan")),
+        ("bound", float("inf")),
+        ("seconds", -1.0),
+        ("seconds", None),
+        ("status", "weird"),
+        ("stop", "weird"),
+        ("instance", None),
+        ("method", "m" * 201),
+        ("problem", "two\nlines"),
+        ("seed", None),
+        ("exact", None),
+    ],
+)
+def test_a_row_with_an_unusable_cell_is_named(column: str, value: object, tmp_path: Path) -> None:
+    good = perform(one())
+    write_rows(tmp_path / FOLDER / PACKED, [good, {**good, "key": "bad", column: value}])
+    kept = kept_rows(tmp_path)
+    assert [row["key"] for row in kept.rows] == [good["key"]] and keys(tmp_path) == {good["key"]}
+    [fault] = kept.faults
+    assert f"{PACKED}: row 1: {column}" in fault and "\n" not in fault and len(fault) < 400
+
+
+def test_damaged_rows_are_made_again_and_named(tmp_path: Path) -> None:
+    """The rows of a damaged file, and a damaged row, are as if they were not there."""
+    study = [one(), one("greedy-joined"), one("paper")]
+    made = [perform(task) for task in study]
+    packed = tmp_path / FOLDER / PACKED
+    write_rows(packed, made[:1])
+    packed.write_bytes(packed.read_bytes()[:-20])
+    write_row(tmp_path, {**made[1], "options_json": "no json"})
+    write_row(tmp_path, made[2])
+    told: list[str] = []
+    tally = carry_out(study, tmp_path, lambda left: map(perform, left), tell=told.extend)
+    assert (tally.known, tally.done) == (1, 3)
+    assert len(told) == 2 and PACKED in told[1] and "options_json" in told[0]
+    assert keys(tmp_path) == {row["key"] for row in made}

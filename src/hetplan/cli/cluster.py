@@ -1,7 +1,7 @@
-"""`hetplan cluster detect`: a cluster file from this machine, a hostfile or Slurm."""
+"""`hetplan cluster detect`: a cluster file from this machine, or from what launchers, schedulers
+and tools tell of nodes."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,19 +9,19 @@ import typer
 
 from hetplan.cli.help_page import described
 from hetplan.cli.options import JsonOption, number, target
-from hetplan.cli.output import emit, note
-from hetplan.errors import require
+from hetplan.cli.output import emit
+from hetplan.errors import one_line, require
 from hetplan.files import to_yaml, write_text
 from hetplan.profiling.hardware.cluster import GBIT, ClusterFile, build_cluster
-from hetplan.profiling.hardware.detect import (
-    ETHERNET_GBIT,
-    Host,
-    cluster_document,
-    read_hostfile,
-    slurm_hosts,
-)
+from hetplan.profiling.hardware.detect import Options, described as described_nodes, located
+from hetplan.profiling.hardware.hostfiles import read_hostfile
+from hetplan.profiling.hardware.hosts import Host
+from hetplan.profiling.hardware.jobs import job_hosts, with_gpus
+from hetplan.profiling.hardware.kubernetes_nodes import read_nodes
+from hetplan.profiling.hardware.node_lists import node_names
+from hetplan.profiling.hardware.topologies import read_topology
 from hetplan.replays.offers import links_of
-from hetplan.runtime.launch.devices import local_device_name, local_node
+from hetplan.runtime.launch.devices import local_node
 from hetplan.schema import parse
 from hetplan.text import (
     Column,
@@ -34,19 +34,25 @@ from hetplan.text import (
 @described(
     examples=(
         (
-            "This machine, or the nodes of the Slurm job that runs here",
+            "This machine, or the nodes of the Slurm, PBS or LSF job that runs here",
             "hetplan cluster detect -o cluster.yaml",
         ),
         (
             "The nodes of a hostfile, each with GPUs of one type",
             "hetplan cluster detect --hostfile hosts --device A100-SXM4-80GB -o cluster.yaml",
         ),
+        (
+            "The nodes that `kubectl get nodes -o json > nodes.json` wrote",
+            "hetplan cluster detect --kubernetes nodes.json -o cluster.yaml",
+        ),
     ),
 )
 def detect(
     hostfile: Annotated[
         Path | None,
-        typer.Option("--hostfile", metavar="FILE", help="Nodes, as `HOST slots=N` lines."),
+        typer.Option(
+            "--hostfile", metavar="FILE", help="Nodes, as `HOST slots=N` or `HOST:N` lines."
+        ),
     ] = None,
     slurm: Annotated[
         str | None,
@@ -54,13 +60,30 @@ def detect(
             "--slurm", metavar="NODELIST", help="Nodes, such as gpu[01-04]; default a job's own."
         ),
     ] = None,
+    kubernetes: Annotated[
+        Path | None,
+        typer.Option(
+            "--kubernetes", metavar="FILE", help="Nodes, as `kubectl get nodes -o json` prints."
+        ),
+    ] = None,
+    topology: Annotated[
+        Path | None,
+        typer.Option(
+            "--topology", metavar="FILE", help="Links in a node, as `nvidia-smi topo -m` prints."
+        ),
+    ] = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="NAME", help="Device type; default the local GPUs'."),
+        typer.Option(
+            "--device",
+            metavar="NAME[,NAME]",
+            help="Device type, or one per component of a heterogeneous job; default the local "
+            "GPUs'.",
+        ),
     ] = None,
     devices: Annotated[
         int | None,
-        number("--devices", least=1, most=1e6, help="Devices per node, if not detected."),
+        number("--devices", least=1, most=1e6, help="Devices per node; default as detected."),
     ] = None,
     intra: Annotated[
         float | None,
@@ -91,38 +114,51 @@ def detect(
     ] = None,
     json: JsonOption = False,
 ) -> int:
-    """Describe the cluster that is here: local GPUs and links (through torch), a hostfile's or a
-    Slurm job's nodes."""
-    require(hostfile is None or slurm is None, "--hostfile and --slurm exclude each other")
-    job = slurm if slurm is not None else os.environ.get("SLURM_JOB_NODELIST") or None
-    hosts = None  # None: this machine alone
-    if hostfile is not None:
-        hosts = read_hostfile(str(hostfile))
-    elif job is not None:
-        hosts = slurm_hosts(job)
-    local = described_node(device, devices, intra, network)
-    hosts = hosts or [local]
-    _, usual_bytes_per_s, *_ = links_of(local.device or "")  # between devices of a node
-    usual = usual_bytes_per_s / GBIT
-    document = cluster_document(hosts, name, replace(local, intra_gbit=local.intra_gbit or usual))
+    """Describe the cluster that is here: local GPUs and links (through torch), the nodes of a
+    hostfile, of a scheduler's job or of Kubernetes. Each assumption is a line of the answer."""
+    given = [option for option in (hostfile, slurm, kubernetes) if option is not None]
+    require(len(given) <= 1, "--hostfile, --slurm and --kubernetes exclude each other")
+    options = Options(
+        device=[] if device is None else [part.strip() for part in device.split(",")],
+        devices=devices,
+        intra_gbit=intra,
+        network_gbit=network,
+    )
+    hosts, left_out = found_hosts(hostfile, slurm, kubernetes)
+    links = None if topology is None else read_topology(str(topology))
+    local = located(hosts, local_node())
+    nodes = described_nodes(hosts or [local], options, local, usual_intra_gbit, links)
+    document: dict[str, Any] = {"format": "hetplan-cluster", "version": 1, "name": name}
+    document["nodes"] = nodes.entries
+    assumed = [one_line(line) for line in (*left_out, *nodes.assumed)]
+    if assumed:
+        document["assumed"] = assumed
     # Raises InputError where the document is no cluster file that hetplan can read.
     build_cluster(parse(ClusterFile, document, where="the detected cluster"))
-    assumed = []
-    largest = max(node["devices"] for node in document["nodes"])
-    if local.intra_gbit is None and largest > 1:
-        assumed.append(
-            f"links within a node are assumed: {usual:g} Gbit/s, as in usual machines with "
-            f"{local.device}; --intra says otherwise"
-        )
-    if local.network_gbit is None and len(hosts) > 1:
-        assumed.append(
-            f"links between nodes are assumed: {ETHERNET_GBIT:g} Gbit/s; --network says otherwise"
-        )
     if output is not None:
-        heading = comments("written by hetplan cluster detect", *assumed)
+        heading = comments("written by hetplan cluster detect")
         write_text(output, "\n".join([*heading, to_yaml(document)]))
-    note(*assumed)
     return emit(document, [nodes_table(document)], json=json)
+
+
+def found_hosts(
+    hostfile: Path | None, slurm: str | None, kubernetes: Path | None
+) -> tuple[list[Host], list[str]]:
+    """(the nodes that an option or this process's job names, lines on nodes that are left out); no
+    nodes where nothing names any."""
+    if hostfile is not None:
+        return read_hostfile(str(hostfile)), []
+    if kubernetes is not None:
+        return read_nodes(str(kubernetes))
+    if slurm is not None:
+        return with_gpus(node_names(slurm, where="node list"), os.environ), []
+    return job_hosts(os.environ) or [], []
+
+
+def usual_intra_gbit(device: str) -> float:
+    """Gbit/s between two devices in the usual machine with that type."""
+    _, bytes_per_s, *_ = links_of(device)
+    return bytes_per_s / GBIT
 
 
 def nodes_table(document: dict[str, Any]) -> Table:
@@ -147,40 +183,5 @@ def nodes_table(document: dict[str, Any]) -> Table:
                 right=True,
             ),
         ],
+        notes=document.get("assumed", ()),
     )
-
-
-def described_node(
-    device: str | None, devices: int | None, intra: float | None, network: float | None
-) -> Host:
-    """This machine as a node. The arguments that are not None replace the detected values.
-
-    device: device type. devices: number of devices. intra, network: Gbit/s within the node and to
-    other nodes. Raises InputError where the device type is unknown.
-    """
-    here = local_node()
-    local = replace(
-        here,
-        device=device or here.device,
-        devices=devices or here.devices or slurm_devices(),
-        intra_gbit=intra or here.intra_gbit,
-        network_gbit=network or here.network_gbit,
-    )
-    gpu = local_device_name()
-    what = "no GPU was found here" if gpu is None else "device type is not known"
-    require(
-        local.device is not None,
-        what,
-        where="--device",
-        got=gpu,
-        expected="a name of the catalogue, as --device A100-SXM4-80GB",
-    )
-    return local
-
-
-def slurm_devices() -> int | None:
-    """The number of GPUs that a Slurm job has on this node; None outside of such a job."""
-    text = os.environ.get("SLURM_GPUS_ON_NODE", "")
-    if not text.isdecimal():
-        return None
-    return int(text[:6]) or None  # a machine has no million GPUs: a longer text is cut

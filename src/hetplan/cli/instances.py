@@ -18,7 +18,7 @@ from hetplan.cli.options import (
     read_document,
     target,
 )
-from hetplan.cli.output import emit, note, print_json
+from hetplan.cli.output import emit, few_lines, note, print_json
 from hetplan.errors import InputError, require
 from hetplan.formulations import family
 from hetplan.instances.answers import (
@@ -43,7 +43,7 @@ from hetplan.solvers.export import method_of, write_models
 from hetplan.solvers.registry import load
 from hetplan.solvers.run import Options, Run
 from hetplan.studies.findings import library_size
-from hetplan.studies.rows import entries_named, findings_of_rows, read_rows
+from hetplan.studies.rows import entries_named, findings_of_rows, kept_rows
 from hetplan.text import (
     Column,
     Table,
@@ -160,7 +160,8 @@ def show(
     json: JsonOption = False,
 ) -> int:
     """Show an instance: origin, size and best-known objective; with --json, the document itself."""
-    entry = find(instance)
+    # A file of the argument's name is meant, as for every other command; it has no record.
+    entry = None if os.path.exists(instance) else find(instance)
     record = entry.best_known() if entry is not None else None
     if best:
         if record is None:
@@ -310,7 +311,9 @@ def findings(given: list[str]) -> Iterator[Finding]:
     of studies. Raises InputError."""
     for argument in given:
         if os.path.isdir(argument):
-            yield from findings_of_rows(read_rows(Path(argument)), argument)
+            kept = kept_rows(Path(argument))
+            note(*few_lines([f"left out: {fault}" for fault in kept.faults]))
+            yield from findings_of_rows(kept.rows, argument)
         else:
             value, where = read_document(argument)
             yield from findings_of_answers(value, where)

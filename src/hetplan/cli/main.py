@@ -143,6 +143,9 @@ TREE: Mapping[str, CommandEntry | GroupEntry] = {
         default="make",
     ),
     "fits": CommandEntry("fits:fits", "Say whether a model fits a cluster's memory, and how."),
+    "recommend": CommandEntry(
+        "recommend:recommend", "Recommend the fewest or cheapest nodes for a target."
+    ),
     "solve": CommandEntry("solve:solve", "Solve an instance; every result has its proven bound."),
     "check": CommandEntry("solve:check", "Verify decisions against an instance, price them again."),
     "run": CommandEntry("run:run", "Execute a plan; measured times beside predicted ones."),

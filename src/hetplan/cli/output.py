@@ -107,6 +107,16 @@ def note(*lines: str) -> None:
         drop(sys.stderr)
 
 
+MOST_LINES = 8  # of one kind of message
+
+
+def few_lines(lines: Sequence[str]) -> list[str]:
+    """The first lines of many messages of one kind, and how many there are beside them."""
+    if len(lines) <= MOST_LINES:
+        return list(lines)
+    return [*lines[:MOST_LINES], f"and {len(lines) - MOST_LINES} more of this kind"]
+
+
 def drop(stream: TextIO) -> None:
     """Send the rest of a stream's buffer to the null device. The flush at exit would otherwise fail
     once more."""

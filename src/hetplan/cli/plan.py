@@ -125,6 +125,14 @@ class Choice:
             help="The cheapest plan at most this much slower than the fastest; implies --parts.",
         ),
     ] = None
+    seconds_limit: Annotated[
+        float | None,
+        typer.Option(
+            "--seconds-limit",
+            metavar="SECONDS",
+            help="The cheapest plan whose iteration takes at most this; implies --parts.",
+        ),
+    ] = None
 
 
 @described(
@@ -132,7 +140,8 @@ class Choice:
         "Model, cluster and batch": "--model --factory --cluster --global-batch --sequence "
         "--precision",
         "Costs": "--framework --stack --memory-margin --profile --links --measure",
-        "Choice of plans": "--strategies --set --parts --money-limit --cheapest-within",
+        "Choice of plans": "--strategies --set --parts --money-limit --cheapest-within "
+        "--seconds-limit",
         "Limits of the search": "--time-limit --gap --threads --seed",
         "Output": "--output --json --all --quiet --run --help",
     },
@@ -225,7 +234,9 @@ def plan(
     if costs.measure is not None and output is not None:
         curves = measured_curves(workload, costs.measure, output, quiet=quiet)
     strategies = chosen_strategies(choice, curves)
-    criteria = Criteria(choice.money_limit, choice.cheapest_within, choice.parts)
+    criteria = Criteria(
+        choice.money_limit, choice.cheapest_within, choice.parts, choice.seconds_limit
+    )
     display = Display(f"{workload.model.name} on {workload.cluster.name}")
     planning = watched(
         run,
@@ -504,6 +515,17 @@ def no_winner(planning: "Planning") -> Table:
             advice = ["no number of devices would do"]
         notes = (needs(planning.workload), *advice, *undecided)
         return Table("no winner: nothing found fits in memory", (), (), notes)
+    seconds_limit = planning.criteria.seconds_limit
+    if seconds_limit is not None:
+        times = [(c.predicted_seconds or 0.0, c.name) for c in planning.candidates if c.fits_memory]
+        least_seconds, name = min(times)
+        return Table(
+            f"no winner: no plan that fits takes at most {number_text(seconds_limit, 4)} s and "
+            "exceeds no other limit",
+            (),
+            (),
+            (f"fastest that fits: {name}, {seconds_text(least_seconds)}",),
+        )
     least, name = min(prices)
     return Table(
         "no winner: nothing that fits costs at most "
@@ -636,7 +658,12 @@ def needs(workload: "Workload") -> str:
 def iteration_text(best: "Candidate", workload: "Workload") -> str:
     """The seconds of the best plan's iteration, and the interval that the predicted operators'
     error allows, where it is known."""
-    text = f"{seconds_text(best.predicted_seconds)}, {'replayed' if best.replay else 'measured'}"
+    source = "replayed"
+    if best.measured:
+        source = "measured"
+    elif best.replay is None:
+        source = "by the objective, not replayed"
+    text = f"{seconds_text(best.predicted_seconds)}, {source}"
     ends = best.interval_seconds(workload)
     if ends is None:
         return text

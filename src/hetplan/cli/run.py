@@ -42,7 +42,7 @@ from hetplan.cli.plan import named_strategies, plan
 from hetplan.cli.profile import named
 from hetplan.cli.setting import Setting, require_inputs
 from hetplan.errors import InputError, require
-from hetplan.files import read_yaml, write_text
+from hetplan.files import check_utf8, make_folder, read_yaml, try_folder, write_text
 from hetplan.interpreter import own_command
 from hetplan.plans.plan import Plan, load_plan, save_plan
 from hetplan.profiling.models.model import find_model
@@ -260,7 +260,7 @@ class Survival:
             nodes = [f"node{number}" for number in sorted(lost)]
             if not quiet:
                 note(f"lost {', '.join(nodes)}: planning without")
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             target = folder / f"plan-without-{'-'.join(nodes)}.json"
             command = own_command("plan", "replan", str(plan_files[-1]))
             command += ["--lost", ",".join(nodes), "--output", str(target), *options]
@@ -516,6 +516,8 @@ def launch(
     run_keys = RUN.keys() - {"strategies"}  # strategies are for planning alone
     if not local:  # only this machine has the files of a prediction
         run_keys -= {"cluster", "profile"}
+        if new_plan is None or new_plan.inputs is not None:  # the plan file carries its model
+            run_keys -= {"model"}
     run_options = options(stated, run_keys)
     starting = [word.format(folder) for word in launcher.command.split()]
     if local:
@@ -529,9 +531,10 @@ def launch(
     # Files can be written for a launcher that is on another machine.
     installed = local or not submit or shutil.which(launcher.program)
     require(installed, f"{launcher.program} is not installed here")
+    if not local:
+        check_utf8(os.path.abspath(folder))
     is_new = not os.path.isdir(folder)
-    if is_new:
-        os.makedirs(folder)
+    try_folder(folder)
     if new_plan is not None:
         save_plan(new_plan, Path(folder, "plan.json"))
     elif code := subprocess.run(own_command(*planning), check=False).returncode:

@@ -25,10 +25,11 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit, note, write_document
 from hetplan.cli.setting import Setting, note_changes, with_links
 from hetplan.cli.solve import describe, titled
-from hetplan.errors import InputError, require
+from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.files import read_json, write_bytes, write_text
 from hetplan.instances.answers import Claim, parse_decision, read_claims
 from hetplan.instances.library import Instance, find, plain
+from hetplan.planner.nearest import nearest
 from hetplan.planner.pictures.figure import figure
 from hetplan.planner.pictures.html import page
 from hetplan.planner.pictures.scene import WhatIfDocument, read, scene
@@ -235,7 +236,7 @@ def in_full(instance: Instance, claim: Claim) -> tuple[list[Table], dict[str, An
 
 
 @described(
-    sections={"Framework": "--to --model", "Output": "--output --help"},
+    sections={"Framework": "--to --model --without-model --nearest", "Output": "--output --help"},
     examples=(
         ("A script for torchrun on standard output", "hetplan export plan.json --to torchrun"),
         (
@@ -269,6 +270,18 @@ def export(
             autocompletion=offer("models"),
         ),
     ] = None,
+    without_model: Annotated[
+        bool,
+        typer.Option(
+            "--without-model", help="Write no settings of the model: they are left to you."
+        ),
+    ] = False,
+    near: Annotated[
+        bool,
+        typer.Option(
+            "--nearest", help="Where the framework cannot run the plan, take the nearest it can."
+        ),
+    ] = False,
     output: Annotated[
         Path | None, target("--output", "-o", help="Write to a file instead.")
     ] = None,
@@ -276,7 +289,10 @@ def export(
     """Print a plan as flags or configuration of a framework; what it cannot express is refused by
     name."""
     loaded = load_plan(plan)
-    text = written(loaded, to, model)
+    if near:
+        text = nearest_text(loaded, plan, to, model, with_model=not without_model)
+    else:
+        text = written(loaded, to, model, with_model=not without_model)
     other_model = None if model is None else load_model(model)
     note_changes(loaded, plan, Replaced(model=other_model))
     if output is None:
@@ -284,6 +300,35 @@ def export(
     else:
         write_text(output, text)
     return 0
+
+
+def nearest_text(plan: Plan, where: Path, to: str, model: str | None, *, with_model: bool) -> str:
+    """The text of the export of a plan, or of the nearest plan that the framework runs. A note says
+    what differs, and the seconds of both. Raises the framework's refusal where there is no such
+    plan. where: the plan's file."""
+    try:
+        return written(plan, to, model, with_model=with_model)
+    except UnsupportedError as error:
+        refusal = error
+
+    def runs(changed: Plan) -> bool:
+        try:
+            written(changed, to, model, with_model=with_model)
+        except UnsupportedError:
+            return False
+        return True
+
+    replayer = Replayer(Setting().workload(plan, where, quiet=True))
+    found = nearest(plan, replayer, runs)
+    if found is None:
+        raise refusal
+    note(f"{where}: {refusal}")
+    note(
+        f"{where}: the nearest plan has {', '.join(found.changes)}: "
+        f"{seconds_text(found.seconds)} per iteration, replayed, in place of "
+        f"{seconds_text(found.before)}"
+    )
+    return written(found.plan, to, model, with_model=with_model)
 
 
 @described(

@@ -26,6 +26,7 @@ from hetplan.cli.options import (
     QuietOption,
     make_options,
     native_value,
+    number,
     offer,
     require_option,
     split_list,
@@ -33,18 +34,27 @@ from hetplan.cli.options import (
     usable_folder,
     whole_numbers,
 )
-from hetplan.cli.output import emit, note, stopping
+from hetplan.cli.output import emit, few_lines, note, stopping
 from hetplan.errors import require
-from hetplan.files import write_text
+from hetplan.files import try_folder, write_text
 from hetplan.studies import page
 from hetplan.studies.findings import Study, repriced
 from hetplan.studies.page import charts, write_pictures
-from hetplan.studies.rows import Runner, Tally, Task, arrow, carry_out, read_rows, tasks, write_rows
-from hetplan.studies.workers import connected, run_on, run_tasks, slurm
+from hetplan.studies.rows import (
+    FOLDER,
+    Runner,
+    Tally,
+    Task,
+    arrow,
+    carry_out,
+    kept_rows,
+    tasks,
+    write_rows,
+)
+from hetplan.studies.workers import GIB, check_memory_limit, connected, run_on, run_tasks, slurm
 from hetplan.text import Table, counted
 
 SMOKE_SECONDS = 15.0  # the most seconds of a run under --smoke
-GIB = 2**30  # bytes
 LINE_EVERY = 20  # runs between two lines of progress where stderr is no terminal
 LARGEST_SEED = 10**6  # far beyond the runs of any study, and a seed for every solver
 
@@ -72,8 +82,12 @@ class Workers:
     ] = None
     memory: Annotated[
         float | None,
-        typer.Option(
-            "--memory-gib", metavar="GIB", help="Address space of each run; default no limit."
+        number(
+            "--memory-gib",
+            least=2**-10,
+            most=2**23,
+            metavar="GIB",
+            help="Address space of each run; default no limit.",
         ),
     ] = None
     scheduler: Annotated[
@@ -115,6 +129,8 @@ class Workers:
         jobs, _ = self.shares()
         limit = None if self.memory is None else int(self.memory * GIB)
         if self.scheduler is None and self.slurm is None:
+            if limit is not None:
+                check_memory_limit(limit)
             yield lambda work: run_tasks(work, jobs, memory_bytes=limit, stop=stop.is_set)
             return
 
@@ -207,9 +223,11 @@ def run(
     )
     numbers = whole_numbers([seeds], "--seeds", 0, LARGEST_SEED)
     work = list(tasks(sets or ["smoke"], split_list(methods or ["all"]), numbers, options))
+    try_folder(folder / FOLDER)  # before the first run, whose row would be lost
     stop = threading.Event()
+    watch = (lambda tally: None) if quiet else show_progress
     with stopping(stop), workers.runner(stop) as runner:
-        tally = carry_out(work, folder, runner, (lambda tally: None) if quiet else show_progress)
+        tally = carry_out(work, folder, runner, watch, tell_of_runs_again)
     runs = {"runs": tally.total, "done": tally.done, "counts": dict(tally.counts)}
     return emit(
         {"folder": str(folder), **runs},
@@ -242,12 +260,17 @@ def show_progress(tally: Tally) -> None:
         note(tally.text())
 
 
+def tell_of_runs_again(faults: Sequence[str]) -> None:
+    """Name the damaged rows of a study, whose runs are made again."""
+    note(*few_lines([f"{fault}; its run is made again" for fault in faults]))
+
+
 def summary(folder: Path, work: Sequence[Task], tally: Tally) -> Iterator[Table]:
     """The table of a study's tasks: the number of rows of each problem and method by status."""
     keys = {task.key for task in work}  # the folder may have rows of other methods and options, too
     counts: Counter[tuple[str, str, str]] = Counter()
     if tally.done:
-        for row in read_rows(folder):
+        for row in kept_rows(folder).rows:
             if row["key"] in keys:
                 counts[row["problem"], row["method"], row["status"]] += 1
     statuses = sorted({status for _, _, status in counts})
@@ -292,7 +315,9 @@ def report(
         expected="a folder",
     )
     pattern = name or "*"
-    rows = [row for row in read_rows(folder) if fnmatch.fnmatchcase(row["instance"], pattern)]
+    kept = kept_rows(folder)
+    note(*few_lines([f"left out: {fault}" for fault in kept.faults]))
+    rows = [row for row in kept.rows if fnmatch.fnmatchcase(row["instance"], pattern)]
     require(rows, "no run matches" if name else "holds no runs yet", where=str(folder), got=name)
     study = Study(rows)
     title = f"Gap study {folder.resolve().name}"
@@ -320,7 +345,10 @@ def report(
         for problem in study.problems
     )
     problems = {problem: summary_entries(study, problem) for problem in study.problems}
-    emit({"folder": str(folder), "problems": problems, "conflicts": conflicts}, tables, json=json)
+    document = {"folder": str(folder), "problems": problems, "conflicts": conflicts}
+    if kept.faults:
+        document["damaged"] = kept.faults
+    emit(document, tables, json=json)
     note(*conflicts)
     return 1 if conflicts else 0
 

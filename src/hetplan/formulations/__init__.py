@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
 
-from hetplan.errors import InputError, look_up
+from hetplan.errors import InputError, kind_and_text, look_up, place_outside, require
 from hetplan.interpreter import let_find
 from hetplan.solvers.registry import Family, Method, load
 
@@ -36,7 +36,7 @@ def family(name: str, *, where: str | None = None) -> Family:
     """
     family: Family = load(look_up("unknown problem", name, FAMILIES, where=where))
     for module in dict.fromkeys([*installed_plugins(), *JOINED]):
-        added = plugin(module).get(name, ())
+        added = [replace(each, of_plugin=True) for each in plugin(module).get(name, ())]
         taken = [method.name for method in family.methods]
         repeated = [method.name for method in added if method.name in taken]
         if repeated:
@@ -68,14 +68,20 @@ def installed_plugins() -> list[str]:
 def plugin(module: str) -> Mapping[str, Sequence[Method]]:
     """METHODS of a plugin: its methods by problem. Raises InputError where the module cannot be
     imported, has no METHODS or names an unknown problem."""
+    expected = "a module with METHODS = {problem: [Method, ...]}"
     try:
         methods: Mapping[str, Sequence[Method]] = load(f"{module}:METHODS")
     except (ImportError, AttributeError) as error:
-        raise InputError(
-            f"no plugin: {error}",
-            where=module,
-            expected="a module with METHODS = {problem: [Method, ...]}",
-        ) from None
-    for problem in methods:
+        raise InputError(f"no plugin: {error}", where=module, expected=expected) from None
+    # A module may raise anything while it is imported, and may call `sys.exit`.
+    except (Exception, SystemExit) as error:
+        place = place_outside(error) or module
+        raise InputError(f"plugin raises {kind_and_text(error)}", where=place) from error
+    require(isinstance(methods, Mapping), "METHODS is no table", where=module, expected=expected)
+    for problem, of_problem in methods.items():
+        listed = isinstance(of_problem, list | tuple)
+        are_methods = listed and all(isinstance(each, Method) for each in of_problem)
+        where = f"{module}: METHODS[{problem!r}]"
+        require(are_methods, "is no list of methods", where=where, expected=expected)
         look_up("unknown problem", problem, FAMILIES, where=f"{module}: METHODS")
     return methods

@@ -5,9 +5,9 @@ An answer document is the output of `solve --json`, which `check` reads back:
     {"instance": …, "problem": …, "results": [{"method", "status", "objective", "bound", "gap",
      "seconds", "decision", …} …]}
 
-Objectives and bounds are in the instance's unit (seconds); unknown is null. The results of a
-document are claims: the evaluator prices every decision again, and the stated figures have to
-agree:
+of one instance, or {"answers": [such documents]} of several. Objectives and bounds are in the
+instance's unit (seconds); unknown is null. The results of a document are claims: the evaluator
+prices every decision again, and the stated figures have to agree:
 (1) a decision breaks no constraint            (2) the objective stated is the decision's
 (3) the gap stated is (objective - bound) / objective
 (4) `optimal` has a bound that proves it (gap <= 1e-6); `optimal` and `feasible` have a decision,
@@ -160,12 +160,25 @@ def answer_document(
 def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
     """The claims of an answer document, of a best-known record, or of a bare decision.
 
-    value: the parsed JSON. where: its source, for errors. Raises InputError.
+    Of a document of several instances, those of this instance. value: the parsed JSON. where: its
+    source, for errors. Raises InputError.
     """
     if isinstance(value, dict) and value.get("format") == BEST_FORMAT:
         best = BestKnown.parsed(value, where=where)
         check_problem(best.problem, instance, where)
         return [claim_of_record(best, instance, where)]
+    if isinstance(value, dict) and "answers" in value:
+        parts = answers_by_place(value, where)
+        names = [part.instance for part, _ in parts]
+        require(
+            instance.name in names,
+            "no answer for this instance",
+            where=where,
+            got=", ".join(names),
+            expected=instance.name,
+        )
+        number = names.index(instance.name)
+        return read_claims(value["answers"][number], instance, where=f"{where}: answers[{number}]")
     if not isinstance(value, dict) or "results" not in value:
         return [Claim(source="decision", decision=parse_decision(value, instance, where))]
     answers = parse(AnswerFile, value, where=where)
@@ -179,6 +192,22 @@ def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
     return [
         claim_of(answer, instance, where, "results", i, "decision")
         for i, answer in enumerate(answers.results)
+    ]
+
+
+def answers_by_place(value: Any, where: str) -> list[tuple[AnswerFile, str]]:
+    """The answers of a document for each of its instances, with their place in it, for errors.
+
+    value: the parsed JSON. where: the document's source. Raises InputError.
+    """
+    if not isinstance(value, dict) or "answers" not in value:
+        return [(parse(AnswerFile, value, where=where), where)]
+    documents = value["answers"]
+    require(isinstance(documents, list), "not a list", where=f"{where}: answers")
+    places = [f"{where}: answers[{i}]" for i in range(len(documents))]
+    return [
+        (parse(AnswerFile, document, where=place), place)
+        for document, place in zip(documents, places, strict=True)
     ]
 
 
@@ -380,18 +409,18 @@ def record_figures(record: BestKnown | None) -> dict[str, Any]:
 
 
 def findings_of_answers(value: Any, where: str) -> Iterator[Finding]:
-    """The results of an answer document as findings.
+    """The results of an answer document, of one instance or of several, as findings.
 
     value: the parsed JSON. where: its source, for messages. Raises InputError.
     """
-    answers = parse(AnswerFile, value, where=where)
-    for answer in answers.results:
-        yield Finding(
-            where=f"{where}: {answer.method}",
-            problem=answers.problem,
-            instance=answers.instance,
-            answer=answer,
-        )
+    for answers, place in answers_by_place(value, where):
+        for answer in answers.results:
+            yield Finding(
+                where=f"{place}: {answer.method}",
+                problem=answers.problem,
+                instance=answers.instance,
+                answer=answer,
+            )
 
 
 def entries_to_update(folder: Path | None) -> list[Entry]:

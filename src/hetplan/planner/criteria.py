@@ -20,11 +20,18 @@ class Criteria:
     cheapest_within: float | None = None
     # Whether plans on parts of the cluster are searched, too. Each of the other two implies it.
     on_parts: bool = False
+    # Seconds that an iteration of the winner may take at most; the cheapest such plan wins.
+    seconds_limit: float | None = None
+
+    @property
+    def wants_cheapest(self) -> bool:
+        """Whether the cheapest plan within a limit of time wins, in place of the fastest one."""
+        return self.cheapest_within is not None or self.seconds_limit is not None
 
     @property
     def wants_parts(self) -> bool:
         """Whether plans on parts of the cluster, which leave devices idle, are searched, too."""
-        return self.on_parts or self.money_limit is not None or self.cheapest_within is not None
+        return self.on_parts or self.money_limit is not None or self.wants_cheapest
 
     def check(self, workload: Workload) -> None:
         """Raise InputError for a limit or a percentage out of range, and for criteria of money
@@ -44,7 +51,15 @@ class Criteria:
             got=percent,
             expected="a number from 0 on",
         )
-        if limit is None and percent is None:
+        seconds = self.seconds_limit
+        require(
+            seconds is None or 0 < seconds < math.inf,
+            "seconds of an iteration",
+            where="--seconds-limit",
+            got=seconds,
+            expected="seconds greater than 0",
+        )
+        if limit is None and not self.wants_cheapest:
             return
         cluster = workload.cluster
         unpriced = [name for name in cluster.types if cluster.specs[name].price_per_hour is None]
@@ -57,9 +72,14 @@ class Criteria:
             )
 
     def judged(self, candidate: Candidate, workload: Workload) -> tuple[Candidate, bool]:
-        """The candidate, and whether it may win: it has a plan that fits and that does not exceed
-        the money limit. The message of a candidate says that it exceeds the limit."""
+        """The candidate, and whether it may win: it has a plan that fits and that exceeds no limit.
+        The message of a candidate says that it exceeds one."""
         fits = candidate.plan is not None and candidate.fits_memory is True
+        seconds = candidate.predicted_seconds
+        if self.seconds_limit is not None and seconds is not None and seconds > self.seconds_limit:
+            limit = number_text(self.seconds_limit, 4)
+            text = f"takes {number_text(seconds, 4)} s, above the limit of {limit} s"
+            return replace(candidate, message=joined(candidate.message, text)), False
         money = candidate.money_per_million_tokens(workload)
         if self.money_limit is None or money is None or money <= self.money_limit:
             return candidate, fits
@@ -86,18 +106,17 @@ def pareto(candidates: Sequence[Candidate], workload: Workload) -> list[int]:
     return front
 
 
-def winner_of(
-    allowed: Sequence[Candidate], workload: Workload, percent: float | None
-) -> int | None:
+def winner_of(allowed: Sequence[Candidate], workload: Workload, criteria: Criteria) -> int | None:
     """Index of the winner in the ranking; None without a candidate that may win.
 
-    allowed: the candidates that may win, fastest first; the ranking begins with them. percent: None
-    if the fastest wins; else the cheapest wins that is at most `percent` slower.
+    allowed: the candidates that may win, fastest first; the ranking begins with them.
     """
     if not allowed:
         return None
-    if percent is None:
+    if not criteria.wants_cheapest:
         return 0
+    # Without a percentage, the limit of seconds has left out the plans that are too slow.
+    percent = math.inf if criteria.cheapest_within is None else criteria.cheapest_within
     most_seconds = (allowed[0].predicted_seconds or 0.0) * (1 + percent / 100)
     near = []
     for i in pareto(allowed, workload):

@@ -249,7 +249,10 @@ def effects(plan: Plan, run: Replay, workload: Workload) -> dict[str, float]:
         faster = perturbed(workload.profile, {name: tenth_faster})
         changed[f"{name} 10 % faster"] = replace(workload, profile=faster)
     if workload.links is None:
-        network = [replace(n, network_bandwidth=2 * n.network_bandwidth) for n in cluster.nodes]
+        network = [
+            replace(n, network_bandwidth=2 * n.network_bandwidth, flow=2 * n.flow)
+            for n in cluster.nodes
+        ]
         inside = [with_intra_bandwidth(n, 2 * n.intra_bandwidth) for n in cluster.nodes]
         for links, nodes in {"network": network, "links inside nodes": inside}.items():
             faster_links = replace(cluster, nodes=tuple(nodes))

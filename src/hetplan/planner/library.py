@@ -40,6 +40,7 @@ def plan(
     strategies: str | Sequence[str] | None = None,
     settings: Settings | None = None,
     money_limit: float | None = None,
+    seconds_limit: float | None = None,
     cheapest_within: float | None = None,
     parts: bool = False,
     time_limit: float | None = TIME_LIMIT,
@@ -58,7 +59,7 @@ def plan(
     profile: a measured profile; None: a predicted one.
     strategies: names, or one text with commas between them; None: all.
     settings: strategy -> name -> value, for the settings that single strategies have.
-    money_limit, cheapest_within, parts: see `Criteria` (`parts` is `on_parts`).
+    money_limit, seconds_limit, cheapest_within, parts: see `Criteria` (`parts` is `on_parts`).
     time_limit: seconds for the whole planning; None: no limit.
     threads: of the solvers.
     on_candidate: a function that is called with every candidate as it is found.
@@ -86,7 +87,7 @@ def plan(
         workloads,
         make_strategies(strategies, settings),
         Run(options),
-        criteria=Criteria(money_limit, cheapest_within, parts),
+        criteria=Criteria(money_limit, cheapest_within, parts, seconds_limit),
         on_candidate=on_candidate,
         notes=notes,
     )

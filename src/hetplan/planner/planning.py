@@ -1,7 +1,7 @@
 """The answer of the planner: the candidates in the order of the ranking, the winner, and the proven
 bound."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetplan.planner.candidate import Candidate
@@ -9,6 +9,7 @@ from hetplan.planner.criteria import Criteria, pareto
 from hetplan.planner.explain import Explanation, explain
 from hetplan.planner.joint import Joint
 from hetplan.profiling.workload import Workload
+from hetplan.text import number_text
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,14 @@ class Planning:
         """Why the winner takes as long as it does; None without a winner."""
         if self.winner is None:
             return None
-        return explain(self.candidates, self.winner, self.workload, self.criteria.cheapest_within)
+        explained = explain(
+            self.candidates, self.winner, self.workload, self.criteria.cheapest_within
+        )
+        limit = self.criteria.seconds_limit
+        if limit is None or explained.why_chosen:
+            return explained
+        within = f"whose iteration takes at most {number_text(limit, 4)} s"
+        return replace(explained, why_chosen=f"the cheapest of the plans {within}")
 
     def document(self) -> dict[str, Any]:
         """The answer as JSON types."""

@@ -73,7 +73,7 @@ def make_plans(
     judged.sort(key=lambda pair: (not pair[1], *rank(pair[0], first)))
     ranked = tuple(candidate for candidate, _ in judged)
     allowed = [candidate for candidate, may_win in judged if may_win]
-    winner = winner_of(allowed, first, criteria.cheapest_within)
+    winner = winner_of(allowed, first, criteria)
     changes: tuple[str, ...] = ()
     if not any(candidate.fits_memory for candidate in ranked):
         # what helps is said for the precision that keeps the fewest activations

@@ -220,7 +220,12 @@ def relinked(
     for node in cluster.nodes:
         if only in (None, node.device):
             node = with_intra_bandwidth(node, intra or node.intra_bandwidth)
-            node = replace(node, network_bandwidth=network or node.network_bandwidth)
+            node = replace(
+                node,
+                network_bandwidth=network or node.network_bandwidth,
+                # The most of one message was measured on the network that is replaced.
+                flow=math.inf if network else node.flow,
+            )
         nodes.append(node)
     return Change(name, with_nodes(cluster, name, nodes), every_device(cluster))
 

@@ -16,8 +16,9 @@ def check_shape(shape: Transformer) -> None:
         f"{shape.block_norms} norms in a block": shape.block_norms != 2,
         "windows in some blocks only": bool(shape.full_every),
         "experts": shape.experts is not None,
+        "attention sinks": shape.sinks,
     }
-    names = [name for name, in_shape in lacking.items() if in_shape]
+    names = [name for name, in_shape in lacking.items() if in_shape] + shape.rare_features
     require(
         not names,
         f"hetplan's own layers have no {', '.join(names)}: run the module itself by --factory",

@@ -303,6 +303,13 @@ def program_of(model: Model, batch: int) -> SingleProgram:
         got=model.name,
         kind=UnsupportedError,
     )
+    require(
+        not t.rare_features,
+        f"no rule for {', '.join(t.rare_features)}",
+        where="hap",
+        got=model.name,
+        kind=UnsupportedError,
+    )
     blocks = Blocks(Writer(model.name), t, BY_LAYER, causal=t.vocabulary > 0 and t.head == "lm")
     if t is spec.encoder:
         return vision_model(blocks, batch, tokens, model)

@@ -50,6 +50,8 @@ class Node(StrictModel):
     """The node's part of the links from its switch to other switches; None: they are no limit."""
     rails: bool = False
     """Whether every device has a card of its own, an even part of the bandwidth."""
+    flow_bandwidth: Positive | None = None
+    """Of one message between nodes, at most; None: that of the card."""
     all_reduce: dict[Annotated[PositiveCount, Strict(False)], CollectiveCurve] = Field(
         default_factory=dict
     )

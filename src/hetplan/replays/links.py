@@ -5,8 +5,9 @@ Every node has a network card which all its devices share; in a node with rails 
 card of its own. Every device also has a connection to the other devices of its node (NVLink, PCIe).
 Bytes between nodes pass the cards, and the uplinks of their switches; bytes within a node pass the
 devices' connections. A card, a connection and an uplink each have two ports, one that sends and one
-that receives. A port is occupied for the seconds that it needs for the bytes that pass it. A bridge
-that PCIe devices of a node share is not modelled.
+that receives. A port is occupied for the seconds that it needs for the bytes that pass it. Where a
+node states the most that one message reaches, a message alone does not fill the card. A bridge that
+PCIe devices of a node share is not modelled.
 """
 
 from collections.abc import Iterable, Sequence
@@ -57,6 +58,8 @@ class Links:
             return nodes[m].intra_bandwidth, nodes[m].intra_latency
         bandwidths = [nodes[m].network_bandwidth, nodes[n].network_bandwidth]
         bandwidths += [bandwidth for _, bandwidth in self.beyond(m, n)]
+        flows = (nodes[m].flow_bandwidth, nodes[n].flow_bandwidth)
+        bandwidths += [flow for flow in flows if flow is not None]
         latency = max(nodes[m].network_latency, nodes[n].network_latency)
         return min(bandwidths), latency
 

@@ -29,6 +29,9 @@ from hetplan.text import grouped
 # H200 900 GB/s, B200 to GB300 1,800 GB/s; Infinity Fabric: MI300X and MI325X 896, MI355X 1,075
 # GB/s; Gaudi 2 and 3: 21 Ethernet ports of 100 and 200 Gbit/s inside, three outside.
 # A rack of GB200 or GB300 NVL72 is one scale-up domain of 72 devices.
+# Cards for PCIe slots stand before the prefixes of their kin: they have PCIe 5.0 x16 (64 GB/s less
+# a fifth; an A800 4.0), and a bridge joins two or four of them at most. A GB10 and a Strix Halo are
+# whole machines, whose device and host share one memory.
 # Networks: one adapter per device, 100 Gbit/s (V100), 200 (A100, A800) and 400 (H100, H800, H20,
 # H200, B200, GB200, MI300X to MI355X) and 800 (B300, GB300).
 # Hosts: PCIe x16 of generation 3 (V100), 4 (A100, A800) and 5 (H100, H800, H200), 16, 32 and 64
@@ -37,9 +40,14 @@ from hetplan.text import grouped
 _MACHINES: Mapping[str, tuple[int, float, float, float, float]] = {
     "V100-SXM": (8, 1200, 800, 12.5, 32),
     "A100-SXM": (8, 2400, 1600, 25, 51),
+    "A800-PCIE": (8, 200, 100, 25, 51),
     "A800": (8, 1600, 1600, 25, 51),
+    "H100-PCIE": (8, 400, 400, 50, 77),
+    "H100-NVL": (8, 400, 400, 50, 77),
     "H100": (8, 3600, 3200, 50, 77),
+    "H800-PCIE": (8, 400, 400, 50, 77),
     "H800": (8, 1600, 3200, 50, 77),
+    "H200-NVL": (8, 400, 400, 50, 77),
     "H200": (8, 3600, 3200, 50, 77),
     "GH200": (4, 3600, 800, 450, 500),
     "H20": (8, 3600, 3200, 50, 77),
@@ -49,7 +57,10 @@ _MACHINES: Mapping[str, tuple[int, float, float, float, float]] = {
     "GB300": (72, 7200, 57600, 225, 250),
     "MI300X": (8, 3584, 3200, 50, 77),
     "MI325X": (8, 3584, 3200, 50, 77),
+    "MI350X": (8, 4300, 3200, 50, 77),
     "MI355X": (8, 4300, 3200, 50, 77),
+    "GB10": (1, 400, 200, 273, 273),
+    "Strix-Halo": (1, 400, 10, 256, 256),
     "Gaudi2": (8, 2100, 2400, 25, 51),
     "Gaudi3": (8, 4200, 4800, 50, 77),
 }

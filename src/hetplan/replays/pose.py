@@ -102,6 +102,7 @@ def node_of(node: ClusterNode, switches: Collection[tuple[int, int]]) -> Node:
         switch=[*switches].index(node.switch) if has_uplink else None,
         uplink_bandwidth=node.uplink if has_uplink else None,
         rails=node.rails,
+        flow_bandwidth=node.flow if node.flow < math.inf else None,
         all_reduce={n: curve for n, curve in curves.items() if curve is not None},
     )
 

@@ -176,6 +176,7 @@ def adjusted(workload: Workload, values: Mapping[str, float]) -> Workload:
         replace(
             with_intra_bandwidth(node, node.intra_bandwidth * within),
             network_bandwidth=node.network_bandwidth * between,
+            flow=node.flow * between,
         )
         for node in workload.cluster.nodes
     )

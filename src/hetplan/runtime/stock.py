@@ -21,8 +21,8 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hetplan.adapters.exports.documents import SCHEDULES
 from hetplan.adapters.exports.grid import unequal
+from hetplan.adapters.exports.titan import SCHEDULES
 from hetplan.errors import UnsupportedError
 from hetplan.plans.plan import Plan
 from hetplan.runtime.engine.buckets import local_cuts

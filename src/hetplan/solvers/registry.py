@@ -12,7 +12,15 @@ from itertools import permutations
 from typing import Any
 
 from hetplan.clock import CLOCK
-from hetplan.errors import DisagreementError, look_up
+from hetplan.errors import (
+    DisagreementError,
+    HetplanError,
+    InputError,
+    kind_and_text,
+    look_up,
+    place_outside,
+    require,
+)
 from hetplan.solvers.run import (
     HIGHS,
     OPTIMAL_GAP,
@@ -57,6 +65,7 @@ class Method:
     # Raised when the method's code changes such that it gives other results. Rows of studies keep
     # it, so that a report tells which rows are of older code.
     version: int = 1
+    of_plugin: bool = False  # whether a plugin adds it to its family
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -159,9 +168,10 @@ def solve(
     time limit only. The times to compile kernels and to judge count nowhere.
     """
     run = run or Run()
-    function = family.method(method).load()
+    chosen = family.method(method)
+    function = chosen.load()
     begun = CLOCK.seconds()
-    outcome = outcome_of(function, data, run, more)
+    outcome = outcome_of(chosen, function, data, run, more)
     spent = CLOCK.seconds() - begun
     evaluation = judged(family, method, data, outcome)
     objective, bound, details = None, outcome.bound, dict(outcome.details)
@@ -187,16 +197,38 @@ def solve(
 
 
 def outcome_of(
-    function: Callable[..., Outcome[Any]], data: Any, run: Run, more: Mapping[str, Any]
+    method: Method,
+    function: Callable[..., Outcome[Any]],
+    data: Any,
+    run: Run,
+    more: Mapping[str, Any],
 ) -> Outcome[Any]:
     """The outcome that a method's function returns, or one without a decision where the function
-    lets `Stopped` pass or runs out of memory."""
+    lets `Stopped` pass or runs out of memory.
+
+    function: that of the method. Raises InputError for any other exception of a plugin's method,
+    and where it returns something else than an outcome: that is no fault of hetplan.
+    """
+    module, _, _ = method.target.partition(":")
     try:
-        return function(data, run, **more)
+        outcome = function(data, run, **more)
     except Stopped:
         return Outcome(stop=stop_reason(run), bound=run.bound)
     except MemoryError:
         return Outcome(stop=Stop.ERROR, message="out of memory")
+    except Exception as error:
+        if not method.of_plugin or isinstance(error, HetplanError):
+            raise
+        place = place_outside(error) or module
+        raise InputError(f"method raises {kind_and_text(error)}", where=place) from error
+    require(
+        isinstance(outcome, Outcome) or not method.of_plugin,
+        "method returns something else",
+        where=module,
+        got=type(outcome).__name__,
+        expected="an Outcome",
+    )
+    return outcome
 
 
 def judged(family: Family, method: str, data: Any, outcome: Outcome[Any]) -> Evaluation | None:

@@ -23,12 +23,12 @@ import numpy as np
 from hetplan.instances.answers import changes, entries_to_update
 from hetplan.instances.library import Instance, find
 from hetplan.solvers.run import OPTIMAL_GAP, relative_gap
+from hetplan.studies.cells import PROVEN
 from hetplan.studies.rows import Row, findings_of_rows, made_on
 from hetplan.text import grouped
 
 # The largest excess that counts as the optimum: twice the gap at which proofs may stop.
 SAME = 2 * OPTIMAL_GAP
-PROVEN = ("optimal", "infeasible")  # the statuses of runs that ended with a proof
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from typing import Any
 from urllib.parse import quote
 
 from hetplan.errors import one_line, optional
-from hetplan.files import write_bytes
+from hetplan.files import make_folder, write_bytes
 from hetplan.formulations import family
 from hetplan.solvers.run import relative_gap
+from hetplan.studies.cells import PROVEN
 from hetplan.studies.findings import (
-    PROVEN,
     SAME,
     SIZES,
     Study,
@@ -213,7 +213,7 @@ def as_svg(canvas: Any) -> str:
 
 def write_pictures(folder: Path, pictures: Mapping[str, Any]) -> None:
     """Write each figure as a PNG file that is named after it. pictures: name -> figure."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for name, canvas in pictures.items():
         write_bytes(folder / f"{name.replace(' ', '-').lower()}.png", as_picture(canvas, "png"))
 

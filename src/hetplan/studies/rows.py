@@ -22,8 +22,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from hetplan.errors import InputError, optional, require, unknown_name
-from hetplan.files import write_bytes
+from hetplan.errors import InputError, one_line, optional, require, unknown_name
+from hetplan.files import make_folder, read_bytes, write_bytes
 from hetplan.formulations import FAMILIES, JOINED, family, join
 from hetplan.instances.answers import Answer, Finding
 from hetplan.instances.library import (
@@ -38,6 +38,7 @@ from hetplan.instances.library import (
 )
 from hetplan.solvers.registry import Family
 from hetplan.solvers.run import Options
+from hetplan.studies.cells import fault_of
 from hetplan.text import counted
 
 # Words of `--methods` that stand for several methods of a problem.
@@ -183,6 +184,8 @@ def task_key(instance_hash: str, method: str, options: dict[str, Any]) -> str:
 FOLDER = "rows"  # the folder of the rows within a study's folder
 PACKED = "all.parquet"  # the file in FOLDER that may hold many rows
 VERSION = "1"  # of the rows' format
+# The most rows of a file and the most bytes of their cells: a small damaged file may state any.
+MOST_ROWS, MOST_ROW_BYTES = 10**6, 2**30
 # The name of a column -> its Arrow type. Columns `…_json` hold JSON text. Figures are in seconds
 # and bytes; unknown ones are null.
 COLUMNS: Mapping[str, str] = {
@@ -274,26 +277,28 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         compression_level=19,  # slow, but a row is small
         write_page_checksum=True,  # `read_rows` notices a damaged file by it
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_bytes(path, buffer.getvalue())
 
 
 def keys(folder: Path) -> set[str]:
-    """The keys of a study's rows."""
-    # `write_row` names a file by its row's key: only the packed file has to be read.
-    found = {path.stem for path in (folder / FOLDER).glob("*.parquet")}
-    packed = Path(PACKED).stem
-    if packed in found:
-        table = arrow().parquet.read_table(folder / FOLDER / PACKED, columns=["key"])
-        found.remove(packed)
-        found.update(table["key"].to_pylist())
-    return found
+    """The keys of a study's rows that can be used."""
+    if not (folder / FOLDER).is_dir():
+        return set()
+    return {row["key"] for row in kept_rows(folder).rows}
 
 
-def read_rows(folder: Path) -> list[Row]:
-    """All rows of a study, sorted by problem, instance, method and seed. Raises InputError for a
-    file that does not hold rows of a study."""
-    pa = arrow()
+@dataclass(frozen=True)
+class Kept:
+    """What a study's folder holds."""
+
+    rows: list[Row]  # sorted by problem, instance, method and seed
+    faults: list[str]  # one line for each file and each row that cannot be used, with the file
+
+
+def kept_rows(folder: Path) -> Kept:
+    """All rows of a study that can be used, and what is wrong with the others. Raises InputError
+    where the folder is no study's."""
     require(
         (folder / FOLDER).is_dir(),
         "holds no study",
@@ -301,23 +306,52 @@ def read_rows(folder: Path) -> list[Row]:
         expected=f"a folder {FOLDER} of Parquet files",
     )
     rows: dict[str, Row] = {}
+    faults: list[str] = []
     for path in sorted((folder / FOLDER).glob("*.parquet")):
         try:
-            table = pa.parquet.read_table(
-                io.BytesIO(path.read_bytes()), page_checksum_verification=True
-            )
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(
-                f"cannot be read: {str(error).splitlines()[0]}", where=str(path)
-            ) from None
-        require(
-            table.schema.equals(schema(), check_metadata=True),
-            "holds other columns than a study's",
-            where=str(path),
-        )
-        # Rows of one key are of equal runs: the one that is read last stays.
-        rows |= {row["key"]: row for row in table.to_pylist()}
-    return sorted(rows.values(), key=itemgetter("problem", "instance", "method", "seed"))
+            rows_of_file = rows_in(path)
+        except InputError as error:
+            faults.append(str(error))
+            continue
+        for number, row in enumerate(rows_of_file):
+            fault = fault_of(row)
+            if fault is None:
+                rows[row["key"]] = row  # Rows of one key are of equal runs: the last one stays.
+            else:
+                faults.append(f"{path}: row {number}: {fault}")
+    in_order = sorted(rows.values(), key=itemgetter("problem", "instance", "method", "seed"))
+    return Kept(in_order, faults)
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """All rows of a study, sorted by problem, instance, method and seed. Raises InputError for a
+    file that does not hold rows of a study, and for a row that cannot be used."""
+    kept = kept_rows(folder)
+    if kept.faults:
+        raise InputError(kept.faults[0])
+    return kept.rows
+
+
+def rows_in(path: Path) -> list[Row]:
+    """The rows of one Parquet file. Raises InputError."""
+    pa = arrow()
+    content = read_bytes(path)
+    try:
+        metadata = pa.parquet.read_metadata(io.BytesIO(content))
+        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+        size = sum(group.total_byte_size for group in groups)
+        small = 0 <= metadata.num_rows <= MOST_ROWS and 0 <= size <= MOST_ROW_BYTES
+        require(small, "holds too much", where=str(path), got=f"{metadata.num_rows} rows")
+        table = pa.parquet.read_table(io.BytesIO(content), page_checksum_verification=True)
+        own = table.schema.equals(schema(), check_metadata=True)
+        require(own, "holds other columns than a study's", where=str(path))
+        return list(table.to_pylist())
+    except InputError:  # is a ValueError too
+        raise
+    # ValueError: text that is not UTF-8. A damaged file may also ask for absurd amounts of memory.
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        reason = one_line(str(error))[:160] or type(error).__name__
+        raise InputError(f"cannot be read: {reason}", where=str(path)) from None
 
 
 def compact_json(value: object) -> str:
@@ -356,13 +390,19 @@ def carry_out(
     folder: Path,
     runner: Runner,
     watch: Callable[[Tally], None] = lambda tally: None,
+    tell: Callable[[Sequence[str]], None] = lambda lines: None,
 ) -> Tally:
-    """Carry out the tasks that have no row in `folder` yet, and write their rows.
+    """Carry out the tasks that have no row in `folder` yet, and write their rows. A task whose row
+    is damaged is carried out again.
 
-    watch: called with the tally at the beginning and after each row. Returns the tally at the end,
-    or where the runner stopped early.
+    watch: called with the tally at the beginning and after each row. tell: called with one line for
+    each damaged row or file. Returns the tally at the end, or where the runner stopped early.
     """
-    keys_with_row = keys(folder)
+    keys_with_row: set[str] = set()
+    if (folder / FOLDER).is_dir():
+        kept = kept_rows(folder)
+        keys_with_row = {row["key"] for row in kept.rows}
+        tell(kept.faults)
     left = [task for task in tasks if task.key not in keys_with_row]
     tally = Tally(total=len(tasks), known=len(tasks) - len(left))
     watch(tally)

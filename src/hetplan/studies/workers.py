@@ -46,6 +46,7 @@ from hetplan.studies.findings import SIZE_KEY, size_of
 from hetplan.studies.rows import METHOD_VERSION, Row, Task, compact_json
 
 Tell = Callable[[Progress], None]
+GIB = 2**30  # bytes
 LONGEST_REASON = 500  # characters of another program's message that a row or an error repeats
 # The packages whose versions a row states. Each has the name of its module.
 PACKAGES = ("ortools", "highspy", "pyomo", "numpy", "numba", "networkx")
@@ -307,9 +308,6 @@ def child(task: Task, pipe: Connection, memory_bytes: int | None) -> None:
     to time, and ("row", row) at the end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study's process handles Ctrl-C
     threading.Thread(target=follow, args=(pipe,), daemon=True).start()
-    if memory_bytes is not None:
-        # An allocation beyond the limit fails with a MemoryError.
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     lock = threading.Lock()  # for the pipe
     last_sent = 0.0
 
@@ -321,6 +319,10 @@ def child(task: Task, pipe: Connection, memory_bytes: int | None) -> None:
                 pipe.send(("bound", progress.bound))
 
     try:
+        if memory_bytes is not None:
+            # An allocation beyond the limit fails with a MemoryError.
+            check_memory_limit(memory_bytes)
+            resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
         row = perform(task, tell)
     except MemoryError:
         row = failed(task, "out of memory")
@@ -328,6 +330,19 @@ def child(task: Task, pipe: Connection, memory_bytes: int | None) -> None:
         row = failed(task, kind_and_text(error))
     with lock:
         pipe.send(("row", row))
+
+
+def check_memory_limit(memory_bytes: int) -> None:
+    """Raise InputError for a limit that a process of this machine may not set itself: it is beyond
+    the limit under which the process runs."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    require(
+        most == resource.RLIM_INFINITY or memory_bytes <= most,
+        "is beyond the limit of this process (ulimit -v)",
+        where="--memory-gib",
+        got=f"{memory_bytes / GIB:g}",
+        expected=f"at most {most / GIB:g}",
+    )
 
 
 def follow(pipe: Connection) -> None:

@@ -5,34 +5,36 @@ else, and the error names that feature.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from hetplan.adapters.exports import documents, scripts
+from hetplan.adapters.exports import documents, scripts, titan
 from hetplan.adapters.exports.grid import Grid
-from hetplan.errors import look_up
+from hetplan.errors import look_up, require
 from hetplan.plans.plan import Plan
 from hetplan.profiling.models.model import find_model
 from hetplan.profiling.models.transformer import Transformer
 from hetplan.profiling.models.zoo import BUILT_IN
 
-# Framework -> the function of a plan and the model's shape (None: unknown) that writes its text.
-# Functions that write no figures of the model ignore the shape.
-EXPORTERS: dict[str, Callable[[Plan, Transformer | None], str]] = {
+# Framework -> the function of a plan, the model's shape (None: unknown) and whether the model's own
+# settings are to be written, that writes its text. Functions that write none ignore the latter two.
+EXPORTERS: dict[str, Callable[..., str]] = {
     "megatron": scripts.megatron,
     "bridge": documents.bridge,
     "deepspeed": documents.deepspeed,
-    "torchtitan": documents.torchtitan,
+    "torchtitan": titan.torchtitan,
     "flagscale": documents.flagscale,
     "torchrun": scripts.torchrun,
 }
 
 
-def export(plan: Plan, to: str, model: str | None = None) -> str:
+def export(plan: Plan, to: str, model: str | None = None, *, with_model: bool = True) -> str:
     """The text of the configuration or script with which a framework runs the plan.
 
-    It includes the model's figures where they are known and the framework can express them.
+    It includes the settings of the model where the framework builds the model from them.
     to: the framework, a key of `EXPORTERS`. model: the name or the file of the plan's model; None:
-    as the plan gives it. Raises InputError for an unknown name, and UnsupportedError for a plan
-    that the framework cannot express.
+    as the plan gives it. with_model: whether to write the settings of the model. Raises InputError
+    for an unknown name and for a model with another number of blocks, and UnsupportedError for a
+    plan, or a model, that the framework cannot express.
     """
     exporter = look_up("unknown framework", to, EXPORTERS)
     Grid(plan, to).refuse(
@@ -41,9 +43,15 @@ def export(plan: Plan, to: str, model: str | None = None) -> str:
         "the program: which tensors are sliced, and every collective",
     )
     shape = shape_of(plan, model)
-    if shape is not None and not expressible(shape):
-        shape = None
-    return exporter(plan, shape)
+    layers = len(plan.workload.layers)
+    require(
+        shape is None or layers == shape.layers + 2,  # with the embedding and the head
+        "the model has another number of blocks than the plan",
+        where=model or plan.name,
+        got=None if shape is None else shape.layers,
+        expected=f"{layers - 2}",
+    )
+    return exporter(plan, shape, model=with_model)
 
 
 def shape_of(plan: Plan, model: str | None) -> Transformer | None:
@@ -54,19 +62,12 @@ def shape_of(plan: Plan, model: str | None) -> Transformer | None:
     """
     if model is not None:
         return find_model(model).shape
-    if plan.inputs is not None:
-        return plan.inputs.model.transformer()
     name = plan.workload.model
-    return BUILT_IN[name].shape if name in BUILT_IN else None
-
-
-def expressible(shape: Transformer) -> bool:
-    """Whether Megatron's arguments can describe the model: blocks with two norms each, between an
-    embedding and a language model's head."""
-    return (
-        shape.head == "lm"
-        and shape.block_norms == 2
-        and shape.final_norm
-        and not shape.embedding_norm
-        and shape.embedding_width is None
-    )
+    built_in = BUILT_IN[name].shape if name in BUILT_IN else None
+    carried = None if plan.inputs is None else plan.inputs.model.transformer()
+    if plan.inputs is None:
+        return built_in
+    # Plans of earlier versions carry the sizes of their model alone.
+    if built_in is not None and carried == replace(built_in, function=None):
+        return built_in
+    return carried

@@ -55,8 +55,8 @@ class PipelineLayout:
         return text + last
 
     def torchtitan(self) -> list[list[str]]:
-        """The value of `module_fqns_per_model_part`: [K] modules of each virtual stage, without
-        MTP."""
+        """The value of `module_fqns_per_model_part` (0.3.0): [K] modules of each virtual
+        stage, without MTP."""
         parts, block = [], 0
         for stage in self.stages:
             modules = []
@@ -67,7 +67,7 @@ class PipelineLayout:
                     modules.append(f"layers.{block}")
                     block += 1
                 elif unit == "L":
-                    modules += ["norm", "output"]
+                    modules += ["norm", "lm_head"]
             parts.append(modules)
         return parts
 

@@ -26,6 +26,8 @@ class Grid:
     """The framework's name, for messages."""
     shape: Transformer | None
     """The model's shape, None where it is unknown."""
+    missing: str | None
+    """Why the model's own settings are not written; None: they are."""
     stages: list[list[Range]]
     """[stage][model chunk] layers [first, last)."""
     widths: list[int]
@@ -41,11 +43,22 @@ class Grid:
     micro_batches: int
     """Number of micro-batches of each data rank."""
 
-    def __init__(self, plan: Plan, framework: str, shape: Transformer | None = None) -> None:
+    def __init__(
+        self, plan: Plan, framework: str, shape: Transformer | None = None, *, model: bool = True
+    ) -> None:
+        """model: whether the model's own settings are to be written where they are known."""
         first = plan.replicas[0]
         self.plan = plan
         self.framework = framework
         self.shape = shape
+        self.missing = None
+        if not model:
+            self.missing = "The arguments of the model are left to you."
+        elif shape is None or shape.function is None:
+            self.missing = (
+                f"The arguments of the model are left to you: what {plan.workload.model} computes "
+                "is not known. --model FILE names its configuration."
+            )
         self.stages = [stage.layers for stage in first.stages]
         self.widths = [len(stage.devices[0]) for stage in first.stages]
         self.pipeline = len(self.stages)
@@ -54,17 +67,29 @@ class Grid:
         self.micro_batch = first.micro_batches[0].samples
         self.micro_batches = first.steps
 
-    def refuse(self, present: object, lacks: str, lost: str) -> None:
+    @property
+    def writes_model(self) -> bool:
+        """Whether the model's own settings are written."""
+        return self.missing is None
+
+    def refuse(
+        self,
+        present: object,
+        lacks: str,
+        lost: str,
+        expected: str = "a plan without it (other --strategies or --precision), or --to torchrun",
+    ) -> None:
         """Raise UnsupportedError where the plan has a feature that the framework cannot express.
 
         present: a truth value, whether the plan has the feature. lacks: the feature, for the
-        message. lost: the part of the plan that an export without it would lose.
+        message. lost: the part of the plan that an export without it would lose. expected: what
+        would do instead.
         """
         require(
             not present,
             f"{self.framework} cannot express {lacks}; what would be lost: {lost}",
             where=self.plan.name,
-            expected="a plan without it (other --strategies or --precision), or --to torchrun",
+            expected=expected,
             kind=UnsupportedError,
         )
 

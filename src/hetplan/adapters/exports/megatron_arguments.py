@@ -2,20 +2,29 @@
 Bridge under other names.
 
 An argument has its name with underscores as its key. The value True stands for a flag without a
-value. Arguments that would only repeat Megatron's defaults are left out.
+value. Arguments of the plan that would only repeat Megatron's defaults are left out; those of the
+model (`megatron_model`) are written in any case.
 """
 
 from collections.abc import Iterable
 from typing import Any
 
 from hetplan.adapters.exports.balancing import runs_text
+from hetplan.adapters.exports.division import check_division
 from hetplan.adapters.exports.grid import Grid
+from hetplan.adapters.exports.megatron_model import (
+    LLAMA3_SCALING,
+    Settings,
+    model_settings,
+    unsaid,
+    vocabulary_multiple,
+    yarn_settings,
+)
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Plan
-from hetplan.profiling.models.transformer import Experts, Latent, Transformer
 
-Settings = dict[str, Any]
-"""Argument -> its value."""
+BRIDGE_NAME = "Megatron Bridge"
+
 Row = tuple[str, Any, object]
 """An argument, its value, and whether it is written (a truth value)."""
 
@@ -44,11 +53,7 @@ def settings(grid: Grid) -> Settings:
     plan = grid.plan
     degrees = plan.degrees or Degrees()
     tensor = grid.equal_width()
-    grid.refuse(
-        degrees.expert > 1 and tensor > 1 and not degrees.sequence_parallel,
-        "expert parallelism beside tensor ranks that are not sequence parallel",
-        "the division of what lies between matrix products",
-    )
+    check_options(grid, degrees)
     arguments: Settings = {
         "tensor_model_parallel_size": tensor,
         "pipeline_model_parallel_size": grid.pipeline,
@@ -62,10 +67,92 @@ def settings(grid: Grid) -> Settings:
     arguments |= stage_settings(grid)
     arguments |= recomputation_settings(plan.recomputation, degrees)
     arguments |= degree_settings(grid, degrees)
-    if grid.shape is not None:
-        # `grid.blocks` has refused a plan without a sequence.
-        arguments |= model_settings(grid.shape, plan.workload.sequence or 0)
+    check_division(grid, degrees)
+    if grid.writes_model:
+        arguments |= described_model(grid, tensor)
     return arguments
+
+
+def described_model(grid: Grid, tensor: int) -> Settings:
+    """The arguments of the model. Refuses a model that no arguments describe. tensor: the tensor
+    degree."""
+    shape = grid.shape
+    assert shape is not None and shape.function is not None  # as `Grid.writes_model` says
+    function = shape.function
+    # The recipes of this model alone have fields of YaRN.
+    yarn = grid.framework == BRIDGE_NAME and function.kind == "gpt_oss"
+    names = unsaid(shape, yarn=yarn)
+    grid.refuse(
+        names,
+        f"the model: {'; '.join(names)}",
+        "the model; the arguments would train another one",
+        "--without-model, which leaves the model's arguments to you, or --to torchrun",
+    )
+    # `grid.blocks` has refused a plan without a sequence.
+    arguments = model_settings(shape, grid.plan.workload.sequence or 0, tensor)
+    if yarn and function.rope is not None and function.rope.kind == "yarn":
+        arguments |= yarn_settings(function.rope)
+    return arguments
+
+
+def remarks(grid: Grid) -> list[str]:
+    """Sentences about what the arguments of the model do not say, or assume."""
+    shape, tensor = grid.shape, grid.widths[0]
+    if shape is None or not grid.writes_model or shape.function is None:
+        return [] if grid.missing is None else [grid.missing]
+    function, sentences = shape.function, []
+    multiple = tensor * vocabulary_multiple(shape.vocabulary, tensor)
+    padded = -(-shape.vocabulary // multiple) * multiple
+    if padded > shape.vocabulary:
+        sentences.append(f"The vocabulary of {shape.vocabulary} tokens is padded to {padded}.")
+    if function.predictions:
+        sentences.append(
+            "Without multi-token prediction (num_nextn_predict_layers "
+            f"{function.predictions}), as transformers builds the model."
+        )
+    rope = function.rope
+    if rope is not None and rope.kind == "llama3" and rope.low_freq_factor is None:
+        fixed = ", ".join(f"{name} {value:g}" for name, value in LLAMA3_SCALING.items())
+        sentences.append(f"Assumed of the scaled rotary positions: {fixed}, as in Llama 3.1.")
+    return sentences
+
+
+def check_options(grid: Grid, degrees: Degrees) -> None:
+    """Refuse degrees and overlaps that Megatron takes only together with others
+    (`validate_args` of its `arguments.py`)."""
+    plan, overlap = grid.plan, degrees.overlap
+    needs = "(Megatron wants {})"
+    grid.refuse(
+        degrees.expert > 1 and grid.widths[0] > 1 and not degrees.sequence_parallel,
+        "expert parallelism beside tensor ranks that are not sequence parallel",
+        "the division of what lies between matrix products",
+    )
+    grid.refuse(
+        "weights" in overlap and "gradients" not in overlap,
+        f"overlap of weights without overlap of gradients {needs.format('overlap_grad_reduce')}",
+        "what runs beside computation",
+    )
+    grid.refuse(
+        "weights" in overlap and plan.zero == 0,
+        f"overlap of weights without ZeRO {needs.format('use_distributed_optimizer')}",
+        "what runs beside computation",
+    )
+    grid.refuse(
+        "tensor" in overlap and not degrees.sequence_parallel,
+        f"overlap of tensor ranks without sequence parallelism {needs.format('sequence_parallel')}",
+        "what runs beside computation",
+    )
+    grid.refuse(
+        degrees.offloaded > 0 and plan.zero == 0,
+        "optimizer states on the host without ZeRO "
+        f"{needs.format('use_precision_aware_optimizer, which wants use_distributed_optimizer')}",
+        "which states are on the host",
+    )
+    grid.refuse(
+        degrees.expert > 1 and plan.workload.precision == "fp16",
+        "expert parallelism in fp16",
+        "the precision of training",
+    )
 
 
 def recomputation_settings(recomputation: str, degrees: Degrees) -> Settings:
@@ -115,7 +202,7 @@ def optimizer_rows(plan: Plan, degrees: Degrees) -> list[Row]:
     """The rows of sharded and offloaded optimizer states, and of fully sharded weights."""
     fsdp = plan.zero in FSDP_STRATEGIES
     hybrid = degrees.shard_groups > 1
-    offload_fraction = round(degrees.offloaded, 4)  # a share for people to read
+    offload_fraction = float(f"{degrees.offloaded:.4g}")  # a share for people to read
     return [
         ("use_distributed_optimizer", True, plan.zero > 0),
         ("use_megatron_fsdp", True, fsdp),
@@ -124,7 +211,9 @@ def optimizer_rows(plan: Plan, degrees: Degrees) -> list[Row]:
         ("outer_dp_sharding_strategy", "no_shard", hybrid),
         ("ckpt_format", "fsdp_dtensor", fsdp),
         ("optimizer_cpu_offload", True, degrees.offloaded > 0),
-        ("optimizer_offload_fraction", offload_fraction, offload_fraction > 0),
+        # Without a fraction Megatron offloads all states.
+        ("optimizer_offload_fraction", offload_fraction, degrees.offloaded > 0),
+        ("use_precision_aware_optimizer", True, degrees.offloaded > 0),
     ]
 
 
@@ -154,98 +243,17 @@ def stage_settings(grid: Grid) -> Settings:
     return {"pipeline_model_parallel_layout": layout}
 
 
-def model_settings(shape: Transformer, sequence: int) -> Settings:
-    """The arguments that describe a text model. Megatron pads the vocabulary itself.
-
-    sequence: tokens of a sample, the number of positions of a model without learned positions.
-    """
-    rows = [*width_rows(shape), *position_rows(shape, sequence), *block_rows(shape)]
-    if shape.latent is not None:
-        rows += latent_rows(shape.latent)
-    if shape.experts is not None:
-        rows += expert_rows(shape.experts, shape.layers)
-    return written(rows)
-
-
-def width_rows(shape: Transformer) -> list[Row]:
-    """The rows of widths, heads and the vocabulary."""
-    grouped_queries = shape.kv_heads < shape.heads
-    return [
-        ("hidden_size", shape.hidden, True),
-        ("ffn_hidden_size", shape.feed_forward, True),
-        ("num_attention_heads", shape.heads, True),
-        ("kv_channels", shape.head_dim, True),
-        ("group_query_attention", True, grouped_queries),
-        ("num_query_groups", shape.kv_heads, grouped_queries),
-        ("vocab_size", shape.vocabulary, True),
-    ]
-
-
-def position_rows(shape: Transformer, sequence: int) -> list[Row]:
-    """The rows of positions. Megatron's default is learned positions; `none` stands for a model
-    without positions."""
-    learned_positions = shape.positions > 0 and not shape.rotary
-    return [
-        ("max_position_embeddings", max(sequence, shape.positions), True),
-        ("position_embedding_type", "rope" if shape.rotary else "none", not learned_positions),
-    ]
-
-
-def block_rows(shape: Transformer) -> list[Row]:
-    """The rows of how blocks are built: norms, biases, windows and dropout."""
-    return [
-        ("normalization", "RMSNorm", shape.norm == "rms"),
-        ("swiglu", True, shape.gated),
-        ("disable_bias_linear", True, not shape.feed_forward_bias),
-        # Without `disable_bias_linear`, the products of attention have biases already.
-        ("add_qkv_bias", True, shape.attention_bias and not shape.feed_forward_bias),
-        ("qk_layernorm", True, shape.qk_norm != "none"),
-        ("untie_embeddings_and_output_weights", True, not shape.tied),
-        # Megatron counts the tokens before and after a token, hetplan the token itself as well.
-        ("window_size", f"({(shape.window or 0) - 1},0)", shape.window),
-        ("window_attn_skip_freq", shape.full_every, shape.full_every),
-        ("attention_dropout", 0.0, not shape.dropout),
-        ("hidden_dropout", 0.0, not shape.dropout),
-    ]
-
-
-def latent_rows(latent: Latent) -> list[Row]:
-    """The rows of latent attention."""
-    return [
-        ("multi_latent_attention", True, True),
-        ("q_lora_rank", latent.query, latent.query is not None),
-        ("kv_lora_rank", latent.keys, True),
-        ("qk_head_dim", latent.nope, True),
-        ("qk_pos_emb_head_dim", latent.rope, True),
-        ("v_head_dim", latent.value, True),
-    ]
-
-
-def expert_rows(experts: Experts, layers: int) -> list[Row]:
-    """The rows of a mixture of experts. layers: number of blocks."""
-    has_experts = []  # [block] 1 with experts, 0 without, as Megatron's `moe_layer_freq` lists it
-    for block in range(layers):
-        in_turn = (block + 1) % experts.every == 0
-        has_experts.append(int(in_turn and block >= experts.dense))
-    limited = experts.capacity is not None
-    return [
-        ("num_experts", experts.count, True),
-        ("moe_token_dispatcher_type", "alltoall", True),
-        ("moe_router_topk", experts.active, True),
-        ("moe_ffn_hidden_size", experts.width, experts.width is not None),
-        # 0: there is no shared expert.
-        ("moe_shared_expert_intermediate_size", experts.shared, experts.shared),
-        ("moe_expert_capacity_factor", experts.capacity, limited),
-        ("moe_pad_expert_input_to_capacity", True, limited),
-        ("moe_layer_freq", str(has_experts), not all(has_experts)),
-    ]
-
-
 # Megatron's argument -> the fields of Megatron Bridge's ConfigContainer that it sets. An argument
 # that is not listed here sets the field of the same name in the section `model`; one with no fields
 # here is left out. A field that begins with ! takes the opposite truth value.
 BRIDGE: dict[str, tuple[str, ...]] = {
     "num_experts": ("model.num_moe_experts",),
+    "norm_epsilon": ("model.layernorm_epsilon",),
+    "use_rope_scaling": ("model.rope_scaling",),
+    "rotary_seq_len_interpolation_factor": ("model.seq_len_interpolation_factor",),
+    "no_bias_gelu_fusion": (),
+    "quick_geglu": (),
+    "squared_relu": (),
     "fp8_format": ("model.fp8",),
     "fp4_format": ("model.fp4",),
     "swiglu": ("model.gated_linear_unit",),
@@ -271,6 +279,7 @@ BRIDGE: dict[str, tuple[str, ...]] = {
     "outer_dp_sharding_strategy": ("ddp.outer_dp_sharding_strategy",),
     "ckpt_format": ("checkpoint.ckpt_format",),
     "optimizer_cpu_offload": ("optimizer.optimizer_cpu_offload",),
+    "use_precision_aware_optimizer": ("optimizer.use_precision_aware_optimizer",),
     "optimizer_offload_fraction": ("optimizer.optimizer_offload_fraction",),
     "overlap_cpu_optimizer_d2h_h2d": ("optimizer.overlap_cpu_optimizer_d2h_h2d",),
 }  # fmt: skip
@@ -289,5 +298,27 @@ def bridge_sections(grid: Grid) -> dict[str, Any]:
             opposite = field.startswith("!")
             section, _, name = field.removeprefix("!").partition(".")
             entries = sections.setdefault(section, {})
-            entries[name] = not value if opposite else value
+            # YAML has no tuples.
+            plain = list(value) if isinstance(value, tuple) else value
+            entries[name] = not plain if opposite else plain
     return sections
+
+
+# Arguments that only later versions have -> Megatron's default.
+LATER = {"softmax_type": "vanilla", "glu_linear_offset": 0.0}
+
+
+def spoken(arguments: Settings) -> Settings:
+    """The arguments that a command line says: a flag stands there or does not. False, None and the
+    defaults of `LATER` only matter in a file that replaces the values of a recipe."""
+    said = {}
+    for name, value in arguments.items():
+        is_off = value is None or value is False
+        if not is_off and LATER.get(name) != value:
+            said[name] = value
+    return said
+
+
+def word(value: Any) -> str:
+    """The value of an argument on a command line. Megatron reads lists and pairs without spaces."""
+    return str(value).replace(" ", "") if isinstance(value, list | tuple) else str(value)

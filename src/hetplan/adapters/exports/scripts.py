@@ -18,17 +18,23 @@ import shlex
 from collections.abc import Mapping
 
 from hetplan.adapters.exports.grid import Grid, heading
-from hetplan.adapters.exports.megatron_arguments import RECOMPUTATION, settings
+from hetplan.adapters.exports.megatron_arguments import (
+    FSDP_STRATEGIES,
+    RECOMPUTATION,
+    remarks,
+    settings,
+    spoken,
+    word,
+)
 from hetplan.errors import UnsupportedError, printable, require
 from hetplan.interpreter import SAFE_PATH
+from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Plan
 from hetplan.plans.refusals import check_executed
 from hetplan.profiling.models.transformer import Transformer
 from hetplan.text import comments
 
-MEGATRON = (
-    "Megatron-LM core 0.13 and later: megatron/training/arguments.py at 000c4ac, parallel_state.py"
-)
+MEGATRON = "Megatron-LM core 0.16: megatron/training/arguments.py, transformer_config.py"
 
 # torchrun's own default port; MASTER_PORT gives another one.
 PORT = 29500
@@ -47,14 +53,14 @@ exit "$CODE"
 """
 
 
-def megatron(plan: Plan, shape: Transformer | None = None) -> str:
+def megatron(plan: Plan, shape: Transformer | None = None, *, model: bool = True) -> str:
     """A script that starts a command with Megatron's flags once per rank.
 
     Every process gets the variables that torchrun would give it: RANK, LOCAL_RANK (its device
     within the node), WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Raises
     UnsupportedError for a plan that stock Megatron-LM cannot express.
     """
-    grid = Grid(plan, "Megatron-LM", shape)
+    grid = Grid(plan, "Megatron-LM", shape, model=model)
     grid.only("schedule", ("1f1b", "interleaved-1f1b"), "the order of passes")
     grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
     grid.check()
@@ -68,6 +74,7 @@ def megatron(plan: Plan, shape: Transformer | None = None) -> str:
         "set -euo pipefail",
         f"export WORLD_SIZE={len(grid.devices_by_rank)} MASTER_ADDR "
         f'MASTER_PORT="${{MASTER_PORT:-{PORT}}}"',
+        *connections(grid),
         ': "${MASTER_ADDR:?address of the node of rank 0}"',
         "FLAGS=(",
         *(f"  {shlex.join(words)}" for words in flags(grid)),
@@ -78,15 +85,26 @@ def megatron(plan: Plan, shape: Transformer | None = None) -> str:
     ])  # fmt: skip
 
 
+def connections(grid: Grid) -> list[str]:
+    """The line that exports CUDA_DEVICE_MAX_CONNECTIONS, without which Megatron-LM refuses tensor
+    and context parallelism on devices older than Blackwell. Its FSDP refuses the value 1."""
+    degrees = grid.plan.degrees or Degrees()
+    divided = grid.widths[0] > 1 or degrees.context > 1
+    if not divided or grid.plan.zero in FSDP_STRATEGIES:
+        return []
+    return ['export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"']
+
+
 def megatron_usage(grid: Grid) -> list[str]:
     """Comment lines of Megatron-LM's script that say how to call it."""
     plan, nodes = grid.plan, places_by_node(grid)
-    missing = "data" if grid.shape else "model, data"
+    missing = "data" if grid.writes_model else "model, data"
     first = plan.devices[grid.devices_by_rank[0]].node
     return comments(
         f"Behind the script come pretrain_gpt.py and the flags of {missing} and optimizer.",
         f"On every node n of {', '.join(map(str, nodes))}: NODE=n "
         f"MASTER_ADDR=<address of node {first}> bash <this file> ...",
+        *remarks(grid),
     )
 
 
@@ -109,9 +127,9 @@ def flags(grid: Grid) -> list[list[str]]:
     """Megatron's flags for the plan and its model: each a list of the flag and, unless the flag
     takes none, its value."""
     words = []
-    for name, value in settings(grid).items():
+    for name, value in spoken(settings(grid)).items():
         flag = f"--{name.replace('_', '-')}"
-        words.append([flag] if value is True else [flag, str(value)])
+        words.append([flag] if value is True else [flag, word(value)])
     return words
 
 
@@ -121,7 +139,11 @@ def local_number(plan: Plan, device: int) -> int:
 
 
 def torchrun(
-    plan: Plan, shape: Transformer | None = None, *, variables: Mapping[str, str] | None = None
+    plan: Plan,
+    shape: Transformer | None = None,
+    *,
+    model: bool = True,
+    variables: Mapping[str, str] | None = None,
 ) -> str:
     """A script that starts hetplan's runtime under torchrun.
 

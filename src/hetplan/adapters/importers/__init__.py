@@ -11,6 +11,7 @@ from collections.abc import Callable
 from hetplan.adapters.importers import graphs, profilers
 from hetplan.adapters.importers.common import Imported, Settings
 from hetplan.errors import look_up
+from hetplan.schema import derived
 
 READERS: dict[str, Callable[[str, Settings], Imported]] = {
     "sailor": profilers.read_sailor,
@@ -29,4 +30,6 @@ def import_file(kind: str, path: str | os.PathLike[str], settings: Settings) -> 
     kind: a key of `READERS`. Raises InputError with file, place, got and expected.
     """
     read = look_up("unknown kind of file", kind, READERS)
-    return read(os.fspath(path), settings)
+    where = os.fspath(path)
+    with derived(where):
+        return read(where, settings)

@@ -1,6 +1,7 @@
 """What all importers share: their settings and results, and profiles from chains of operators."""
 
 import datetime
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,13 @@ from hetplan.schema import as_name, derived
 FORWARD_SHARE = 1 / 3
 # The note of importers that divide times in this way.
 TOGETHER = "forward and backward are given together: a third counts as forward"
+
+
+MOST_LAYERS = 4096  # of a profile
+MOST_TEXT_BYTES = 64 * 2**20
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # a terminal's escape sequence
+# A date with a time, or a time, with the parts of a second that a log may have.
+TIME_OF_DAY = re.compile(r"(?:\d{4}-\d\d-\d\d[T ,])?\d\d:\d\d:\d\d(?:[.,]\d+)?")
 
 
 @dataclass(frozen=True)
@@ -173,6 +181,7 @@ def profile(
     provenance. where: the file, for errors. notes: the importer's assumptions; empty ones are left
     out. Raises InputError where a size is out of range.
     """
+    check_layers(len(layers), where)
     with derived(where):
         profile = Profile(
             model=as_name(settings.model or model),
@@ -189,10 +198,50 @@ def profile(
     return Imported("profile", profile.model_dump(mode="json"), tuple(filter(None, notes)))
 
 
+def check_layers(count: int, where: str) -> None:
+    """Raise InputError for more layers than a profile has. count: number of layers."""
+    require(
+        count <= MOST_LAYERS,
+        "too many layers",
+        where=where,
+        got=count,
+        expected=f"at most {MOST_LAYERS}",
+    )
+
+
 def lines_of(path: str) -> list[tuple[int, str]]:
     """The lines of a text file that are not empty, each with its number from 1 on."""
     try:
-        text = read_bytes(path).decode("utf-8")
+        text = read_bytes(path, MOST_TEXT_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"not UTF-8 text at byte {error.start}", where=path) from None
     return [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+
+
+def lines_of_one_rank(lines: list[tuple[int, str]], mark: str) -> list[tuple[int, str]]:
+    """The lines of a log that one rank has written, without what a launcher puts before each line.
+
+    Launchers write the rank, the host or the time before a line: `0: `, `[default0]:`, `host: `. A
+    program underlines its headings with dashes, so that the text before the dashes of a heading is
+    what the launcher has written. Lines that do not begin with it are those of other ranks; times
+    may differ. Without a heading, and where nothing stands before it, all lines are the result.
+
+    lines: (number, text) of each line. mark: words of the heading; of several the last counts.
+    """
+    lines = [(number, COLOUR.sub("", line)) for number, line in lines]
+    headings = [line for _, line in lines if mark in line]
+    # text that a launcher writes before a line never ends with a dash
+    prefix = headings[-1].partition(mark)[0].rstrip().rstrip("-") if headings else ""
+    if not prefix.strip():
+        return lines
+    # The pattern of the prefix, in which digits of times stand for any digits.
+    parts = TIME_OF_DAY.split(prefix)
+    times = [re.sub(r"\d", r"\\d", re.escape(time)) for time in TIME_OF_DAY.findall(prefix)]
+    pattern = re.escape(parts[0])
+    for time, part in zip(times, parts[1:], strict=True):
+        pattern += time + re.escape(part)
+    # An editor or a launcher may have cut the blanks at the end of an empty line.
+    begins = re.compile(pattern)
+    return [
+        (number, line[match.end() :]) for number, line in lines if (match := begins.match(line))
+    ]

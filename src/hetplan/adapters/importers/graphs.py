@@ -23,28 +23,29 @@ output, once.
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import networkx as nx
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, FailFast, Field
 
 from hetplan.adapters.importers.common import (
+    MOST_LAYERS,
     TOGETHER,
     Imported,
     Operator,
     Settings,
     chain_layers,
     chain_profile,
+    check_layers,
     lines_of,
     profile,
     table_of_sums,
 )
-from hetplan.errors import InputError, require
+from hetplan.errors import InputError, T, require, shorten
 from hetplan.schema import (
     Bytes,
     Count,
     DegreeKey,
-    Filled,
     Foreign,
     ForeignName,
     Seconds,
@@ -139,12 +140,43 @@ def graph_profile(
     )
 
 
+class GraphNode(Foreign):
+    """A node of a JSON graph."""
+
+    number: Count = Field(alias="id")
+    name: ForeignName
+
+
+N = TypeVar("N", bound=GraphNode)
+
+
+# Lists of a JSON graph. They stop at the first wrong entry, since complaints about many take far
+# more memory than the entries. A node of a graph is a layer or the backward pass of one.
+Nodes = Annotated[list[T], Field(min_length=1, max_length=2 * MOST_LAYERS), FailFast()]
+Edges = Annotated[list[T], Field(max_length=500_000), FailFast()]
+
+
 class Edge(Foreign):
     """An edge of a JSON graph."""
 
     source: Count = Field(alias="sourceId")  # number of a node
     target: Count = Field(alias="destId")  # number of a node
     size: Bytes = Field(validation_alias="communicationCost")  # bytes that the edge carries
+
+
+def nodes_by_number(nodes: Sequence[N], where: str) -> dict[int, N]:
+    """The nodes of a JSON graph by their numbers. Raises InputError for a number that stands
+    twice. where: the file."""
+    by_number: dict[int, N] = {}
+    for i, node in enumerate(nodes):
+        require(
+            node.number not in by_number,
+            "node stands twice",
+            where=f"{where}: nodes[{i}].id",
+            got=node.number,
+        )
+        by_number[node.number] = node
+    return by_number
 
 
 def check_ends(edges: Sequence[Edge], nodes: Collection[int], where: str) -> None:
@@ -201,6 +233,7 @@ def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int
     edges = []
     for line_number, line in lines_of(path):
         where = f"{path}: line {line_number}"
+        check_layers(len(operators), where)
         if edge := EDGE.match(line):
             edges.append((int(edge[1]), int(edge[2])))
         elif match := NODE.match(line):
@@ -243,7 +276,10 @@ def summed(text: str) -> float:
     A validator of pydantic: it raises ValueError for any other text.
     """
     numbers = text.strip("[]").replace(";", ",").split(",")
-    return sum(map(float, numbers))
+    try:
+        return sum(map(float, numbers))
+    except ValueError:
+        raise ValueError(f"is {shorten(text)}, expected a number or a list of numbers") from None
 
 
 class PipeDreamNode(Foreign):
@@ -278,22 +314,21 @@ def without_recomputation(variants: Any) -> Any:
     raise ValueError('no variant without recomputation, expected an entry with "id": "vanilla"')
 
 
-class PiperNode(Foreign):
+class PiperNode(GraphNode):
     """An operator of a Piper graph."""
 
-    number: Count = Field(alias="id")
-    name: ForeignName
     # tensor degree -> the variant without recomputation
-    variants: dict[DegreeKey, Annotated[PiperVariant, BeforeValidator(without_recomputation)]] = (
-        Field(alias="TMPCs")
-    )
+    variants: Annotated[
+        dict[DegreeKey, Annotated[PiperVariant, BeforeValidator(without_recomputation)]],
+        Field(alias="TMPCs", max_length=64),
+    ]
 
 
 class PiperGraph(Foreign):
     """The content of a Piper file."""
 
-    nodes: Filled[list[PiperNode]]
-    edges: list[Edge]
+    nodes: Nodes[PiperNode]
+    edges: Edges[Edge]
 
 
 def read_piper(path: str, settings: Settings) -> Imported:
@@ -302,7 +337,8 @@ def read_piper(path: str, settings: Settings) -> Imported:
     The tables are for micro-batches of one sample.
     """
     graph = read_foreign(PiperGraph, path)
-    nodes = {node.number: node for node in graph.nodes}
+    nodes = nodes_by_number(graph.nodes, path)
+    check_layers(len(nodes), f"{path}: nodes")
     check_ends(graph.edges, nodes, path)
     degrees_of_nodes = [set(node.variants) for node in graph.nodes]
     degrees = sorted(set.intersection(*degrees_of_nodes))
@@ -342,11 +378,9 @@ def read_piper(path: str, settings: Settings) -> Imported:
     )
 
 
-class PlacedNode(Foreign):
+class PlacedNode(GraphNode):
     """A forward or a backward node of a dnn-partitioning graph."""
 
-    number: Count = Field(alias="id")
-    name: ForeignName
     milliseconds: Seconds = Field(alias="fpgaLatency")  # on the accelerator
     size: Bytes  # bytes of the parameters and the output together
     # whether it is a backward node
@@ -365,8 +399,8 @@ class PlacedEdge(Edge):
 class PlacedGraph(Foreign):
     """The content of a dnn-partitioning file."""
 
-    nodes: Filled[list[PlacedNode]]
-    edges: list[PlacedEdge]
+    nodes: Nodes[PlacedNode]
+    edges: Edges[PlacedEdge]
 
 
 # The rate of transfers, 100 Gbit/s in bytes per ms, where no edge has both a size and a cost. Any
@@ -446,10 +480,7 @@ def read_dnn_partitioning(path: str, settings: Settings) -> Imported:
     """A profile from a dnn-partitioning graph, with one table, for the accelerator. A forward node
     and the backward nodes that belong to it are one layer."""
     graph = read_foreign(PlacedGraph, path)
-    nodes = {node.number: node for node in graph.nodes}
-    for node in graph.nodes:
-        only_one = nodes[node.number] is node  # else a later node has replaced it
-        require(only_one, "node stands twice", where=f"{path}: nodes", got=node.number)
+    nodes = nodes_by_number(graph.nodes, path)
     check_ends(graph.edges, nodes, path)
     forward = {number: node for number, node in nodes.items() if not node.backward}
     backward = dict.fromkeys(forward, 0.0)  # forward node -> seconds of its backward nodes

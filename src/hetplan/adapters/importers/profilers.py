@@ -23,6 +23,7 @@ descriptions of models and systems.
   profiler times each module's forward pass; the summary has the backward pass as a whole.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,7 @@ import numpy as np
 from pydantic import AliasChoices, AliasPath, Field
 
 from hetplan.adapters.importers.common import (
+    MOST_LAYERS,
     TOGETHER,
     Imported,
     Operator,
@@ -40,12 +42,13 @@ from hetplan.adapters.importers.common import (
     chain_profile,
     layer,
     lines_of,
+    lines_of_one_rank,
     profile,
     table_of_sums,
 )
 from hetplan.adapters.importers.sailor import ModelData, SizesFile, load_model_data
-from hetplan.errors import InputError, require
-from hetplan.files import read_json
+from hetplan.errors import InputError, T, require
+from hetplan.files import read_foreign_json
 from hetplan.profiling.models.configuration_keys import CALCULON_KEYS
 from hetplan.profiling.models.configurations import from_config
 from hetplan.profiling.profiles.profile import ProfileLayer, ProfileTable
@@ -68,8 +71,8 @@ from hetplan.schema import (
 
 def read_sailor(path: str, settings: Settings) -> Imported:
     """A profile from Sailor's, with a table per GPU type, tensor degree and micro-batch."""
-    start = Path(path)
-    require(start.exists(), "no such file or folder", where=path)
+    require(os.path.exists(path), "no such file or folder", where=path)
+    start = Path(os.path.abspath(path))  # a relative path may not name the folders above
     folder = start.parent if start.is_file() else start
     gpu: str | None = None  # None: all GPU types of the model
     if (folder / "profile.json").is_file():
@@ -104,16 +107,51 @@ def read_sailor(path: str, settings: Settings) -> Imported:
                 backward_seconds=backward.tolist(),
             )
             tables.append(table)
+    layers, notes = whole_layers(data), ["update times are left out: a profile has none"]
+    if ends_with_norm(layers):
+        layers, tables = norm_in_head(layers, tables)
+        notes.append("the norm before the head is a layer in the file, and a part of the head here")
     return profile(
         settings,
         model=name,
         source=f"Sailor profiles of {name} on {', '.join(kinds)}",
         where=path,
-        layers=whole_layers(data),
+        layers=layers,
         tables=tables,
         sequence=data.sequence or None,  # 0: unknown
-        notes=["update times are left out: a profile has none"],
+        notes=notes,
     )
+
+
+def ends_with_norm(layers: list[ProfileLayer]) -> bool:
+    """Whether the layer before the last one is a norm alone: it has a thousandth of the parameters
+    of the block before it."""
+    if len(layers) < 4:
+        return False
+    block, norm = layers[-3], layers[-2]
+    return 0 < norm.param_bytes <= block.param_bytes / 1000
+
+
+def norm_in_head(
+    layers: list[ProfileLayer], tables: list[ProfileTable]
+) -> tuple[list[ProfileLayer], list[ProfileTable]]:
+    """The layers and tables in which the last two layers, a norm and the head, are one: hetplan's
+    models have the last norm in their head."""
+    *before, norm, head = layers
+    added = ("param_bytes", "saved_bytes", "replicated_saved_bytes")
+    sums = {key: getattr(norm, key) + getattr(head, key) for key in added}
+    joined = head.model_copy(update=sums | {"name": norm.name})
+    shorter = []
+    for table in tables:
+        seconds = {
+            key: [*row[:-2], row[-2] + row[-1]]
+            for key, row in (
+                ("forward_seconds", table.forward_seconds),
+                ("backward_seconds", table.backward_seconds),
+            )
+        }
+        shorter.append(table.model_copy(update=seconds))
+    return [*before, joined], shorter
 
 
 def whole_layers(data: ModelData) -> list[ProfileLayer]:
@@ -154,6 +192,10 @@ PARAM_BYTES = 2
 SIZES = ("model", "parameters")
 
 
+# One entry for each layer.
+ByMetisLayer = Annotated[list[T], Field(max_length=MOST_LAYERS)]
+
+
 class MetisFile(Foreign):
     """The content of a Metis file: one device type, tensor degree and batch size.
 
@@ -162,11 +204,11 @@ class MetisFile(Foreign):
 
     model: ForeignName = Field(validation_alias=AliasPath("model", "model_name"))
     # [L] bytes of the parameters on one device
-    params: Filled[list[Bytes]] = Field(
+    params: Filled[ByMetisLayer[Bytes]] = Field(
         validation_alias=AliasPath(*SIZES, "parameters_per_layer_bytes")
     )
     # [L] bytes that the layer sends to the next one, for the whole batch
-    sent: list[Bytes] | None = Field(
+    sent: ByMetisLayer[Bytes] | None = Field(
         None,
         validation_alias=AliasChoices(
             AliasPath(*SIZES, "activation_parameters_bytes"),
@@ -174,11 +216,11 @@ class MetisFile(Foreign):
         ),
     )
     # [L] forward and backward pass of the whole batch
-    milliseconds: list[Seconds] = Field(
+    milliseconds: ByMetisLayer[Seconds] = Field(
         validation_alias=AliasPath("execution_time", "layer_compute_total_ms")
     )
     # [L] memory of states, gradients and activations on one device
-    megabytes: list[Bytes] = Field(
+    megabytes: ByMetisLayer[Bytes] = Field(
         validation_alias=AliasPath("execution_memory", "layer_memory_total_mb")
     )
 
@@ -231,7 +273,8 @@ def read_metis(path: str, settings: Settings) -> Imported:
 def check_lengths(content: MetisFile, where: str) -> None:
     """Raise InputError where a list of a Metis file has not one entry per layer."""
     for key in ("sent", "milliseconds"):
-        count = len(getattr(content, key) or content.params)  # no list: nothing to check
+        values = getattr(content, key)
+        count = len(content.params) if values is None else len(values)
         require(
             count == len(content.params),
             f"{key} has {count} entries",
@@ -250,7 +293,7 @@ def metis_layers(file: MetisFile, tensor: int, batch: int) -> tuple[list[Profile
     sent, kept = [0.0] * len(params), [0.0] * len(params)  # bytes of the whole batch
     if file.sent is None:
         notes.append("the files do not tell what layers send on: activation_bytes are 0")
-    if file.sent:
+    else:
         sent = file.sent
     if len(memory) == len(params):
         states_per_param_byte = STATE_BYTES_PER_PARAM / PARAM_BYTES
@@ -313,7 +356,7 @@ class CalculonSystem(Foreign):
 def read_calculon(path: str, settings: Settings) -> Imported:
     """A model or a cluster from a calculon file; the file's keys tell whether it describes a model
     or a system."""
-    document = read_json(path)
+    document = read_foreign_json(path)
     require(
         isinstance(document, dict) and (not document.keys().isdisjoint(CALCULON_ANY)),
         "neither a model nor a system",
@@ -400,6 +443,11 @@ SUMMARY = re.compile(rf"^(?P<key>fwd|bwd) latency:\s*{TIME}$")
 BATCH = re.compile(r"^batch size per GPU:\s*(?P<n>0*[1-9]\d{0,8})$")
 
 
+HEADING = "Detailed Profile"
+LONGEST_LINE = 10_000  # characters of a line that the profiler prints; longer ones are of others
+MOST_LEVELS = 100  # of the tree of modules
+
+
 @dataclass
 class Module:
     """One module of the tree that the profiler prints."""
@@ -419,10 +467,12 @@ def read_deepspeed(path: str, settings: Settings) -> Imported:
     The ratio of backward to forward seconds is the same for all layers: the ratio of the summary's
     latencies, or 2 without them.
     """
-    lines = lines_of(path)
+    lines = lines_of_one_rank(lines_of(path), HEADING)
     latency: dict[str, float] = {}  # fwd, bwd -> seconds of the summary
     micro_batch = settings.micro_batch
     for _, line in lines:
+        if len(line) > LONGEST_LINE:
+            continue  # of another program
         if summary := SUMMARY.match(line.strip()):
             latency[summary["key"]] = _seconds(summary)
         elif batch := BATCH.match(line.strip()):
@@ -473,31 +523,48 @@ def parse_tree(lines: list[tuple[int, str]], path: str) -> Module:
 
     lines: (number, text) of each line. Raises InputError where there is no such heading or tree.
     """
-    headings = [i for i, (_, line) in enumerate(lines) if "Detailed Profile" in line]
+    headings = [i for i, (_, line) in enumerate(lines) if HEADING in line]
     require(
         headings,
         "no detailed profile",
         where=path,
         expected="a heading 'Detailed Profile per GPU'",
     )
-    modules: list[Module] = []  # in printed order
+    root: Module | None = None
+    around: list[Module] = []  # the modules that a line may stand in, the root first
     for number, line in lines[headings[-1] + 1 :]:
-        if modules and line.rstrip() == ")":
-            return modules[0]
+        if root is not None and line.rstrip() == ")":
+            return root
+        if len(line) > LONGEST_LINE:
+            require(
+                root is None,
+                "line is too long",
+                where=f"{path}: line {number}",
+                got=len(line),
+                expected=f"at most {LONGEST_LINE} characters",
+            )
+            continue
         match = MODULE.match(line)
         is_line_of_figures = PARAMS.match(line.strip()) is not None
         # Notes stand between the heading and the root, whose line ends with a parenthesis.
         can_be_root = line.rstrip().endswith("(")
-        if match and not is_line_of_figures and (modules or can_be_root):
+        if match and not is_line_of_figures and (root is not None or can_be_root):
             depth = len(line) - len(line.lstrip())
             module = Module(match["name"] or "", match["kind"], number, depth)
-            around = (other for other in reversed(modules) if other.depth < depth)
-            parent = next(around, None)
-            if parent is not None:
-                parent.inner.append(module)
-            modules.append(module)
-        if modules:  # figures follow on the module's own line or on the next ones
-            _figures(modules[-1], line)
+            while around and around[-1].depth >= depth:
+                around.pop()
+            if around:
+                around[-1].inner.append(module)
+            root = root or module
+            around.append(module)
+            require(
+                len(around) <= MOST_LEVELS,
+                "modules are nested too deeply",
+                where=f"{path}: line {number}",
+                expected=f"at most {MOST_LEVELS} levels",
+            )
+        if around:  # figures follow on the module's own line or on the next ones
+            _figures(around[-1], line)
     raise InputError("the tree of modules does not end", where=path, expected="closing parentheses")
 
 

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, Strict, model_validator
 
-from hetplan.errors import InputError, require
+from hetplan.errors import InputError, look_up, require
 from hetplan.schema import (
     ByLayer,
     Bytes,
@@ -119,20 +119,22 @@ def load_model_data(folder: Path, name: str, info: SizesFile) -> ModelData:
     counts = {  # GPU type -> the numbers of layers of its tables
         gpu: {table.shape[1] for table in gpu_tables.values()} for gpu, gpu_tables in tables.items()
     }
+    where = str(folder / "llm_info.json")
+    sizes_of_model = look_up("no sizes of model", name, info.root, where=where)
     layers, *others = set(chain(*counts.values()))
     require(not others, "numbers of layers differ between tables", where=str(root), got=counts)
-    for degree, rows in info.root[name].items():
+    for degree, rows in sizes_of_model.items():
         require(
             len(rows) >= layers,
             "too few layers",
-            where=f"{folder / 'llm_info.json'}: {name}.{degree}",
+            where=f"{where}: {name}.{degree}",
             got=len(rows),
             expected=f"{layers}, as the profiles have",
         )
-    sizes = {degree: layer_sizes(rows[:layers]) for degree, rows in info.root[name].items()}
+    sizes = {degree: layer_sizes(rows[:layers]) for degree, rows in sizes_of_model.items()}
     # Each tensor rank reads whole samples, so that all tensor degrees that state this count state
     # the same one.
-    inputs = [rows[0].act_input_floats for rows in info.root[name].values()]
+    inputs = [rows[0].act_input_floats for rows in sizes_of_model.values()]
     stated_inputs = max(filter(None, inputs), default=0.0)
     return ModelData(name, layers, tables, sizes, _tokens(stated_inputs))
 

@@ -41,11 +41,13 @@ from hetplan.formulations.ditto.evaluate import price, slowest_stage, stage_seco
 from hetplan.formulations.ditto.problem import total_seconds
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import Model
-from hetplan.solvers.run import OPTIMAL_GAP, Run, Stop, stop_reason
+from hetplan.solvers.run import OPTIMAL_GAP, Run, Stop, Stopped, stop_reason
 from hetplan.text import Table, grouped, percent_text, seconds_text
 
 # A vector of nodes: the number of nodes of each device type, in the data's order.
 Nodes = tuple[int, ...]
+# Each micro-batch and each vector of nodes is looked at once.
+MOST_MICRO_BATCHES, MOST_VECTORS = 10**6, 10**6
 
 
 @dataclass(frozen=True)
@@ -193,8 +195,11 @@ def instantiate(
         for template in templates
         if len(template.times) <= micro_batches and fits(template.nodes, nodes)
     ]
-    values = iteration_values(useful, micro_batches)
     best: list[int] | None = None
+    try:
+        values = iteration_values(useful, micro_batches, run)
+    except Stopped:
+        return Instantiation(stop_reason(run))
     if values.size:
         best = count_pipelines(useful, nodes, micro_batches, math.inf, failures, run)
     if best is None:
@@ -224,11 +229,14 @@ def fits(part: Nodes, whole: Nodes) -> bool:
     return all(needed <= there for needed, there in zip(part, whole, strict=True))
 
 
-def iteration_values(templates: Sequence[Template], micro_batches: int) -> np.ndarray:
-    """All values that Z can take, ascending."""
-    values = [
-        t.iteration_seconds(k) for t in templates for k in range(len(t.times), micro_batches + 1)
-    ]
+def iteration_values(templates: Sequence[Template], micro_batches: int, run: Run) -> np.ndarray:
+    """All values that Z can take, ascending. Raises Stopped where time runs out: the values are as
+    many as micro-batches."""
+    values = []
+    for template in templates:
+        for count in range(len(template.times), micro_batches + 1):
+            run.check()
+            values.append(template.iteration_seconds(count))
     return np.unique(np.array(values))
 
 
@@ -263,11 +271,14 @@ def count_pipelines(
     most_by_type = np.array(nodes) // np.maximum(needed, 1) + micro_batches * (needed == 0)
     most_pipelines = np.where(most_each >= stages, most_by_type.min(axis=1), 0)
     model = Model("pipelines", run)
-    count = model.integer("count", len(templates), 0, most_pipelines)
-    model.row("nodes", needed.T @ count <= nodes)  # (1)
-    model.row("pipelines", count.sum() >= failures + 1)  # (2)
-    model.row("least", stages @ count <= micro_batches)  # (3)
-    model.row("most", most_each @ count >= micro_batches)  # (3), (4)
+    try:
+        count = model.integer("count", len(templates), 0, most_pipelines)
+        model.row("nodes", needed.T @ count <= nodes)  # (1)
+        model.row("pipelines", count.sum() >= failures + 1)  # (2)
+        model.row("least", stages @ count <= micro_batches)  # (3)
+        model.row("most", most_each @ count >= micro_batches)  # (3), (4)
+    except Stopped:
+        return None
     answer = minimise("cp-sat", model, run.part())
     return None if answer.x is None else answer.counts("count").tolist()
 
@@ -329,9 +340,17 @@ def readiness(
     for where, got, allowed, expected in (
         ("fewest nodes", fewest, 1 <= fewest <= sum(nodes), f"1 to {sum(nodes)}"),
         ("failures", failures, 0 <= failures < sum(nodes), f"0 to {sum(nodes) - 1}"),
-        ("micro-batches", wanted, wanted >= 1, "at least 1"),
+        ("micro-batches", wanted, 1 <= wanted <= MOST_MICRO_BATCHES, f"1 to {MOST_MICRO_BATCHES}"),
     ):
         require(allowed, "not usable", where=where, got=got, expected=expected)
+    vectors = math.prod(count + 1 for count in nodes)
+    require(
+        vectors <= MOST_VECTORS,
+        "too many parts of the cluster for a template each",
+        where="nodes",
+        got=vectors,
+        expected=f"at most {MOST_VECTORS}",
+    )
     listed = template_list(data, run, fewest=fewest)
     run.report(note="instantiation")
     chosen = instantiate(listed.templates, nodes, wanted, run, failures=failures)

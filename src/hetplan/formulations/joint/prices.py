@@ -182,7 +182,8 @@ class Prices:
         m, n = self.data.nodes[self.node[a]], self.data.nodes[self.node[b]]
         if self.node[a] == self.node[b]:
             return m.intra_bandwidth, m.intra_latency
-        bandwidth = min(m.network_bandwidth, n.network_bandwidth)
+        flows = [flow for flow in (m.flow_bandwidth, n.flow_bandwidth) if flow is not None]
+        bandwidth = min(m.network_bandwidth, n.network_bandwidth, *flows)
         return bandwidth, max(m.network_latency, n.network_latency)
 
     def together(self, messages: Iterable[Message]) -> tuple[float, float]:

@@ -27,7 +27,7 @@ from hetplan.errors import check_name, require, suggestion
 from hetplan.files import read_yaml
 from hetplan.profiling.models.operators import Precision
 from hetplan.profiling.source_files import SourceFile
-from hetplan.schema import Name, PositiveCount, Rate, StrictModel, check_header, parse
+from hetplan.schema import Line, Name, PositiveCount, Rate, StrictModel, check_header, parse
 
 GIB = 2**30
 # An entry for `devices` of a cluster file, for messages.
@@ -98,20 +98,27 @@ class CatalogueFile(StrictModel):
     format: Literal["hetplan-devices"]
     version: Literal[1]
     devices: dict[Name, DeviceSpec]
+    driver_names: dict[Name, list[Name]]
+    """Further names of the devices, as drivers and labels of nodes print them."""
 
 
 @cache
+def catalogue_file() -> CatalogueFile:
+    """The contents of the device catalogue, read once."""
+    path = Path(__file__).with_name("devices.yaml")
+    return parse(CatalogueFile, read_yaml(path), where=path.name)
+
+
 def catalogue() -> dict[str, DeviceSpec]:
     """All catalogued device types by name."""
-    path = Path(__file__).with_name("devices.yaml")
-    return dict(parse(CatalogueFile, read_yaml(path), where=path.name).devices)
+    return catalogue_file().devices
 
 
 def device(name: str, *, where: str | None = None) -> DeviceSpec:
     """The catalogue's entry `name`. Raises InputError that suggests the nearest names, and shows an
     example of a device's description."""
     near = suggestion(name, catalogue())
-    names = "" if near else f"one of {', '.join(catalogue())}, or "
+    names = "" if near else f"one of the {len(catalogue())} names in docs/files.md, or "
     require(
         name in catalogue(),
         f"unknown device {name[:80]!r}{near}",
@@ -197,6 +204,9 @@ class NodeEntry(StrictModel):
     rails: bool = False
     """Whether every device has a network card of its own, with an even part of network_gbit_per_s.
     """
+    flow_gbit_per_s: Rate | None = None
+    """What one message between nodes reaches at most, as measured fabrics have it; None: all of
+    the card. Several messages together reach the card's rate."""
 
 
 class ClusterFile(StrictModel):
@@ -207,6 +217,8 @@ class ClusterFile(StrictModel):
     name: Name
     nodes: list[NodeEntry] = Field(min_length=1, max_length=MAX_DEVICES)
     devices: dict[Name, DeviceOverride] = Field(default_factory=dict)
+    assumed: list[Line] = Field(default_factory=list)
+    """What `hetplan cluster detect` assumed; nothing follows from it."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +246,7 @@ class Node:
     # (ranks, bytes/s of bus bandwidth) of large all-reduces inside it, by ascending ranks, where
     # the cluster file states them
     all_reduce: tuple[tuple[int, float], ...] = ()
+    flow: float = math.inf  # of one message between nodes, at most
 
 
 @dataclass(frozen=True)
@@ -268,8 +281,8 @@ class Cluster:
         return counts
 
     def bandwidth(self) -> Floats:
-        """[D, D] bytes/s between two devices, symmetric. The diagonal has the bandwidth within the
-        node, although no device sends to itself."""
+        """[D, D] bytes/s of a message between two devices, symmetric. The diagonal has the
+        bandwidth within the node, although no device sends to itself."""
         network = np.array([node.network_bandwidth for node in self.nodes])
         beyond_switch = np.minimum(network, [node.uplink for node in self.nodes])
         # switch -> the number of one of its nodes, which no other switch has
@@ -280,6 +293,8 @@ class Cluster:
             np.minimum.outer(network, network),
             np.minimum.outer(beyond_switch, beyond_switch),
         )
+        flow = np.array([node.flow for node in self.nodes])
+        between = np.minimum(between, np.minimum.outer(flow, flow))
         return self._by_device([node.intra_bandwidth for node in self.nodes], between)
 
     def latency(self) -> Floats:
@@ -378,6 +393,7 @@ def _node(entry: NodeEntry, index: int, number: int) -> Node:
         all_reduce=tuple(
             (ranks, gbit * GBIT) for ranks, gbit in sorted(entry.all_reduce_gbit_per_s.items())
         ),
+        flow=(entry.flow_gbit_per_s or math.inf) * GBIT,
     )
 
 

@@ -1,188 +1,211 @@
-"""Cluster files from the inputs of launchers: hostfiles with `slots=`, Slurm node lists, and local
-devices.
+"""Clusters from what launchers, schedulers and this machine tell of their nodes.
 
-Hostfiles and node lists do not describe the devices of hosts. All hosts are taken to be like the
-local node, or as options of the command say.
+Nothing of these tells everything. What is missing is taken from the options of the command first,
+then from this machine, then from usual machines; every such assumption is a line of the answer.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from hetplan.errors import InputError, require
-from hetplan.files import read_bytes
 from hetplan.profiling.hardware.cluster import catalogue
+from hetplan.profiling.hardware.driver_names import catalogued, unrecognised
+from hetplan.profiling.hardware.hosts import Host
+from hetplan.profiling.hardware.topologies import Topology
 
-MOST_HOSTS = 4096
-# Gbit/s of links that are neither measured nor given: PCIe 4.0 x16, and a data centre's Ethernet.
-PCIE_GBIT, ETHERNET_GBIT = 256.0, 100.0
-# `HOST slots=N max_slots=M`, where the last is of MPI and is not used
-SLOTS = re.compile(
-    r"^(?P<host>\S+)(?:\s+slots\s*=\s*(?P<slots>\d{1,6}))?(?:\s+max[_-]slots\s*=\s*\d+)?$"
-)
-# `gpu[01-04,07]` of a Slurm node list, its ranges, and the commas outside of brackets
-BRACKETS = re.compile(r"^(?P<before>[^\[\],]*)(?:\[(?P<inside>[^\[\]]+)\](?P<after>[^\[\],]*))?$")
-RANGE = re.compile(r"^\s*(\d{1,11})(?:-(\d{1,11}))?\s*$")
-OUTER_COMMA = re.compile(r",(?![^\[]*\])")
-# a word of a device's name, such as rtx or h100
-WORD = re.compile(r"[a-z]+\d+[a-z]*|\d+\w*|[a-z]+")
-MEMORY_WORD = re.compile(r"\d+gb")
+# Gbit/s between nodes where nothing is known: a data centre's Ethernet.
+ETHERNET_GBIT = 100.0
 
 
 @dataclass(frozen=True)
-class Host:
-    """One node. Fields are None where nothing is known of them."""
+class Options:
+    """What the user states of the nodes; None where nothing is stated."""
 
-    name: str
-    devices: int | None = None  # number of devices
-    device: str | None = None  # type of the devices
-    intra_gbit: float | None = None  # Gbit/s between two devices of the node
-    network_gbit: float | None = None  # Gbit/s of the node's network
-
-
-def read_hostfile(path: str) -> list[Host]:
-    """The hosts of an MPI or DeepSpeed hostfile with lines `name slots=N`; `#` begins a comment.
-    Raises InputError with the number of the line."""
-    hosts: dict[str, int] = {}  # name -> slots
-    for number, line in enumerate(read_bytes(path).decode("utf-8", "replace").splitlines(), 1):
-        text = line.partition("#")[0].strip()
-        if not text:
-            continue
-        where = f"{path}: line {number}"
-        match = SLOTS.match(text)
-        if match is None:
-            raise InputError("not usable", where=where, got=text, expected="HOST slots=N")
-        slots = int(match["slots"] or 1)
-        require(
-            1 <= slots <= MOST_HOSTS,
-            "slots is not usable",
-            where=where,
-            got=slots,
-            expected=f"1 to {MOST_HOSTS}",
-        )
-        require(match["host"] not in hosts, "host stands twice", where=where, got=match["host"])
-        hosts[match["host"]] = slots
-    require(hosts, "no host", where=path, expected="lines HOST slots=N")
-    return [Host(name, slots) for name, slots in hosts.items()]
+    device: Sequence[str] = ()  # device types: one for all nodes, or one for each component
+    devices: int | None = None  # number of devices of a node
+    intra_gbit: float | None = None
+    network_gbit: float | None = None
 
 
-def slurm_hosts(text: str) -> list[Host]:
-    """The hosts of a Slurm node list, such as `gpu[01-04,07],login1`. Raises InputError."""
-    names: list[str] = []
-    for part in filter(None, map(str.strip, OUTER_COMMA.split(text))):
-        match = BRACKETS.match(part)
-        if match is None:
-            raise InputError(
-                "not usable", where="node list", got=text, expected="such as gpu[01-04,07]"
-            )
-        before, inside, after = match.groups(default="")
-        numbers = [""]
-        if inside:
-            numbers = [number for piece in inside.split(",") for number in _range(piece)]
-        names += [f"{before}{number}{after}" for number in numbers]
-        require(
-            len(names) <= MOST_HOSTS,
-            "too many nodes",
-            where="node list",
-            got=len(names),
-            expected=f"at most {MOST_HOSTS}",
-        )
-    require(names, "no node", where="node list", got=text, expected="such as gpu[01-04]")
-    return [Host(name) for name in dict.fromkeys(names)]
+@dataclass(frozen=True)
+class Description:
+    """A cluster file's nodes, and what is assumed in them."""
+
+    entries: list[dict[str, Any]]  # consecutive equal nodes are one entry
+    assumed: list[str]  # one line for each assumption
 
 
-def _range(piece: str) -> list[str]:
-    """The numbers of a range such as `01-04`, with as many digits as its first number."""
-    match = RANGE.match(piece)
-    numbers = range(0)
-    if match is not None:
-        first, last = match[1], match[2] or match[1]
-        numbers = range(int(first), int(last) + 1)
-    if match is None or not 1 <= len(numbers) <= MOST_HOSTS:
-        raise InputError(
-            "not a range",
-            where="node list",
-            got=piece,
-            expected=f"such as 01-04, rising, at most {MOST_HOSTS} nodes",
-        )
-    return [f"{number:0{len(match[1])}d}" for number in numbers]
+def described(
+    hosts: Sequence[Host],
+    options: Options,
+    local: Host,
+    usual_intra_gbit: Callable[[str], float],
+    topology: Topology | None = None,
+) -> Description:
+    """The nodes of a cluster file. Raises InputError where the type or the number of a host's
+    devices is not known.
 
-
-def catalogued(name: str, memory_bytes: float) -> str | None:
-    """The catalogue's name of the device that its driver calls `name`; None where none matches.
-
-    An entry matches if all words of its name but the memory are words of the driver's name, and if
-    its memory differs by less than a tenth. Of several entries, the one with the most words counts,
-    then the one with the nearest memory.
-    """
-    words = _words(name)
-    matches: list[tuple[int, float, str]] = []  # (-number of words, difference of memory, name)
-    for entry, spec in catalogue().items():
-        parts = [word for word in WORD.findall(entry.lower()) if not MEMORY_WORD.fullmatch(word)]
-        if parts and set(parts) <= words:
-            difference = abs(spec.memory_bytes / memory_bytes - 1)
-            if difference < 0.1:
-                matches.append((-len(parts), difference, entry))
-    if not matches:
-        return None
-    _, _, best = min(matches)
-    return best
-
-
-def _words(name: str) -> set[str]:
-    """The words of a driver's name for a device, and each two neighbours written as one word:
-    `NVIDIA GeForce RTX 2080 Ti` gives nvidia, geforce, rtx, 2080, ti, 2080ti, …
-
-    Drivers leave out SXM for an H100 with HBM3 and for an H200, which have that form.
-    """
-    in_order = WORD.findall(name.lower())
-    words = {*in_order, *map("".join, pairwise(in_order))}
-    if "h200" in words or {"h100", "hbm3"} <= words:
-        words |= {"sxm", "sxm5"}
-    return words
-
-
-def cluster_document(hosts: Sequence[Host], name: str, local: Host) -> dict[str, Any]:
-    """The contents of a cluster file. Consecutive equal hosts are one entry of it.
-
-    Raises InputError where the type or the number of a host's devices is not known.
-
-    name: of the cluster. local: the local node, whose fields replace unknown fields of a host.
+    local: this machine, whose fields replace unknown fields of other hosts. usual_intra_gbit: a
+    function from a device type to Gbit/s within the usual machine with it. topology: the links
+    within each node, where known.
     """
     entries: list[dict[str, Any]] = []
+    assumed: dict[str, None] = {}  # a set in order
     for host in hosts:
-        complete = replace(
-            host,
-            devices=host.devices or local.devices,
-            device=host.device or local.device,
-            intra_gbit=host.intra_gbit or local.intra_gbit or PCIE_GBIT,
-            network_gbit=host.network_gbit or local.network_gbit or ETHERNET_GBIT,
-        )
-        for value, description, option in (
-            (complete.device, "device type", "--device NAME"),
-            (complete.devices, "number of devices", "--devices N"),
-        ):
-            require(
-                value is not None,
-                f"{description} is not known",
-                where=host.name,
-                expected=f"{option}, or GPUs here",
-            )
+        is_here = host is local
+        device, line = device_of(host, options, None if is_here else local)
+        lines = [line]
+        devices, line = devices_of(host, options, None if is_here else local, topology)
+        lines.append(line)
+        intra, line = intra_of(host, device, options, local, usual_intra_gbit, topology)
+        if devices > 1:
+            lines.append(line)
+        network, line = network_of(host, options, local)
+        if len(hosts) > 1:
+            lines.append(line)
+        assumed |= dict.fromkeys(filter(None, lines))
         entry = {
             "count": 1,
-            "devices": complete.devices,
-            "device": complete.device,
-            "intra_node_gbit_per_s": complete.intra_gbit,
-            "network_gbit_per_s": complete.network_gbit,
+            "devices": devices,
+            "device": device,
+            "intra_node_gbit_per_s": intra,
+            "network_gbit_per_s": network,
         }
         if entries and {**entries[-1], "count": 1} == entry:
             entries[-1]["count"] += 1
         else:
             entries.append(entry)
-    return {"format": "hetplan-cluster", "version": 1, "name": name, "nodes": entries}
+    return Description(entries, list(assumed))
+
+
+def device_of(host: Host, options: Options, local: Host | None) -> tuple[str, str]:
+    """(the type of a host's devices, a line that says what is assumed or nothing). local: None for
+    this machine itself."""
+    if options.device:
+        index = 0
+        if len(options.device) > 1:
+            components = host.component is not None and host.component < len(options.device)
+            require(
+                components,
+                "several types, and the job has not as many components",
+                where="--device",
+                got=",".join(options.device),
+                expected="one type, or one for each component of a heterogeneous job",
+            )
+            index = host.component or 0
+        return named_device(options.device[index])
+    if host.device is not None:
+        return host.device, ""
+    if host.driver_name is not None:
+        name = catalogued(host.driver_name, host.memory_bytes)
+        if name is not None and host.memory_bytes is not None:
+            return name, ""
+        if name is not None:  # nothing but a name says so
+            return name, f"{host.driver_name} is taken for {name}; --device says otherwise"
+    if local is not None and local.device is not None and is_alike(host, local):
+        line = f"devices are assumed to be {local.device}, as here; --device says otherwise"
+        return local.device, line
+    if host.driver_name is not None:
+        raise unrecognised(host.driver_name, host.memory_bytes, where=host.name)
+    here = local or host
+    if here.driver_name is not None and is_alike(host, here):
+        raise unrecognised(here.driver_name, here.memory_bytes, where="the GPUs here")
+    expected = "--device NAME, or GPUs here"
+    if host.component is not None:
+        expected = "--device NAME,NAME with one type for each component"
+    raise InputError("device type is not known", where=host.name, expected=expected)
+
+
+def named_device(name: str) -> tuple[str, str]:
+    """(the catalogue's name of a device that the user names, a line where that was a driver's)."""
+    if name in catalogue():
+        return name, ""
+    found = catalogued(name, None)
+    if found is not None:
+        return found, f"--device {name} is taken for the catalogue's {found}"
+    if " " in name.strip():  # no name of a catalogue: the driver's
+        raise unrecognised(name, None, where="--device")
+    return name, ""
+
+
+def devices_of(
+    host: Host, options: Options, local: Host | None, topology: Topology | None
+) -> tuple[int, str]:
+    """(the number of a host's devices, a line that says what is assumed or nothing)."""
+    if options.devices is not None:
+        return options.devices, ""
+    if host.devices is not None:
+        line = ""
+        if host.devices_from is not None:
+            line = f"devices of a node are assumed: {host.devices_from}; --devices says otherwise"
+        return host.devices, line
+    if topology is not None:
+        return (
+            topology.gpus,
+            f"devices of a node are assumed: {topology.gpus}, as in {topology.where}",
+        )
+    if local is not None and local.devices is not None and is_alike(host, local):
+        line = f"devices of a node are assumed: {local.devices}, as here; --devices says otherwise"
+        return local.devices, line
+    why = f": {host.devices_from}" if host.devices_from else ""
+    raise InputError(
+        f"number of devices is not known{why}",
+        where=host.name,
+        expected="--devices N, or GPUs here",
+    )
+
+
+def is_alike(host: Host, local: Host) -> bool:
+    """Whether a host may be assumed to be like this machine: not where it is of another component
+    of a heterogeneous job than this machine, as components exist because nodes differ."""
+    return host.component is None or host.component == local.component
+
+
+def intra_of(
+    host: Host,
+    device: str,
+    options: Options,
+    local: Host,
+    usual_intra_gbit: Callable[[str], float],
+    topology: Topology | None,
+) -> tuple[float, str]:
+    """(Gbit/s within a host, a line that says what is assumed or nothing)."""
+    if options.intra_gbit is not None:
+        return options.intra_gbit, ""
+    if topology is not None:
+        gbit, basis = topology.fabric(device)
+        if gbit is not None:
+            return gbit, (
+                f"links within a node are assumed: {gbit:g} Gbit/s {basis}; --intra says otherwise"
+            )
+    if local.intra_gbit is not None and is_alike(host, local):
+        if host is local:
+            return local.intra_gbit, ""
+        return local.intra_gbit, (
+            f"links within a node are assumed: {local.intra_gbit:.4g} Gbit/s, as measured here; "
+            "--intra says otherwise"
+        )
+    gbit = usual_intra_gbit(device)
+    return gbit, (
+        f"links within a node are assumed: {gbit:g} Gbit/s, as in usual machines with {device}; "
+        "--intra says otherwise"
+    )
+
+
+def network_of(host: Host, options: Options, local: Host) -> tuple[float, str]:
+    """(Gbit/s of a host's network, a line that says what is assumed or nothing)."""
+    if options.network_gbit is not None:
+        return options.network_gbit, ""
+    if local.network_gbit is not None and is_alike(host, local):
+        return local.network_gbit, (
+            f"links between nodes are assumed: {local.network_gbit:g} Gbit/s, the fastest port "
+            "here; --network says otherwise"
+        )
+    line = f"links between nodes are assumed: {ETHERNET_GBIT:g} Gbit/s; --network says otherwise"
+    return ETHERNET_GBIT, line
 
 
 def local_network_gbit(root: Path = Path("/sys/class")) -> float | None:
@@ -200,3 +223,13 @@ def _leading_number(path: Path) -> float:
     except OSError:
         return 0.0
     return float(match[0]) if match else 0.0
+
+
+def located(hosts: Sequence[Host], local: Host) -> Host:
+    """This machine with the number of the component that has it, so that other components of a
+    heterogeneous job are not taken to be like it."""
+    short = local.name.partition(".")[0]
+    for host in hosts:
+        if host.name.partition(".")[0] == short:
+            return replace(local, component=host.component)
+    return local

@@ -90,6 +90,8 @@ class NodeRecord(Record):
     rails: bool = False
     all_reduce: list[tuple[RankCount, Bandwidth]] = Field(default_factory=list, max_length=64)
     """(ranks, bus bandwidth) of large all-reduces inside a node, where they were stated."""
+    flow: Bandwidth | None = None
+    """None: no limit, as infinity in `Node`."""
 
     @classmethod
     def of(cls, node: Node, count: int) -> Self:
@@ -98,6 +100,7 @@ class NodeRecord(Record):
             "switch": None if node.switch == ONE_SWITCH else node.switch,
             "uplink": None if math.isinf(node.uplink) else node.uplink,
             "all_reduce": list(node.all_reduce),
+            "flow": None if math.isinf(node.flow) else node.flow,
         }
         return cls(count=count, **values)
 
@@ -107,6 +110,7 @@ class NodeRecord(Record):
             "switch": self.switch or ONE_SWITCH,
             "uplink": math.inf if self.uplink is None else self.uplink,
             "all_reduce": tuple(self.all_reduce),
+            "flow": math.inf if self.flow is None else self.flow,
         }
         del values["count"]
         return Node(**values)

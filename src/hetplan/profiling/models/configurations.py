@@ -1,34 +1,64 @@
 """Hugging Face `config.json` files as models.
 
-Nothing is downloaded and no remote code is loaded. A configuration is of a model type in `KEYS`.
-The model's notes tell which keys were assumed. Keys that change no seconds or bytes are ignored.
+Nothing is downloaded and no remote code is loaded. Configurations of listed types (`KNOWN`) are
+read by their classes' names and defaults; a decoder of any other type is read by its keys
+(`unlisted_types`). The model's notes tell which keys were assumed. Keys that change no seconds or
+bytes are not looked at.
 """
 
 import json
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, get_args
 
-from pydantic import create_model
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from hetplan.errors import InputError, require
+from hetplan.profiling.models.class_defaults import class_defaults, installed_defaults
 from hetplan.profiling.models.configuration_keys import (
     ALWAYS,
     CAPACITY,
     KEYS,
     TOWERS,
-    WRAPPERS,
     Key,
+    names_of,
+    takes_nothing,
 )
+from hetplan.profiling.models.configured_functions import function_of
+from hetplan.profiling.models.decoder_types import DECODER_ALWAYS, DECODER_KEYS
+from hetplan.profiling.models.derived_sizes import check_sizes, derive
 from hetplan.profiling.models.encoders import clip_layers, t5_layers, vit_layers
-from hetplan.profiling.models.transformer import Experts, Latent, Mamba, Transformer
+from hetplan.profiling.models.text_parts import TextPart, text_part
+from hetplan.profiling.models.transformer import (
+    Delta,
+    Experts,
+    Latent,
+    Mamba,
+    Reaching,
+    Transformer,
+    transformer_layers,
+)
+from hetplan.profiling.models.unlisted_types import (
+    check_describable,
+    described,
+    not_understood,
+    unlisted_fields,
+    unlisted_keys,
+)
 from hetplan.profiling.models.zoo import ModelSpec, text_model
-from hetplan.schema import Foreign, as_name, parse
+from hetplan.schema import as_name, input_error
 
 # The default sequence is at most this long: contexts of 32k and more are for inference, and
 # pre-training runs at a few thousand tokens.
 LONGEST_DEFAULT_SEQUENCE = 4096
 T5_DEFAULT_SEQUENCE = 512
+# model type -> keys of its configuration, and the fields that all models of the type share
+KNOWN: dict[str, dict[str, Key]] = KEYS | DECODER_KEYS
+SHARED_FIELDS: dict[str, dict[str, Any]] = ALWAYS | DECODER_ALWAYS
+for keys_of_type in KNOWN.values():
+    if any("experts.count" in key.fields for key in keys_of_type.values()):
+        keys_of_type["moe_expert_capacity_factor"] = CAPACITY
 
 
 def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
@@ -41,32 +71,20 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
         expected="a Hugging Face configuration",
     )
     name = as_name(name) or "model"
-    notes: list[str] = []
-    kind, text_config = value.get("model_type"), value.get("text_config")
-    if isinstance(kind, str) and kind in WRAPPERS and isinstance(text_config, dict):
-        notes.append(f"{where}: the text model alone; encoders of images are left out")
-        kind, value = WRAPPERS[kind], text_config
-    require(
-        kind is not None,
-        "required key is missing",
-        where=f"{where}: model_type",
-        expected="the name of the model's class, as gpt2 or llama",
-    )
-    require(
-        isinstance(kind, str) and kind in KEYS,
-        "model type is not supported",
-        where=f"{where}: model_type",
-        got=kind,
-        expected=f"one of {', '.join((*KEYS, *WRAPPERS))}; any torch module goes by "
-        "`hetplan profile predict --factory MODULE:FUNCTION`",
-    )
+    part = text_part(value, where)
+    notes = list(part.notes)
+    kind = part.kind
     if kind == "clip":
-        return clip_from_config(value, name, where)
-    sizes = read_sizes(value, kind, KEYS[kind], where, notes)
+        return clip_from_config(part.value, name, where)
+    if kind not in KNOWN:
+        return unlisted_model(part, name, notes)
+    sizes = read_sizes(
+        part.value, kind, KNOWN[kind], part.where, notes, leans_on=part.stated if part.leans else ""
+    )
     source = f"Hugging Face {kind} configuration"
     if kind == "vit":
         image, patch, labels = (sizes.pop(key) for key in ("image", "patch", "labels"))
-        shape = shape_of(kind, sizes)
+        shape = shape_of(sizes)
         chain = vit_layers(shape, image, patch, len(labels))
         return ModelSpec(
             name,
@@ -80,7 +98,7 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
     if kind == "t5":
         decoders, buckets = sizes.pop("decoders"), sizes.pop("buckets")
         sizes["gated"] = sizes.pop("activation").startswith("gated-")
-        shape = shape_of(kind, sizes)
+        shape = shape_of(sizes)
         return ModelSpec(
             name,
             source,
@@ -89,8 +107,33 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
             fits=shape.tensor_degree_fits,
             notes=tuple(notes),
         )
-    sequence = min(sizes.pop("context"), LONGEST_DEFAULT_SEQUENCE)
-    return text_model(name, source, sequence, shape_of(kind, sizes), notes=tuple(notes))
+    sequence = min(sizes.pop("context", LONGEST_DEFAULT_SEQUENCE), LONGEST_DEFAULT_SEQUENCE)
+    shape = shape_of(sizes)
+    shape = replace(shape, function=function_of(kind, part.value, shape))
+    return text_model(name, source, sequence, shape, notes=tuple(notes))
+
+
+def unlisted_model(part: TextPart, name: str, notes: list[str]) -> ModelSpec:
+    """The decoder of a type that is not listed, by its keys. A note says what was taken for
+    what."""
+    check_describable(part.value, part.kind, part.where)
+    defaults = installed_defaults(part.stated) if part.leans else {}
+    left_out = [key for key in defaults if key not in part.value]
+    value = defaults | part.value
+    keys = unlisted_keys(value)
+    sizes = read_sizes(value, part.kind, keys, part.where, [], shared=unlisted_fields(value))
+    sequence = min(sizes.pop("context", LONGEST_DEFAULT_SEQUENCE), LONGEST_DEFAULT_SEQUENCE)
+    shape = shape_of(sizes)
+    params = sum(layer.params for layer in transformer_layers(shape, 1))
+    notes.append(f"{part.where}: {described(part.kind, shape, params)}")
+    assumed = [f"{key} = {json.dumps(value[key])}" for key in keys if key in left_out]
+    if assumed:
+        notes.append(f"{part.where}: assumed, as transformers does: {', '.join(assumed)}")
+    unread = not_understood(part.value, keys)
+    if unread:
+        notes.append(f"{part.where}: keys that were not understood: {', '.join(unread[:20])}")
+    source = f"Hugging Face {as_name(part.kind)} configuration, by its keys"
+    return text_model(name, source, sequence, shape, notes=tuple(notes))
 
 
 def clip_from_config(value: dict[str, Any], name: str, where: str) -> ModelSpec:
@@ -98,12 +141,12 @@ def clip_from_config(value: dict[str, Any], name: str, where: str) -> ModelSpec:
     notes: list[str] = []
     clip = read_sizes(value, "clip", KEYS["clip"], where, notes)
     sizes_of = {
-        tower: read_sizes(clip[tower], tower, keys, f"{where}: {tower}", notes)
+        tower: read_sizes(clip[tower], tower, keys, f"{where}: {tower}", notes, leans_on=tower)
         for tower, keys in TOWERS.items()
     }
     image, patch = (sizes_of["vision_config"].pop(size) for size in ("image", "patch"))
-    vision = shape_of("vision_config", sizes_of["vision_config"])
-    text = shape_of("text_config", sizes_of["text_config"])
+    vision = shape_of(sizes_of["vision_config"])
+    text = shape_of(sizes_of["text_config"])
     chain = clip_layers(vision, text, image, patch, clip["width"])
     return ModelSpec(
         name,
@@ -116,26 +159,48 @@ def clip_from_config(value: dict[str, Any], name: str, where: str) -> ModelSpec:
 
 
 def read_sizes(
-    value: dict[str, Any], kind: str, keys: Mapping[str, Key], where: str, notes: list[str]
+    value: dict[str, Any],
+    kind: str,
+    keys: Mapping[str, Key],
+    where: str,
+    notes: list[str],
+    *,
+    leans_on: str = "",
+    shared: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The checked sizes that a configuration gives, by field of `Transformer` (see `Key.fields`). A
-    sentence about assumed values is added to `notes`."""
-    config = parse_config(value, kind, keys, where)
-    sizes = {field: config[key] for key, entry in keys.items() for field in entry.fields}
+    sentence about assumed values is added to `notes`.
+
+    leans_on: the type of whose class the configuration may leave out sizes; empty: it may not.
+    shared: fields that all models of the type have; None: those of `SHARED_FIELDS`.
+    """
+    given = own_names(value, keys)
+    config = parse_config(given, kind, keys, where, leans_on=leans_on)
+    always = SHARED_FIELDS.get(kind, {}) if shared is None else shared
+    sizes = dict(always)
+    for key, entry in keys.items():
+        sizes |= dict.fromkeys(entry.fields, config[key])
+    if "num_key_value_heads" in keys and "num_key_value_heads" not in given:
+        # A class's own number may not divide the heads of this file: each head has its own then.
+        default = sizes.get("kv_heads")
+        if default and sizes["heads"] % default:
+            sizes["kv_heads"] = None
     if "decoders" in sizes and sizes["decoders"] is None:  # T5: as many as encoder layers
         sizes["decoders"] = sizes["layers"]
     if "hidden" in sizes:  # CLIP has no hidden size of its own: its two encoders have one each
-        fill_sizes(sizes, where)
+        derive(sizes, where)
         check_sizes(sizes, where)
     assumed = []
     for key, entry in keys.items():
-        # Where its default is None, the width of a head is hidden / heads, which nearly all files
-        # leave out.
-        usual_width = "head_dim" in entry.fields and entry.default is None
-        if key in value or entry is CAPACITY or usual_width:
+        unneeded = entry is CAPACITY or not set(entry.fields) & set(sizes)
+        # Where the class has no default, the width of a head is hidden / heads, which nearly all
+        # files leave out.
+        usual_width = "head_dim" in entry.fields and config[key] is None
+        follows = "kv_heads" in entry.fields and "latent.keys" in sizes
+        if key in given or unneeded or usual_width or follows:
             continue
         assumed_value = config[key]
-        if assumed_value is None:  # it follows from other sizes
+        if assumed_value is None or entry.fields == ("kv_heads",):  # it follows from other sizes
             assumed_value = sizes[entry.fields[0]]
         assumed.append(f"{key} = {json.dumps(assumed_value)}")
     if assumed:
@@ -143,104 +208,90 @@ def read_sizes(
     return sizes
 
 
-def shape_of(kind: str, sizes: dict[str, Any]) -> Transformer:
-    """The shape of these sizes, with the fields that all models of type `kind` share.
+def own_names(value: Mapping[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:
+    """The values of a configuration by the names of its type's class. A null that the class does
+    not take is left out, as if the file had no such key."""
+    given: dict[str, Any] = {}
+    for key, entry in keys.items():
+        present = [name for name in names_of(key) if name in value and usable(value[name], entry)]
+        # a null counts only where no other name has a value
+        filled = [name for name in present if value[name] is not None]
+        if present:
+            given[key] = value[(filled or present)[0]]
+    return given
 
-    Fields of a part, such as `experts.count`, are put together to that part.
-    """
-    for part, class_of_part in (("experts", Experts), ("latent", Latent), ("mamba", Mamba)):
+
+def usable(value: Any, entry: Key) -> bool:
+    """Whether a value counts as given: every value does but a null where the key takes none."""
+    return value is not None or takes_nothing(entry) or entry.default is ...
+
+
+def shape_of(sizes: dict[str, Any]) -> Transformer:
+    """The shape of these sizes. Fields of a part, such as `experts.count`, are put together to that
+    part."""
+    classes_of_parts = (
+        ("experts", Experts),
+        ("latent", Latent),
+        ("mamba", Mamba),
+        ("delta", Delta),
+        ("reaching", Reaching),
+    )
+    for part, class_of_part in classes_of_parts:
         prefix = f"{part}."
         fields = [field for field in sizes if field.startswith(prefix)]
         values = {field.removeprefix(prefix): sizes.pop(field) for field in fields}
         sizes[part] = class_of_part(**values) if values else None
     if sizes["embedding_width"] == sizes["hidden"]:
         sizes["embedding_width"] = None
-    return Transformer(**{**ALWAYS.get(kind, {}), **sizes})
+    return Transformer(**sizes)
 
 
 def parse_config(
-    value: dict[str, Any], kind: str, keys: Mapping[str, Key], where: str
+    given: dict[str, Any], kind: str, keys: Mapping[str, Key], where: str, *, leans_on: str
 ) -> dict[str, Any]:
-    """Key -> its checked value, or its default. Raises InputError where a required key is missing:
-    with a default, another model would be planned."""
-    fields: dict[str, Any] = {key: (entry.type, entry.default) for key, entry in keys.items()}
-    schema = create_model(kind, __base__=Foreign, **fields)
-    missing = [key for key, entry in keys.items() if entry.default is ... and key not in value]
+    """Key -> its checked value, or its default. Raises InputError where a required key is missing,
+    unless the configuration may lean on its class: with a default, another model would be
+    planned."""
+    defaults = class_defaults(leans_on or kind) or class_defaults(kind)
+    values: dict[str, Any] = {}
+    missing = []
+    for key, entry in keys.items():
+        if key in given:
+            values[key] = checked(given[key], entry, key, where)
+        elif entry.default is not ... or (leans_on and key in defaults):
+            values[key] = defaults.get(key, entry.default)
+        else:
+            missing.append(key)
     if missing:
         first, *others = missing
         also = f"; {', '.join(others)} missing too" if others else ""
         raise InputError(
             "key is missing",
             where=f"{where}: {first}",
-            expected=f"the {schema.model_fields[first].description}, which every {kind} "
-            f"configuration gives{also}",
+            expected=f"the {description(keys[first])}, without which the size of this "
+            f"{as_name(kind)} model is not known{also}",
         )
-    return parse(schema, value, where=where).model_dump()
+    return values
 
 
-def fill_sizes(sizes: dict[str, Any], where: str) -> None:
-    """Put in the sizes that follow from other sizes. Raises InputError where the width of a head is
-    not given and does not follow."""
-    hidden, heads = sizes["hidden"], sizes["heads"]
-    if "grouped" in sizes:  # Falcon: its new architecture has grouped heads and two norms
-        grouped, single, parallel = (sizes.pop(key) for key in ("grouped", "single", "parallel"))
-        if not grouped:
-            sizes["kv_heads"] = 1 if single else heads
-        sizes["block_norms"] = 1 if parallel and not grouped else 2
-    if "latent.keys" in sizes:  # DeepSeek
-        # n_shared_experts is a number of experts, `Experts.shared` their width together.
-        sizes["experts.shared"] = (sizes["experts.shared"] or 0) * sizes["experts.width"]
-        # Every head has keys of its own, which are computed from the latent ones.
-        sizes["kv_heads"] = heads
-        sizes["head_dim"] = sizes["latent.rope"] + sizes["latent.nope"]
-    if sizes.get("head_dim") is None:
-        require(
-            hidden % heads == 0,
-            "hidden size is not a multiple of the number of heads",
-            where=where,
-            got=hidden,
-            expected=f"a multiple of {heads}",
-        )
-    usual = {
-        "feed_forward": 4 * hidden,
-        "kv_heads": heads,
-        "head_dim": hidden // heads,
-        "embedding_width": hidden,
-    }
-    sizes |= {field: size for field, size in usual.items() if sizes.get(field) is None}
+def checked(value: Any, entry: Key, key: str, where: str) -> Any:
+    """The value of a key, as the key's type has it. Raises InputError for any other value."""
+    try:
+        return adapter(entry.type).validate_python(value)
+    except ValidationError as error:
+        raise input_error(error, where=where, prefix=[key]) from None
 
 
-def check_sizes(sizes: dict[str, Any], where: str) -> None:
-    """Raise InputError where sizes contradict each other."""
-    heads, kv_heads = sizes["heads"], sizes["kv_heads"]
-    require(
-        heads % kv_heads == 0,
-        "number of heads is not a multiple of num_key_value_heads",
-        where=where,
-        got=heads,
-        expected=f"a multiple of {kv_heads}",
-    )
-    pattern = sizes.get("pattern")
-    require(
-        not pattern or len(pattern) == sizes["layers"],
-        "hybrid_override_pattern has another length than num_hidden_layers",
-        where=where,
-        got=len(pattern or ""),
-        expected=str(sizes["layers"]),
-    )
-    patch, image = sizes.get("patch", 0), sizes.get("image", 0)
-    require(
-        patch <= image,
-        "patch_size is too large",
-        where=where,
-        got=patch,
-        expected=f"at most the image_size ({image})",
-    )
-    active, count = sizes.get("experts.active", 0), sizes.get("experts.count", 0)
-    require(
-        active <= count,
-        "num_experts_per_tok is too large",
-        where=where,
-        got=active,
-        expected=f"at most the number of experts ({count})",
-    )
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """The validator of a key's type."""
+    return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+def description(entry: Key) -> str:
+    """The meaning of a required key, in words."""
+    for mark in get_args(entry.type):
+        words = getattr(mark, "description", None)
+        if words:
+            return str(words)
+    raise AssertionError(entry)

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hetplan.errors import require, unknown_name
-from hetplan.files import read_json
+from hetplan.files import parse_foreign_json, parse_json, read_bytes
 from hetplan.profiling.models.configurations import from_config
 from hetplan.profiling.models.operators import PRECISIONS, Attention, Layer, Precision
 from hetplan.profiling.models.traced_model import FORMAT, ModelFile
@@ -128,9 +128,10 @@ def load_file(path: Path) -> ModelSpec:
     The name of a configuration's model is the file's name without its suffix; for config.json it is
     the name of the file's folder.
     """
-    value, where = read_json(path), str(path)
+    content, where = read_bytes(path), str(path)
+    value = parse_foreign_json(content, where=where)
     if isinstance(value, dict) and value.get("format") == FORMAT:
-        spec = ModelFile.parsed(value, where=where).spec()
+        spec = ModelFile.parsed(parse_json(content, where=where), where=where).spec()
     else:
         name = path.resolve().parent.name if path.stem == "config" else path.stem
         spec = from_config(value, name=name, where=where)

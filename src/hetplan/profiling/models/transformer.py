@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from hetplan.profiling.models.function import Function
 from hetplan.profiling.models.operators import (
     BLOCKS,
     Attention,
@@ -29,7 +30,7 @@ from hetplan.profiling.models.operators import (
     Saved,
 )
 
-Norm = Literal["layer", "rms", "pixel"]
+Norm = Literal["layer", "scale", "rms", "pixel"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,19 @@ class Experts:
     # dropping or padding (Lepikhin et al. 2021, GShard, Section 2.2). None: every expert computes
     # the tokens that visit it.
     capacity: float | None = None
+    # One letter for each block: E where it has a mixture, - where it has none. Empty: `every` and
+    # `dense` decide.
+    blocks: str = ""
+    # whether experts have no biases where other networks of the model have them
+    bare: bool = False
+    # parameters of a mixture beyond those of its products, such as a router's biases
+    further: int = 0
+
+    def in_block(self, index: int) -> bool:
+        """Whether block `index`, counted from 0, has a mixture."""
+        if self.blocks:
+            return self.blocks[index] == "E"
+        return (index + 1) % self.every == 0 and index >= self.dense
 
     def rows(self, tokens: int) -> int:
         """The rows that all experts together compute for `tokens` tokens; a token has one row at
@@ -82,6 +96,38 @@ class Mamba:
 
 
 @dataclass(frozen=True)
+class Delta:
+    """A layer of linear attention by the gated delta rule (Yang et al. 2025, Section 3)."""
+
+    heads: int  # heads of values, each with a state of key_dim x value_dim numbers
+    key_heads: int  # heads of queries and of keys
+    key_dim: int
+    value_dim: int
+    kernel: int = 4  # tokens that the convolution reaches over
+    chunk: int = 64  # tokens that the scan takes at once
+
+    @property
+    def inner(self) -> int:
+        """Width of the values of all heads together."""
+        return self.heads * self.value_dim
+
+    @property
+    def mixed(self) -> int:
+        """Width of the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.inner
+
+
+@dataclass(frozen=True)
+class Reaching:
+    """The sizes of attention in blocks that reach all keys, where blocks with a window have others
+    (Gemma 4)."""
+
+    kv_heads: int
+    head_dim: int
+    shared: bool = False  # whether the values are the keys, so that there is one projection of both
+
+
+@dataclass(frozen=True)
 class Latent:
     """Latent attention (DeepSeek-V2, Section 2.1): queries, keys and values are projected from
     vectors of low rank."""
@@ -91,6 +137,11 @@ class Latent:
     rope: int  # the part of a key's width that is rotated and shared by all heads
     nope: int  # the part of a key's width that each head has for itself
     value: int  # width of one head's values
+    # Sparse attention (DeepSeek-V3.2, Section 2.1): an indexer with heads of its own chooses the
+    # keys to which a token attends; 0: there is none.
+    index_heads: int = 0
+    index_dim: int = 0  # width of the indexer's heads
+    index_keys: int = 0  # number of keys that it chooses
 
 
 @dataclass(frozen=True)
@@ -123,7 +174,8 @@ class Transformer:
     position_offset: int = 0  # further position vectors that no token uses (OPT)
     types: int = 0  # token types (BERT)
     gated: bool = False  # SwiGLU or GeGLU: three matrices in the feed-forward network
-    norm: Norm = "layer"  # LayerNorm, RMSNorm (scale only) or pixel norm (no parameters)
+    # LayerNorm, LayerNorm without biases, RMSNorm (scale only) or a norm without parameters
+    norm: Norm = "layer"
     attention_bias: bool = True
     output_bias: bool = True
     feed_forward_bias: bool = True
@@ -138,6 +190,9 @@ class Transformer:
     latent: Latent | None = None
     # norms of queries and keys: one for each head's width, or one for the width of all heads
     qk_norm: Literal["none", "head", "all"] = "none"
+    # gates of attention's outputs, computed from the block's input: one for each head, or one for
+    # each number
+    output_gate: Literal["none", "head", "all"] = "none"
     block_norms: int = 2  # number of norms in a block
     rotary: bool = False  # rotary positions
     embedding_norm: bool = False  # LayerNorm after the embedding (BERT)
@@ -149,8 +204,35 @@ class Transformer:
     # The kind of each block of a hybrid model, one letter each, as Megatron writes it: M Mamba-2,
     # * attention, - feed-forward network, E experts. Empty: attention and network in every block.
     pattern: str = ""
+    # The mixer of each block that also has a network, one letter each: * attention to all keys, w
+    # attention within the window, M Mamba-2, D the gated delta rule. Empty: attention in every
+    # block, within the window but for every `full_every`-th block.
+    mixers: str = ""
     mamba: Mamba | None = None  # sizes of the Mamba-2 blocks
+    delta: Delta | None = None  # sizes of the blocks with the gated delta rule
+    reaching: Reaching | None = None  # sizes of attention to all keys; None: those of all attention
+    # The last blocks, of this number, attend to the keys and values of earlier blocks.
+    kv_borrowers: int = 0
+    borrower_feed_forward: int | None = None  # inner width of their networks; None: as elsewhere
+    # whether each head has a learned score that no key has (attention sinks)
+    sinks: bool = False
+    # Parameters of each block beyond those of products, biases, norms and sinks, such as scales of
+    # an activation. They are few, so that they count as bytes and not as work.
+    block_params: int = 0
+    head_bias: bool = False  # of the language model's head
+    # Width of the vector that each block gets for each token from a table of its own (Gemma 3n),
+    # and the rows of that table; 0: there is none.
+    layer_input: int = 0
+    layer_vocabulary: int = 0
+    # Versions of the hidden states that blocks pass on, of which each predicts and corrects all
+    # (Baykal et al. 2023, AltUp), and the rank of the learned residual beside attention (Menghani
+    # et al. 2024, LAuReL); 0: there is none.
+    streams: int = 1
+    laurel: int = 0
     adapter: int = 0  # rank of adapters beside frozen weights (Hu et al. 2021, LoRA)
+    # What the model computes beyond these sizes; None: unknown. Neither seconds nor bytes depend on
+    # it.
+    function: Function | None = None
     # Bytes of each number in a product's input that is kept for the weight's gradient: 1 where
     # Transformer Engine multiplies 8-bit numbers (pytorch/module/layernorm_linear.py); None: those
     # of the training precision.
@@ -184,7 +266,47 @@ class Transformer:
     @property
     def norm_params(self) -> int:
         """Parameters of one norm over the hidden size."""
-        return {"layer": 2, "rms": 1, "pixel": 0}[self.norm] * self.hidden
+        return {"layer": 2, "scale": 1, "rms": 1, "pixel": 0}[self.norm] * self.hidden
+
+    @property
+    def rare_features(self) -> list[str]:
+        """Names of features that hetplan's own torch layers and the arguments of Megatron-LM do not
+        describe; empty for usual models."""
+        latent, experts = self.latent, self.experts
+        has_feature = {
+            "LayerNorm without biases": self.norm == "scale",
+            "gates of attention's outputs": self.output_gate != "none",
+            "blocks with different mixers": bool(self.mixers),
+            "keys and values of earlier blocks": self.kv_borrowers > 0,
+            "further parameters in a block": self.block_params > 0,
+            "a bias of the head": self.head_bias,
+            "inputs of single blocks": self.layer_input > 0,
+            "several versions of the hidden states": self.streams > 1,
+            "an indexer of keys": latent is not None and latent.index_heads > 0,
+            "a list of blocks with experts": experts is not None and bool(experts.blocks),
+        }
+        return [name for name, present in has_feature.items() if present]
+
+    def at(self, index: int) -> "Transformer":
+        """The shape with the sizes of block `index`: its window, heads and feed-forward width."""
+        changes: dict[str, Any] = {}
+        if self.mixers:
+            reaches_all = self.mixers[index] == "*"
+        else:
+            reaches_all = self.full_every > 0 and (index + 1) % self.full_every == 0
+        if reaches_all:
+            changes["window"] = None
+            if self.reaching is not None:
+                changes["kv_heads"] = self.reaching.kv_heads
+                changes["head_dim"] = self.reaching.head_dim
+        elif self.reaching is not None:
+            changes["reaching"] = None
+        borrows = index >= self.layers - self.kv_borrowers
+        if borrows and self.borrower_feed_forward is not None:
+            changes["feed_forward"] = self.borrower_feed_forward
+        elif self.kv_borrowers and not borrows:
+            changes["kv_borrowers"] = 0
+        return replace(self, **changes) if changes else self
 
     def tensor_degree_fits(self, tensor: int) -> bool:
         """Whether `tensor` ranks evenly divide the heads, the key and value heads and the inner
@@ -194,6 +316,10 @@ class Transformer:
             sizes += (self.experts.width or 0, self.experts.shared)
         if self.mamba:
             sizes += (self.mamba.heads, self.mamba.groups)
+        if self.delta:
+            sizes += (self.delta.heads, self.delta.key_heads)
+        if self.reaching:
+            sizes.append(self.reaching.kv_heads)
         return all(size % tensor == 0 for size in sizes)
 
 
@@ -234,21 +360,55 @@ def bert_head_params(t: Transformer) -> int:
     return pooler + classifier + transform + t.vocabulary
 
 
-def projections(t: Transformer, s: int) -> list[Matmul]:
-    """The products that project hidden states to queries, keys and values.
+def output_gate_width(t: Transformer) -> int:
+    """Number of gates of attention's outputs for each token."""
+    return {"none": 0, "head": t.heads, "all": t.heads * t.value_dim}[t.output_gate]
 
-    Latent attention first projects down to its low ranks, and last up to keys with values and to
-    queries.
-    """
+
+def down_projections(t: Transformer, s: int) -> list[Matmul]:
+    """The products of latent attention that project hidden states to low ranks; without latent
+    attention there are none."""
     if t.latent is None:
-        return [Matmul("qkv", s, t.hidden, t.query_width + 2 * t.kv_width, split="n")]
+        return []
+    downs = [Matmul("kv-down", s, t.hidden, t.latent.keys + t.latent.rope)]
+    if t.latent.query is not None:
+        downs.append(Matmul("q-down", s, t.hidden, t.latent.query))
+    return downs
+
+
+def projections(t: Transformer, s: int) -> list[Matmul]:
+    """The products that project hidden states to queries, keys and values, and to the gates of
+    attention's outputs.
+
+    Latent attention first projects down to its low ranks, and then up to keys with values and to
+    queries. An indexer has queries, keys and weights of its own.
+    """
+    gates = []
+    if t.output_gate != "none":
+        gates.append(Matmul("output-gate", s, t.hidden, output_gate_width(t), split="n"))
     latent = t.latent
-    downs = [Matmul("kv-down", s, t.hidden, latent.keys + latent.rope)]
-    if latent.query is not None:
-        downs.append(Matmul("q-down", s, t.hidden, latent.query))
+    if latent is None:
+        width = t.query_width + kv_projections(t) * t.kv_width
+        return [Matmul("qkv", s, t.hidden, width, split="n"), *gates]
     kv_up = Matmul("kv-up", s, latent.keys, t.heads * (latent.nope + latent.value), split="n")
     q_up = Matmul("q-up", s, latent.query or t.hidden, t.query_width, split="n")
-    return [*downs, kv_up, q_up]
+    index = []
+    if latent.index_heads:
+        index_width = latent.index_heads * latent.index_dim
+        index = [
+            Matmul("index-queries", s, latent.query or t.hidden, index_width),
+            Matmul("index-keys", s, t.hidden, latent.index_dim),
+            Matmul("index-weights", s, t.hidden, latent.index_heads),
+        ]
+    return [*down_projections(t, s), kv_up, q_up, *index, *gates]
+
+
+def kv_projections(t: Transformer) -> int:
+    """Number of projections to the width of keys: 2 of keys and values, 1 where the values are the
+    keys, 0 where a block takes those of an earlier one. t: the shape at one block."""
+    if t.kv_borrowers:
+        return 0
+    return 1 if t.reaching is not None and t.reaching.shared else 2
 
 
 def attention_params(t: Transformer) -> int:
@@ -256,11 +416,24 @@ def attention_params(t: Transformer) -> int:
     keys and latent vectors."""
     products = sum(int(product.k) * int(product.n) for product in projections(t, 1))
     # a flag counts as 1 or 0
-    biases = (t.query_width + 2 * t.kv_width) * t.attention_bias + t.hidden * t.output_bias
-    norms = {"none": 0, "head": 2 * t.head_dim, "all": t.query_width + t.kv_width}[t.qk_norm]
+    if t.latent:  # of the projections to low ranks alone
+        biased_width = sum(int(down.n) for down in down_projections(t, 1))
+    else:
+        biased_width = t.query_width + kv_projections(t) * t.kv_width
+    biases = biased_width * t.attention_bias + t.hidden * t.output_bias
+    # A norm over a head's width is of the block's kind; one over all heads has scales alone.
+    of_head = (2 if t.norm == "layer" else 1) * t.head_dim
+    key_norms = 0 if t.kv_borrowers else 1
+    norms = {
+        "none": 0,
+        "head": (1 + key_norms) * of_head,
+        "all": t.query_width + key_norms * t.kv_width,
+    }[t.qk_norm]
+    sinks = t.heads * t.sinks  # the flag counts as 1 or 0
     if t.latent:
         norms += t.latent.keys + (t.latent.query or 0)
-    return products + t.heads * t.value_dim * t.hidden + biases + norms
+        norms += 2 * t.latent.index_dim  # the indexer's LayerNorm of keys
+    return products + t.heads * t.value_dim * t.hidden + biases + norms + sinks
 
 
 def feed_forward_params(t: Transformer) -> int:
@@ -273,7 +446,9 @@ def feed_forward_params(t: Transformer) -> int:
 
 def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
     """Operators of attention: projections, scores, softmax, weighted sum, output projection."""
-    keys = t.keys(s)
+    keys, index = t.keys(s), index_operators(t, s)
+    if index and t.latent is not None:
+        keys = min(keys, t.latent.index_keys)
     fused = t.attention == "fused"
     core: Any = "fused-causal" if fused and t.causal else t.attention
     rotary: tuple[Operator, ...] = ()
@@ -291,6 +466,7 @@ def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
     return (
         *projections(t, s),
         *rotary,
+        *index,
         Matmul(
             "scores",
             s,
@@ -316,6 +492,17 @@ def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
         ),
         Matmul("attention-output", s, t.heads * t.value_dim, t.hidden, split="k"),
     )
+
+
+def index_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
+    """Operators of an indexer that chooses keys: the scores of all keys by each of its heads, and
+    their weighted sum. Empty where attention has no indexer."""
+    latent = t.latent
+    if latent is None or not latent.index_heads:
+        return ()
+    heads, keys = latent.index_heads, t.keys(s)
+    scores = Matmul("index-scores", s, latent.index_dim, keys, heads, weight=False)
+    return (scores, Elementwise("index-sum", s * keys * heads, 2 * s * keys * heads))
 
 
 def feed_forward_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
@@ -371,7 +558,7 @@ def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator
 
 
 def add_mamba(parts: LayerParts, t: Transformer, s: int, m: Mamba) -> None:
-    """Add a Mamba-2 layer with its norm.
+    """Add a Mamba-2 layer, without the parameters of the norm before it.
 
     The scan takes the tokens in chunks: products within the chunks, and the states between them.
     Its backward pass computes the convolution again (mamba_ssm, ssd_combined.py).
@@ -383,7 +570,7 @@ def add_mamba(parts: LayerParts, t: Transformer, s: int, m: Mamba) -> None:
     convolution_params = (m.kernel + 1) * m.mixed  # with a bias
     # of each head a decay, a step's bias and a skip weight; the scales of the gated norm
     head_and_norm_params = 3 * m.heads + m.inner
-    params = projection_params + convolution_params + head_and_norm_params + t.norm_params
+    params = projection_params + convolution_params + head_and_norm_params
     scan: Any = {"weight": False, "split": "count", "left": 0, "out": 0}
     operators: tuple[Operator, ...] = (
         norm("norm-1", size),
@@ -405,6 +592,46 @@ def add_mamba(parts: LayerParts, t: Transformer, s: int, m: Mamba) -> None:
         Saved("scan output", s * m.inner, split=True),
         Saved("mamba-out input", s * m.inner, split=True, element_bytes=t.input_bytes),
         Saved("states", chunks * m.inner * n, split=True),
+    )
+    parts.add(params, operators, saved)
+
+
+def add_delta(parts: LayerParts, t: Transformer, s: int, d: Delta) -> None:
+    """Add linear attention by the gated delta rule, without the parameters of the norm before it.
+
+    The scan takes the tokens in chunks of q (Yang et al. 2024, Section 3.2: the WY form): within a
+    chunk the products of keys with keys and of queries with keys, the inverse of a triangle, and
+    its products with keys and values; between chunks the states that it reads and writes.
+    """
+    size, chunks, q = s * t.hidden, -(-s // d.chunk), d.chunk
+    in_width = d.mixed + d.inner + 2 * d.heads  # queries, keys, values, gates, decays and steps
+    projection_params = t.hidden * (in_width + d.inner)
+    convolution_params = d.kernel * d.mixed  # without a bias
+    # of each head a decay and a step's bias; the scale of the gated norm of one head
+    head_and_norm_params = 2 * d.heads + d.value_dim
+    params = projection_params + convolution_params + head_and_norm_params
+    scan: Any = {"weight": False, "split": "count", "left": 0, "out": 0}
+    count = d.heads * chunks
+    operators: tuple[Operator, ...] = (
+        norm("norm-1", size),
+        Matmul("delta-in", s, t.hidden, in_width, split="n"),
+        Elementwise("convolution", 2 * s * d.mixed, 3 * s * d.mixed, split=True, kind="activation"),
+        Matmul("scan-scores", q, d.key_dim, q, 2 * count, **scan),
+        Matmul("scan-inverse", q, q, q, count, **scan),
+        Matmul("scan-keys", q, q, d.key_dim, count, **scan),
+        Matmul("scan-values", q, q, d.value_dim, 2 * count, **scan),
+        Matmul("scan-states", q, d.key_dim, d.value_dim, 3 * count, **scan),
+        Elementwise("gated-norm", 3 * s * d.inner, 5 * s * d.inner, split=True, kind="norm"),
+        Matmul("delta-out", s, d.inner, t.hidden, split="k"),
+        residual("residual-1", size, t.dropout),
+    )
+    saved = (
+        Saved("norm-1 input", size, split=False),
+        Saved("delta-in input", size, split=False, element_bytes=t.input_bytes),
+        Saved("delta-in output", s * in_width, split=True),
+        Saved("scan output", s * d.inner, split=True),
+        Saved("delta-out input", s * d.inner, split=True, element_bytes=t.input_bytes),
+        Saved("states", chunks * d.inner * d.key_dim, split=True),
     )
     parts.add(params, operators, saved)
 
@@ -432,6 +659,10 @@ def attention_saved(t: Transformer, s: int) -> tuple[Saved, ...]:
     """The tensors that attention and its norm keep: Korthikanti et al. 2022, Section 4.1
     (11 s b h + 5 a s^2 b)."""
     size = s * t.hidden
+    gate: tuple[Saved, ...] = ()
+    if t.output_gate != "none":  # the gate, and the outputs that it multiplies
+        gate_width = output_gate_width(t)
+        gate = (Saved("output gate", s * (gate_width + t.heads * t.value_dim), split=True),)
     scores = s * t.keys(s) * t.heads
     core: tuple[Saved, ...] = (Saved("softmax output", scores, split=True),)
     if t.attention == "fused":
@@ -445,9 +676,9 @@ def attention_saved(t: Transformer, s: int) -> tuple[Saved, ...]:
         Saved("queries", s * t.query_width, split=True),
         Saved("keys and values", s * (t.kv_width + t.kv_heads * t.value_dim), split=True),
         Saved("attention output", s * t.heads * t.value_dim, split=True),
-        # of latent attention, the outputs of the projections to low ranks: all projections but the
-        # last two, which lead up; without latent attention there is one projection, and so none
-        *(Saved(f"{p.name} output", s * int(p.n), split=False) for p in projections(t, s)[:-2]),
+        # of latent attention, the outputs of the projections to low ranks
+        *(Saved(f"{p.name} output", s * int(p.n), split=False) for p in down_projections(t, s)),
+        *gate,
         *core,
         *dropout_mask(t, "residual-1", size),
     )
@@ -530,6 +761,9 @@ def embedding(t: Transformer, s: int) -> Layer:
     if t.embedding_norm:
         saved = Saved("embedding norm input", size, split=False)
         parts.add(t.norm_params, [norm("embedding-norm", size)], [saved])
+    if t.layer_input:
+        add_layer_inputs(parts, t, s)
+    add_stream_projections(parts, t, s, "streams-in")
     if t.dropout:
         dropout = Elementwise("dropout", 2 * size, 2 * size)
         parts.add(0, [dropout], dropout_mask(t, "embedding", size))
@@ -538,16 +772,59 @@ def embedding(t: Transformer, s: int) -> Layer:
         kind="embedding",
         params=parts.params,
         operators=parts.operators,
-        output=size,
+        output=size * t.streams,
         saved=parts.saved,
         reduces=(Reduce(s * width, backward=False),),  # ranks hold parts of the vocabulary
     )
 
 
+def add_layer_inputs(parts: LayerParts, t: Transformer, s: int) -> None:
+    """Add to the embedding the vectors that all blocks get for a token: rows of a second table, and
+    a projection of the embedding with a norm (Gemma 3n)."""
+    width = t.layers * t.layer_input  # of all blocks together
+    params = t.layer_vocabulary * width + t.hidden * width + t.layer_input
+    operators = (
+        Elementwise("layer-lookup", 2 * s * width, 2 * s * width, kind="lookup"),
+        Matmul("layer-projection", s, t.hidden, width),
+        norm("layer-norm", s * width),
+    )
+    parts.add(params, operators, [Saved("layer inputs", 2 * s * width, split=False)])
+
+
+def add_stream_projections(parts: LayerParts, t: Transformer, s: int, name: str) -> None:
+    """Add the products between the hidden state and its further versions, one for each version."""
+    further = t.streams - 1
+    if further:
+        product = Matmul(name, s, t.hidden, t.hidden, further)
+        saved = Saved(f"{name} input", further * s * t.hidden, split=False)
+        parts.add(further * t.hidden * t.hidden, [product], [saved])
+
+
+def add_streams(parts: LayerParts, t: Transformer, s: int) -> None:
+    """Add to a block the prediction and the correction of the versions of its hidden states, and
+    the learned residual of low rank beside attention."""
+    size, n, rank = s * t.hidden, t.streams, t.laurel
+    coefficient_params = n * n + n**3  # of the correction and of the prediction
+    router_params = n * t.hidden + t.norm_params
+    scale_params = t.hidden  # of the corrected version
+    laurel_params = 2 * t.hidden * rank + t.norm_params
+    operators = (
+        norm("router-norm", 2 * size),
+        Matmul("streams-router", 2 * s, t.hidden, n),
+        Elementwise("predict", 2 * n * size, 3 * n * size),
+        Elementwise("correct", 3 * n * size, 4 * n * size),
+        Matmul("laurel-down", s, t.hidden, rank),
+        Matmul("laurel-up", s, rank, t.hidden),
+        norm("laurel-norm", size),
+    )
+    saved = Saved("versions of hidden states", (n + 3) * size, split=False)
+    parts.add(coefficient_params + router_params + scale_params + laurel_params, operators, [saved])
+
+
 def mixture_of(t: Transformer, index: int) -> Experts | None:
     """The mixture of experts of block `index`; None where the block has none."""
     mixture, kind = t.experts, t.pattern[index : index + 1]  # kind "" without a pattern
-    if mixture is None or (index + 1) % mixture.every != 0 or index < mixture.dense:
+    if mixture is None or not mixture.in_block(index):
         return None
     return mixture if kind in ("", "E") else None
 
@@ -558,13 +835,17 @@ def feed_forward_part(t: Transformer, s: int, mixture: Experts | None) -> LayerP
         return LayerParts(
             feed_forward_params(t), feed_forward_operators(t, s), feed_forward_saved(t, s, None)
         )
-    inner = replace(t, feed_forward=mixture.width or t.feed_forward)
+    inner = replace(
+        t,
+        feed_forward=mixture.width or t.feed_forward,
+        feed_forward_bias=t.feed_forward_bias and not mixture.bare,
+    )
     width = mixture.latent or t.hidden
     expert_params = feed_forward_params(replace(inner, hidden=width))
     router_params = mixture.count * t.hidden
     latent_params = 2 * t.hidden * (mixture.latent or 0)
     parts = LayerParts(
-        mixture.count * expert_params + router_params + latent_params,
+        mixture.count * expert_params + router_params + latent_params + mixture.further,
         expert_operators(inner, s, mixture),
         feed_forward_saved(inner, s, mixture),
     )
@@ -579,14 +860,18 @@ def feed_forward_part(t: Transformer, s: int, mixture: Experts | None) -> LayerP
 
 def block(t: Transformer, s: int, index: int) -> Layer:
     """Block `index`: attention and feed-forward network with norms and residuals. A block of a
-    hybrid model has only one of attention, network, mixture of experts and Mamba-2, by the
-    pattern."""
-    if t.full_every and (index + 1) % t.full_every == 0:
-        t = replace(t, window=None)
+    hybrid model has another mixer than attention, by `mixers`, or only one of attention, network,
+    mixture of experts and Mamba-2, by `pattern`."""
+    t = t.at(index)
     kind, size = t.pattern[index : index + 1], s * t.hidden  # kind "" without a pattern
+    mixer = t.mixers[index : index + 1] or "*"
     mixture = mixture_of(t, index)
-    parts = LayerParts()
-    if kind in ("", "*"):
+    parts = LayerParts(t.block_params)
+    if "M" in (kind, mixer) and t.mamba:
+        add_mamba(parts, t, s, t.mamba)
+    elif mixer == "D" and t.delta:
+        add_delta(parts, t, s, t.delta)
+    elif kind in ("", "*"):
         operators = (
             norm("norm-1", size),
             *attention_operators(t, s),
@@ -601,13 +886,22 @@ def block(t: Transformer, s: int, index: int) -> Layer:
             residual("residual-2", size, t.dropout),
         )
         parts.add(network.params, operators, network.saved)
-    if kind != "M":
-        norms = 1 if kind else t.block_norms
-        parts.add(norms * t.norm_params)
+    norms = 1 if kind else t.block_norms
+    parts.add(norms * t.norm_params)
     # norms beyond the first two, as after attention and after the network (Gemma)
     parts.add(operators=[norm(f"norm-{i}", size) for i in range(3, t.block_norms + 1)])
-    if kind == "M" and t.mamba:
-        add_mamba(parts, t, s, t.mamba)
+    if t.streams > 1:
+        add_streams(parts, t, s)
+    if t.layer_input:  # the gate of the block's own input, its projection, and a norm
+        width = t.layer_input
+        products = (
+            Matmul("layer-gate", s, t.hidden, width),
+            activation(2, s * width),
+            Matmul("layer-up", s, width, t.hidden),
+            norm("layer-input-norm", size),
+        )
+        saved = (Saved("layer input", 3 * s * width + size, split=False),)
+        parts.add(2 * t.hidden * width + t.norm_params, products, saved)
     # Attention and network each have one all-reduce in the forward and one in the backward pass. A
     # block with a kind has one part alone.
     parts_with_reduces = 1 if kind else 2
@@ -618,7 +912,7 @@ def block(t: Transformer, s: int, index: int) -> Layer:
         kind="moe-block" if mixture else "block",
         params=parts.params,
         operators=parts.operators,
-        output=size,
+        output=size * t.streams,
         saved=parts.saved,
         reduces=forward_reduces + backward_reduces,
     )
@@ -631,7 +925,8 @@ def head(t: Transformer, s: int) -> Layer:
     width, size = t.embedding_width or h, s * h
     parts = LayerParts()
     weights = 0 if t.tied else v * width
-    parts.add(weights, saved=[Saved("head input", s * width, split=False)])
+    parts.add(weights + v * t.head_bias, saved=[Saved("head input", s * width, split=False)])
+    add_stream_projections(parts, t, s, "streams-out")
     if t.final_norm:
         saved = Saved("final norm input", size, split=False)
         parts.add(t.norm_params, [norm("final-norm", size)], [saved])

@@ -14,6 +14,7 @@ from typing import Any
 from hetplan.errors import look_up, require
 from hetplan.files import read_yaml
 from hetplan.profiling.models.encoders import vit_layers
+from hetplan.profiling.models.function import Function, Rope
 from hetplan.profiling.models.operators import Attention, Elementwise, Layer, Matmul, Saved
 from hetplan.profiling.models.transformer import (
     Experts,
@@ -126,7 +127,11 @@ def text_model(
 # The fields in which each family of models differs from the defaults of `Transformer`.
 
 # GPT-2 (Radford et al. 2019): learned positions, biases, tied head, dropout.
-GPT2: dict[str, Any] = {"vocabulary": 50257, "positions": 1024}
+GPT2: dict[str, Any] = {
+    "vocabulary": 50257,
+    "positions": 1024,
+    "function": Function("gpt2", "gelu_new", 1e-5, attention_dropout=0.1, hidden_dropout=0.1),
+}
 # Llama (Touvron et al. 2023): RMSNorm, SwiGLU, rotary positions, no biases.
 LLAMA: dict[str, Any] = {
     "rotary": True,
@@ -138,14 +143,40 @@ LLAMA: dict[str, Any] = {
     "feed_forward_bias": False,
 }
 # BERT with its pre-training heads (Devlin et al. 2019).
-BERT: dict[str, Any] = {"embedding_norm": True, "final_norm": False, "head": "bert"}
+BERT: dict[str, Any] = {
+    "embedding_norm": True,
+    "final_norm": False,
+    "head": "bert",
+    "function": Function(
+        "bert",
+        "gelu",
+        1e-12,
+        norms="behind",
+        attention_dropout=0.1,
+        hidden_dropout=0.1,
+        others="attention to both sides, BERT's heads",
+    ),
+}
 # GLM-130B (Zeng et al. 2023): DeepNorm, GeGLU, rotary positions, biases, tied head.
 GLM: dict[str, Any] = {
     "vocabulary": 150528,
     "rotary": True,
     "gated": True,
     "dropout": False,
+    "function": Function(
+        "glm",
+        "gelu",
+        1e-5,
+        norms="behind",
+        rope=Rope(10000.0),
+        others="scaled residuals (DeepNorm)",
+    ),
 }
+
+
+def llama_function(theta: float) -> Function:
+    """The function of a Llama. theta: the base of its rotary positions."""
+    return Function("llama", "silu", 1e-5, rope=Rope(theta))
 
 
 def gpt2(layers: int, hidden: int, heads: int, **changes: Any) -> Transformer:
@@ -160,7 +191,13 @@ def llama(layers: int, hidden: int, heads: int, feed_forward: int, **changes: An
         hidden,
         heads,
         feed_forward,
-        **{**LLAMA, "vocabulary": 32000, "tied": False, **changes},
+        **{
+            **LLAMA,
+            "vocabulary": 32000,
+            "tied": False,
+            "function": llama_function(10000.0),
+            **changes,
+        },
     )
 
 
@@ -264,7 +301,11 @@ RADFORD = "Radford et al. 2019, Table 2"
 
 NAMED_BY_POPLAR = "the name, in Poplar's experiments"
 # grouped queries and a larger vocabulary
-LLAMA_3_SHAPE: dict[str, Any] = {"kv_heads": 8, "vocabulary": 128256}
+LLAMA_3_SHAPE: dict[str, Any] = {
+    "kv_heads": 8,
+    "vocabulary": 128256,
+    "function": llama_function(500000.0),
+}
 GPT2_MEDIUM_PARAMS, BERT_BASE_PARAMS = 354_823_168, 110_106_428
 # HAP's Table 1 (84 + 36 m million parameters on m devices) is of a narrower BERT whose width the
 # paper does not state; here it is BERT-base, and 8 experts in six of its blocks.

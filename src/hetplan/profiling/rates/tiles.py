@@ -161,8 +161,16 @@ def watts_limit(spec: DeviceSpec, number: Format, physics: Physics, regime: Regi
 
 
 def joules_of(spec: DeviceSpec, number: Format, physics: Physics, regime: Regime) -> float | None:
-    """Joules of an operation; None in bursts that the board's watts do not limit."""
+    """Joules of an operation; None in bursts that the board's watts do not limit, and where nobody
+    measured any.
+
+    They are NVIDIA's. A device that a cluster file describes counts as such a chip unless it has
+    units for 4 bits.
+    """
     kind = architecture(spec)
+    is_described = spec.vendor == "other" and "fp4" not in spec.peak_tflops
+    if kind == "other" and not is_described:
+        return None
     has_bf16 = "bf16" in spec.peak_tflops
     is_narrow = number not in ("fp32", "fp16", "bf16")
     if number == "fp32":

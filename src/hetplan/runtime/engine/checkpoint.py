@@ -112,11 +112,19 @@ def write_boxes(folder: Path, boxes: Iterable[Box]) -> None:
 
 
 def stored_boxes(folder: Path) -> Iterator[tuple[str, Box]]:
-    """(name, box) for every box in the files of a checkpoint, whose values are mapped into
-    memory."""
+    """(name, box) for every box in the files of a checkpoint, whose values are mapped into memory.
+    Raises ValueError for a file that holds something else."""
     for file in folder.glob("*.pt"):
-        for name, offsets, whole, values in torch.load(file, mmap=True, weights_only=True):
-            yield name, Box(name, tuple(offsets), tuple(values.shape), tuple(whole), values)
+        try:
+            stored = torch.load(file, mmap=True, weights_only=True)
+            boxes = [
+                (str(name), Box(name, tuple(offsets), tuple(values.shape), tuple(whole), values))
+                for name, offsets, whole, values in stored
+            ]
+        # Whatever a file holds: torch's own message would advise to run what is in it.
+        except Exception as error:
+            raise ValueError(f"{file.name} is no file of tensors that a run wrote") from error
+        yield from boxes
 
 
 def read_boxes(folder: Path, boxes: Iterable[Box]) -> None:
@@ -151,8 +159,12 @@ def shared_slices(box: Box, other: Box) -> tuple[slice, ...]:
 
 def file_digests(folder: Path) -> dict[str, str]:
     """File name -> SHA-256, for all files of a checkpoint but the record. All ranks call this
-    together, and each reads some of the files."""
+    together, and each reads some of the files. Raises InputError for a folder or a pipe."""
     files = sorted(file for file in folder.iterdir() if file.name != RECORD_FILE)
+    others = [file.name for file in files if not file.is_file()]  # a pipe would never end
+    if others:
+        what = "holds something that is no file"
+        raise InputError(what, where=str(folder), got=others[0])
     digests: dict[str, str] = {}
     for file in files[dist.get_rank() :: dist.get_world_size()]:
         with file.open("rb") as stream:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hetplan.errors import HetplanError, InputError, kind_and_text, require
+from hetplan.errors import HetplanError, InputError, kind_and_text, place_outside, require
 from hetplan.interpreter import let_find
 from hetplan.plans.making import model_of as planned_model
 from hetplan.plans.plan import Plan
@@ -128,4 +128,7 @@ def called(text: str, plan: Plan | None, option: str = "--factory", *, seed: int
     except HetplanError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"{option} {failure} {kind_and_text(error)}", got=text) from error
+        place = place_outside(error)
+        raise InputError(
+            f"{option} {failure} {kind_and_text(error)}", where=place, got=text
+        ) from error

@@ -9,7 +9,9 @@ from multiprocessing import get_context
 from typing import Any
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.profiling.hardware.detect import Host, catalogued, local_network_gbit
+from hetplan.profiling.hardware.detect import local_network_gbit
+from hetplan.profiling.hardware.driver_names import catalogued
+from hetplan.profiling.hardware.hosts import Host
 from hetplan.profiling.profiles.profile import Provenance
 from hetplan.runtime.job import Job
 
@@ -136,21 +138,16 @@ def local_node() -> Host:
         got=", ".join(sorted(types)),
         expected="CUDA_VISIBLE_DEVICES with those of one type",
     )
+    memory = float(gpus[0].total_memory)
     return Host(
         name,
         count,
-        catalogued(gpus[0].name, float(gpus[0].total_memory)),
+        catalogued(gpus[0].name, memory),
         copy_gbit(torch) if count > 1 else None,
         network,
+        driver_name=gpus[0].name,
+        memory_bytes=memory,
     )
-
-
-def local_device_name() -> str | None:
-    """The driver's name of the first GPU; None without torch or GPUs."""
-    torch = torch_here()
-    if torch is None or torch.cuda.device_count() == 0:
-        return None
-    return device_name("cuda:0")
 
 
 def copy_gbit(torch: Any) -> float:

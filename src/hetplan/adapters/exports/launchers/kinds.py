@@ -27,7 +27,11 @@ ENV: Keys = {"env": (dict[Variable, Value], {})}  # environment variables of all
 # Device type -> the options of sbatch that select the nodes of that type, or their labels in
 # Kubernetes or Ray.
 TYPES: Keys = {"types": (dict[DeviceType, dict[Word, Value]], {})}
-HOSTS: Keys = {"hosts": (list[Word], ...)}  # one host per node, in the cluster's order
+# Of ssh: [USER@]NAME[:PORT], with an IPv6 address in brackets where a port follows (`ssh`).
+USER = "([A-Za-z0-9_][A-Za-z0-9_.+-]*@)?"
+ADDRESS = r"(\[[0-9A-Fa-f:.]+\](:[0-9]+)?|[A-Za-z0-9_:][A-Za-z0-9_.:-]*)"
+Host = Annotated[str, Field(pattern=f"^{USER}{ADDRESS}$", max_length=253)]
+HOSTS: Keys = {"hosts": (list[Host], ...)}  # one host per node, in the cluster's order
 OPTIONS: Keys = {"options": (dict[Word, Value], {})}  # options of sbatch for every job component
 IMAGE: Keys = {"image": (Word, ...)}  # image of the pods' container
 

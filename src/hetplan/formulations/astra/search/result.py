@@ -238,11 +238,14 @@ def pareto(throughput: Floats, money: Floats) -> Ints:
 
     By the paper's eq. 30 a strategy beats another one if it is strictly better in both throughput
     and money. Here it also beats one that is equal in one of them and worse in the other. Of
-    strategies that are equal in both, only the first is in the set. A strategy without a price
-    counts as one for 0 dollars, as in `ranking`.
+    strategies that are equal in both, only the first is in the set. A strategy without a price is
+    not in the set, as nothing is known of its money; where none has a price, the fastest is.
     """
     order = ranking(throughput, money)
-    dollars = np.nan_to_num(money)[order]
+    priced = order[~np.isnan(money[order])]
+    if not len(priced):
+        return order[:1]
+    order, dollars = priced, money[priced]
     least = np.minimum.accumulate(dollars)
     least_before = np.concatenate([[np.inf], least[:-1]])[: len(order)]  # of faster strategies
     return np.asarray(order[dollars < least_before * (1 - ROUNDING)], dtype=np.int64)

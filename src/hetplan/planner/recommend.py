@@ -1,0 +1,465 @@
+"""Recommends nodes for a target: of the nodes that can be had, how many of each kind to take.
+
+Sets      Kinds k of nodes. Nodes of one kind are equal.
+Data      N_k nodes of kind k can be had. The workload, the prices and the goal.
+Decision  A choice: n_k nodes of each kind, 0 <= n_k <= N_k, at least one in all.
+Objective The fewest devices, the least money, or the least time; see `Goal`.
+Rules     (1) An iteration is not longer than the target allows.
+          (2) The money of all iterations stays within the budget.
+
+The seconds of a choice are those of the plan that `planned` finds, by the local search of the
+problem `joint` in a counted number of moves, so that the same command gives the same answer. No
+plan is faster than the devices compute alone (`computing_alone`), and devices that are added never
+make that bound longer. So a box of choices, from counts `low` to counts `high`, has a lower bound:
+the seconds of `high` with the devices and the price of `low`. The search takes the box of the
+least bound first, divides it, and plans the choices that are left (branch and bound). What the
+bounds rule out is proven for all plans of stages. A choice that was planned without meeting the
+target, although its bound would meet it, is not ruled out: another plan might. These choices are
+told as undecided.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import count
+from typing import Any, Literal
+
+import numpy as np
+
+from hetplan.errors import InputError, require
+from hetplan.formulations import family
+from hetplan.formulations.joint.bound import computing_alone
+from hetplan.formulations.joint.evaluate import plan_of
+from hetplan.formulations.joint.search import Parameters
+from hetplan.planner.variants import Part, on_part, useful_modes
+from hetplan.plans.making import with_inputs
+from hetplan.plans.plan import Plan
+from hetplan.profiling.hardware.cluster import Cluster, Node
+from hetplan.profiling.inputs.inputs import Inputs
+from hetplan.profiling.workload import Workload
+from hetplan.replays.arrays import Floats
+from hetplan.replays.costs import Costs
+from hetplan.replays.data import ReplayData
+from hetplan.replays.pose import pose
+from hetplan.solvers.registry import solve
+from hetplan.solvers.run import Options, Run
+from hetplan.text import grouped
+
+Counts = tuple[int, ...]  # nodes of each kind
+Least = Literal["gpus", "money", "time"]
+HOUR = 3600.0  # seconds
+MOST_CHOICES = 10**6
+# Moves of the local search for each choice. On examples/offers.yaml five times as many shorten the
+# plans of 5 GPUs by 3 %, those of 31 GPUs by less, and take three times as long.
+MOVES = 300
+ROUNDING = 1e-9  # a relative difference below which two values count as equal
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Equal nodes that can be had."""
+
+    name: str
+    node: Node
+    nodes: tuple[int, ...]  # their numbers in the cluster of all nodes
+    price: float | None  # dollars per hour of one node; None: unknown
+
+    @property
+    def most(self) -> int:
+        """How many can be had."""
+        return len(self.nodes)
+
+
+def kinds_of(cluster: Cluster) -> list[Kind]:
+    """The kinds of nodes of a cluster, in the order of their first nodes. Nodes under different
+    switches of equal speed count as one kind."""
+    alike = grouped((replace(node, switch=(0, 0)), n) for n, node in enumerate(cluster.nodes))
+    kinds = []
+    for node, numbers in alike.items():
+        price = cluster.specs[node.device].price_per_hour
+        hourly = None if price is None else price * node.devices
+        kinds.append(Kind(f"{node.devices} x {node.device}", node, tuple(numbers), hourly))
+    return kinds
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is asked for.
+
+    least: what the winner has least of. `money` is that of all iterations where their number is
+    known, else dollars per hour. seconds: the most that an iteration may take. iterations: of the
+    whole training; None: unknown. budget: the most dollars for all iterations.
+    """
+
+    least: Least
+    seconds: float = math.inf
+    iterations: float | None = None
+    budget: float = math.inf
+
+    def dollars(self, per_hour: float | None, seconds: float) -> float:
+        """Dollars of the whole training where the number of iterations is known, else per hour; 0
+        where no price is known, which `check` refuses if money counts.
+
+        per_hour: price of the choice. seconds: of an iteration.
+        """
+        if per_hour is None:
+            return 0.0
+        if self.iterations is None:
+            return per_hour
+        # A choice without nodes, which begins the first box, has no price and infinite seconds.
+        return per_hour * (seconds * self.iterations / HOUR) if per_hour else 0.0
+
+    def value(self, devices: int, per_hour: float | None, seconds: float) -> float:
+        """The objective: devices, dollars or seconds of an iteration."""
+        if self.least == "gpus":
+            return float(devices)
+        if self.least == "money":
+            return self.dollars(per_hour, seconds)
+        return seconds
+
+    def allows(self, per_hour: float | None, seconds: float) -> bool:
+        """Whether (1) and (2) hold."""
+        within_budget = self.dollars(per_hour, seconds) <= self.budget * (1 + ROUNDING)
+        return seconds <= self.seconds * (1 + ROUNDING) and within_budget
+
+    def check(self, kinds: Sequence[Kind]) -> None:
+        """Raise InputError where money counts and a price is unknown."""
+        if self.least != "money" and self.budget == math.inf:
+            return
+        for kind in kinds:
+            if kind.price is None:
+                raise InputError(
+                    "money counts, but a device has no price",
+                    where=kind.node.device,
+                    expected="price_per_hour under `devices` of the file",
+                )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice with its bound, and with the plan that was found for it."""
+
+    counts: Counts
+    devices: int
+    per_hour: float | None  # dollars; None: unknown
+    bound: float  # seconds of an iteration that no plan of stages beats
+    seconds: float | None = None  # of an iteration of the plan; None: no plan was found that fits
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The answer.
+
+    choices: those that were planned, in their order. winner: its index; None where no planned
+    choice meets the target. undecided: indices of planned choices that the bounds allow to be
+    better than the winner, though the plans found are not. ruled_out: choices that bounds alone
+    ruled out. left: choices that were neither planned nor ruled out before the time was over.
+    least: the least that the objective can be by these bounds.
+    """
+
+    kinds: Sequence[Kind]
+    goal: Goal
+    choices: Sequence[Choice]
+    winner: int | None
+    undecided: Sequence[int]
+    ruled_out: int
+    left: int
+    least: float
+
+    @property
+    def best(self) -> Choice | None:
+        """The recommended choice."""
+        return None if self.winner is None else self.choices[self.winner]
+
+    def value(self, choice: Choice) -> float:
+        """The objective of a planned choice; infinite where it has no plan or breaks a rule."""
+        if choice.seconds is None or not self.goal.allows(choice.per_hour, choice.seconds):
+            return math.inf
+        return self.goal.value(choice.devices, choice.per_hour, choice.seconds)
+
+    def frontier(self) -> list[int]:
+        """Indices of the planned choices that no other planned choice beats in money per hour (in
+        devices where prices are unknown) and in time, the cheapest first."""
+        priced = all(kind.price is not None for kind in self.kinds)
+        rows = []
+        for i, choice in enumerate(self.choices):
+            if choice.seconds is not None:
+                cost = choice.per_hour if priced else choice.devices
+                rows.append((cost, choice.seconds, i))
+        rows.sort()
+        front: list[int] = []
+        fastest = math.inf
+        for _, seconds, i in rows:
+            if seconds < fastest * (1 - ROUNDING):
+                front.append(i)
+                fastest = seconds
+        return front
+
+
+class Offers:
+    """The nodes that can be had for a workload, with bounds and plans of choices among them."""
+
+    def __init__(self, workload: Workload, moves: int = MOVES) -> None:
+        """workload: on the cluster of all nodes that can be had."""
+        self.workload, self.moves = workload, moves
+        self.kinds = kinds_of(workload.cluster)
+        posed = pose(workload, ("none", *useful_modes(workload)))
+        self.work = least_work(posed, [kind.node for kind in self.kinds])
+
+    def choice(self, counts: Counts) -> Choice:
+        """A choice with its bound."""
+        devices = sum(n * kind.node.devices for n, kind in zip(counts, self.kinds, strict=True))
+        prices = [kind.price for kind in self.kinds]
+        per_hour: float | None = 0.0
+        for n, price in zip(counts, prices, strict=True):
+            if price is None or per_hour is None:
+                per_hour = None
+            else:
+                per_hour += n * price
+        return Choice(counts, devices, per_hour, self.bound(counts))
+
+    def bound(self, counts: Counts) -> float:
+        """Seconds that the devices of a choice compute at least; infinite without devices."""
+        used = [k for k, n in enumerate(counts) if n > 0]
+        if not used:
+            return math.inf
+        devices = [counts[k] * self.kinds[k].node.devices for k in used]
+        return computing_alone(self.work[used], devices, Options())
+
+    def planned(self, choice: Choice, run: Run) -> Choice:
+        """The choice with the fastest plan that the local search finds for it. run: tells when to
+        stop."""
+        numbers = [
+            number
+            for n, kind in zip(choice.counts, self.kinds, strict=True)
+            for number in kind.nodes[:n]
+        ]
+        name = choice_text(choice.counts, self.kinds)
+        workload = on_part(self.workload, Part(name, tuple(sorted(numbers))))
+        data = pose(workload, ("none", *useful_modes(workload)))
+        result = solve(
+            family("joint"), data, "search", run, parameters=Parameters(steps=self.moves)
+        )
+        if result.decision is None:
+            return choice
+        made = plan_of(data, result.decision).model_copy(update={"origin": "recommend"})
+        plan = with_inputs(made, Inputs.of(workload))
+        return replace(choice, seconds=result.objective, plan=plan)
+
+
+def choice_text(counts: Counts, kinds: Sequence[Kind]) -> str:
+    """A choice in words, such as `2 nodes of 4 x T4`."""
+    parts = []
+    for n, kind in zip(counts, kinds, strict=True):
+        if n > 0:
+            parts.append(f"{n} {'node' if n == 1 else 'nodes'} of {kind.name}")
+    return ", ".join(parts)
+
+
+def least_work(data: ReplayData, nodes: Sequence[Node]) -> Floats:
+    """[kinds, layers] the fewest device-seconds that all samples of a layer take on the devices of
+    each kind of node: over tensor degrees t that fit into a node and numbers of rows n, the least
+    of t (forward + backward of n rows) / n, times the samples."""
+    costs = Costs(data)
+    work = np.full((len(nodes), len(data.layers)), math.inf)
+    for k, node in enumerate(nodes):
+        for tensor in data.tensor_degrees:
+            if tensor > node.devices:
+                continue
+            for rows in range(1, data.global_batch + 1):
+                forward, backward = costs.layer_seconds(node.device, tensor, rows)[:2]
+                each = tensor * (np.asarray(forward) + np.asarray(backward)) / rows
+                work[k] = np.minimum(work[k], each)
+    return np.asarray(work * data.global_batch)
+
+
+def recommend(
+    most: Counts,
+    goal: Goal,
+    choice_of: Callable[[Counts], Choice],
+    planned: Callable[[Choice], Choice],
+    stopped: Callable[[], bool] = lambda: False,
+) -> tuple[list[Choice], int | None, list[int], int, float]:
+    """Branch and bound over choices: (planned choices, winner, undecided, left, least value), the
+    fields of `Recommendation`.
+
+    most: [kinds] nodes that can be had. choice_of: a choice with its bound. planned: a choice with
+    its plan. stopped: whether the time is over.
+    """
+    number = count()  # orders boxes of equal bounds: the first one first
+    choices: list[Choice] = []
+    winner: int | None = None
+    best, least = math.inf, math.inf
+    boxes: list[tuple[float, int, Counts, Counts]] = []
+
+    def add(low: Counts, high: Counts) -> None:
+        """Put a box among the others, unless its bound breaks a rule."""
+        cheapest, fastest = choice_of(low), choice_of(high)
+        if goal.allows(cheapest.per_hour, fastest.bound):
+            value = goal.value(cheapest.devices, cheapest.per_hour, fastest.bound)
+            heapq.heappush(boxes, (value, next(number), low, high))
+
+    add(tuple(0 for _ in most), most)
+    while boxes:
+        value, _, low, high = heapq.heappop(boxes)
+        if value >= best * (1 - ROUNDING):
+            break
+        if stopped():
+            least = min(least, value)
+            heapq.heappush(boxes, (value, next(number), low, high))
+            break
+        if low != high:
+            for part in halves(low, high):
+                add(*part)
+            continue
+        if not any(low):
+            continue
+        choice = planned(choice_of(low))
+        choices.append(choice)
+        if choice.seconds is None or not goal.allows(choice.per_hour, choice.seconds):
+            continue
+        reached = goal.value(choice.devices, choice.per_hour, choice.seconds)
+        if reached < best:
+            best, winner = reached, len(choices) - 1
+    left = sum(size(low, high) for value, _, low, high in boxes if value < best * (1 - ROUNDING))
+    undecided = []
+    for i, choice in enumerate(choices):
+        value = goal.value(choice.devices, choice.per_hour, choice.bound)
+        if i != winner and value < best * (1 - ROUNDING):
+            undecided.append(i)
+            least = min(least, value)
+    return choices, winner, undecided, left, min(least, best)
+
+
+def size(low: Counts, high: Counts) -> int:
+    """The number of choices in a box; the one without nodes is none."""
+    every = math.prod(upper - lower + 1 for lower, upper in zip(low, high, strict=True))
+    return every if any(low) else every - 1
+
+
+def frontier(
+    most: Counts,
+    choice_of: Callable[[Counts], Choice],
+    planned: Callable[[Choice], Choice],
+    stopped: Callable[[], bool] = lambda: False,
+) -> list[Choice]:
+    """Plans the choices that may be on the frontier of cost and time, the cheapest first: dollars
+    per hour, or devices where a price is unknown.
+
+    A box is left out where its bound is no faster than a plan that costs no more. The arguments are
+    those of `recommend`.
+    """
+    number = count()
+    choices: list[Choice] = []
+    fastest = math.inf
+    boxes: list[tuple[float, int, Counts, Counts]] = []
+
+    def add(low: Counts, high: Counts) -> None:
+        cheapest = choice_of(low)
+        cost = cheapest.devices if cheapest.per_hour is None else cheapest.per_hour
+        heapq.heappush(boxes, (cost, next(number), low, high))
+
+    add(tuple(0 for _ in most), most)
+    while boxes and not stopped():
+        _, _, low, high = heapq.heappop(boxes)
+        if choice_of(high).bound >= fastest * (1 - ROUNDING):
+            continue
+        if low != high:
+            for part in halves(low, high):
+                add(*part)
+            continue
+        choice = planned(choice_of(low))
+        choices.append(choice)
+        if choice.seconds is not None:
+            fastest = min(fastest, choice.seconds)
+    return choices
+
+
+def halves(low: Counts, high: Counts) -> Iterator[tuple[Counts, Counts]]:
+    """The two halves of a box, across the kind with the most counts."""
+    widths = [upper - lower for lower, upper in zip(low, high, strict=True)]
+    k = widths.index(max(widths))
+    middle = (low[k] + high[k]) // 2
+    yield low, (*high[:k], middle, *high[k + 1 :])
+    yield (*low[:k], middle + 1, *low[k + 1 :]), high
+
+
+def recommendation(
+    workload: Workload,
+    goal: Goal,
+    run: Run | None = None,
+    *,
+    moves: int = MOVES,
+    whole_frontier: bool = False,
+) -> Recommendation:
+    """The recommended nodes for a workload.
+
+    workload: on the cluster of all nodes that can be had. run: its time limit is for everything.
+    moves: of the local search for each choice. whole_frontier: whether all choices that may be on
+    the frontier of cost and time are planned, too. Raises InputError where a price that counts is
+    unknown, or there are too many choices.
+    """
+    run = run or Run()
+    offers = Offers(workload, moves)
+    goal.check(offers.kinds)
+    most = tuple(kind.most for kind in offers.kinds)
+    every = math.prod(n + 1 for n in most) - 1
+    require(
+        every <= MOST_CHOICES,
+        "too many choices",
+        where=workload.cluster.name,
+        got=every,
+        expected=f"at most {MOST_CHOICES}",
+    )
+    choice_of = cache(offers.choice)
+    plans: dict[Counts, Choice] = {}
+
+    def planned(choice: Choice) -> Choice:
+        if choice.counts not in plans:
+            plans[choice.counts] = offers.planned(choice, run)
+            run.report(note=f"{len(plans)} of {every} choices planned")
+        return plans[choice.counts]
+
+    choices, winner, undecided, left, least = recommend(
+        most, goal, choice_of, planned, lambda: run.should_stop
+    )
+    ruled_out = every - len(choices) - left
+    if whole_frontier:
+        further = frontier(most, choice_of, planned, lambda: run.should_stop)
+        choices += [choice for choice in further if choice not in choices]
+    return Recommendation(offers.kinds, goal, choices, winner, undecided, ruled_out, left, least)
+
+
+def document_of(answer: Recommendation, workload: Workload) -> dict[str, Any]:
+    """The answer as JSON types."""
+
+    def row(choice: Choice) -> dict[str, Any]:
+        counts = dict(zip([kind.name for kind in answer.kinds], choice.counts, strict=True))
+        seconds, total = choice.seconds, None
+        if seconds is not None and choice.per_hour is not None and answer.goal.iterations:
+            total = answer.goal.dollars(choice.per_hour, seconds)
+        return {
+            "nodes": counts,
+            "devices": choice.devices,
+            "price_per_hour": choice.per_hour,
+            "bound_seconds": choice.bound,
+            "seconds": seconds,
+            "tokens_per_second": seconds and workload.tokens_per_iteration / seconds,
+            "money": total,
+            "meets_target": seconds is not None and answer.goal.allows(choice.per_hour, seconds),
+        }
+
+    return {
+        "model": workload.model.name,
+        "least": answer.goal.least,
+        "choices": [row(choice) for choice in answer.choices],
+        "winner": answer.winner,
+        "undecided": list(answer.undecided),
+        "ruled_out": answer.ruled_out,
+        "left": answer.left,
+        "least_value": None if answer.least == math.inf else answer.least,
+        "frontier": answer.frontier(),
+    }

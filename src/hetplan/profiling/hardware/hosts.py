@@ -1,0 +1,49 @@
+"""Hosts: the nodes that a launcher's or a scheduler's text names, with what is known of each."""
+
+from dataclasses import dataclass
+
+from hetplan.errors import require
+
+MOST_HOSTS = 4096
+# Devices of one host. The largest machines have fewer; port numbers are larger.
+MOST_DEVICES = 512
+
+
+@dataclass(frozen=True)
+class Host:
+    """One node. Fields are None where nothing is known of them."""
+
+    name: str
+    devices: int | None = None  # number of devices
+    device: str | None = None  # type of the devices, a name of the catalogue
+    intra_gbit: float | None = None  # Gbit/s between two devices of the node
+    network_gbit: float | None = None  # Gbit/s of the node's network
+    # What the number of devices follows from, where it is not stated as such; where the number is
+    # not known, why.
+    devices_from: str | None = None
+    driver_name: str | None = None  # a name of the devices that still is to be looked up
+    memory_bytes: float | None = None  # of one device
+    component: int | None = None  # number of the component of a heterogeneous job
+
+
+def check_number_of_devices(number: int, where: str) -> int:
+    """The number of devices of a host; raises InputError for one that no host has."""
+    require(
+        1 <= number <= MOST_DEVICES,
+        "number of devices is not usable",
+        where=where,
+        got=number,
+        expected=f"1 to {MOST_DEVICES}",
+    )
+    return number
+
+
+def check_number_of_hosts(number: int, where: str) -> None:
+    """Raise InputError for more hosts than a cluster may have."""
+    require(
+        number <= MOST_HOSTS,
+        "too many nodes",
+        where=where,
+        got=number,
+        expected=f"at most {MOST_HOSTS}",
+    )
