@@ -50,7 +50,8 @@ NODES = [
 
 @cache
 def workload(experts: bool = False, batch: int = BATCH) -> Workload:
-    """A small model in fp16 on two nodes of four T4, whose links nobody has measured: more than those of a PCIe slot."""
+    """A small model in fp16 on two nodes of four T4, whose links nobody has measured: they are
+    faster than those of a PCIe slot."""
     mixture = Experts(count=4, active=2) if experts else None
     shape = llama(BLOCKS, 512, 8, 1024, kv_heads=4, experts=mixture)
     model = load_model(text_model("tiny", "test", 256, shape))
