@@ -37,6 +37,7 @@ from hetplan.cli.options import (
     parse_dotted,
     split_list,
     target,
+    whole_numbers,
 )
 from hetplan.cli.output import Display, emit, note, watched
 from hetplan.cli.setting import with_links
@@ -125,6 +126,12 @@ class Choice:
             help="The cheapest plan at most this much slower than the fastest; implies --parts.",
         ),
     ] = None
+    zero: Annotated[
+        str | None,
+        typer.Option(
+            "--zero", metavar="N[,N…]", help="ZeRO levels that the best plan may have; default all."
+        ),
+    ] = None
     seconds_limit: Annotated[
         float | None,
         typer.Option(
@@ -141,7 +148,7 @@ class Choice:
         "--precision",
         "Costs": "--framework --stack --memory-margin --profile --links --measure",
         "Choice of plans": "--strategies --set --parts --money-limit --cheapest-within "
-        "--seconds-limit",
+        "--seconds-limit --zero",
         "Limits of the search": "--time-limit --gap --threads --seed",
         "Output": "--output --json --all --quiet --run --help",
     },
@@ -234,8 +241,13 @@ def plan(
     if costs.measure is not None and output is not None:
         curves = measured_curves(workload, costs.measure, output, quiet=quiet)
     strategies = chosen_strategies(choice, curves)
+    levels = [] if choice.zero is None else whole_numbers([choice.zero], "--zero", 0, 3)
     criteria = Criteria(
-        choice.money_limit, choice.cheapest_within, choice.parts, choice.seconds_limit
+        choice.money_limit,
+        choice.cheapest_within,
+        choice.parts,
+        choice.seconds_limit,
+        zero_levels=tuple(levels),
     )
     display = Display(f"{workload.model.name} on {workload.cluster.name}")
     planning = watched(
@@ -515,6 +527,10 @@ def no_winner(planning: "Planning") -> Table:
             advice = ["no number of devices would do"]
         notes = (needs(planning.workload), *advice, *undecided)
         return Table("no winner: nothing found fits in memory", (), (), notes)
+    if planning.criteria.zero_levels:
+        levels = ", ".join(map(str, planning.criteria.zero_levels))
+        title = f"no winner: no plan that fits has a ZeRO level of {levels} and exceeds no limit"
+        return Table(title, (), ())
     seconds_limit = planning.criteria.seconds_limit
     if seconds_limit is not None:
         times = [(c.predicted_seconds or 0.0, c.name) for c in planning.candidates if c.fits_memory]
