@@ -215,6 +215,7 @@ def plan(
     from hetplan.planner.ranking import make_plans
     from hetplan.planner.workloads import make_workloads, only
     from hetplan.profiling.models.operators import load_stack
+    from hetplan.profiling.rates.collectives import borrowed_curves
 
     writes_files = costs.measure is not None or steps is not None
     require(output or not writes_files, "--measure and --run need --output FILE")
@@ -265,6 +266,8 @@ def plan(
     best = planning.best
     write_plan(best, output)
     note(*workload.model.notes)
+    if workload.links is None:  # measured links leave the curves of fabrics out
+        note(*borrowed_curves(workload.cluster.nodes))
     emit(planning.document(), planning_tables(planning, everything), json=json)
     if best is None:
         return 1

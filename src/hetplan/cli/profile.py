@@ -612,7 +612,7 @@ def quick(
     json: JsonOption = False,
     output: WrittenOption = None,
 ) -> int:
-    """Measure ten operators, and on several GPUs an all-reduce, in a minute (needs torch).
+    """Measure ten operators, and on several GPUs all-reduces, in a minute (needs torch).
 
     The result is for `profile predict --efficiency FILE`: seconds expected of the device type are
     rescaled to it.
@@ -627,12 +627,22 @@ def quick(
         expected="fp32 or bf16 with --device cpu",
     )
     learned = train_operators(measure_quickly(device, precision, name=device_type))
-    if learned.bus_bytes_per_second is not None:
-        gigabits = learned.bus_bytes_per_second * 8e-9
-        note(f"a large all-reduce reaches {gigabits:.4g} Gbit/s of each GPU's links")
+    note(*all_reduce_lines(learned))
     return emit(
         learned.model_dump(mode="json"), [operators_table(learned)], json=json, output=output
     )
+
+
+def all_reduce_lines(learned: OperatorData) -> list[str]:
+    """What the measured all-reduces say, as the key of a cluster file; nothing without them."""
+    rates = learned.all_reduce_bytes_per_second
+    if not rates:
+        return []
+    stated = ", ".join(f"{ranks}: {rate * 8e-9:.4g}" for ranks, rate in sorted(rates.items()))
+    return [
+        "large all-reduces by number of ranks, for the nodes of a cluster file: "
+        f"all_reduce_gbit_per_s: {{{stated}}}"
+    ]
 
 
 @described(

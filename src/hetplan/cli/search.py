@@ -50,6 +50,7 @@ from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.models.operators import DEFAULT_STACK, load_stack
 from hetplan.profiling.profiles.profile import load_profile
+from hetplan.profiling.rates.collectives import borrowed_curves
 from hetplan.profiling.rates.efficiency import LearnedLinks, LinkEfficiencyFile
 from hetplan.profiling.workload import Workload, check_profile, check_units, make_workload
 from hetplan.replays.assumptions import Assumptions
@@ -394,6 +395,8 @@ def search(
         write_instance(result, written.instance, job, pool)
     for line in trained.notes:
         note(line)
+    if assumed.links is None:  # measured links leave the curves of fabrics out
+        note(*borrowed_curves(offer.node for offer in pool.offers))
     cluster = gpus.cluster
     replays: Replays = []
     if cluster:
