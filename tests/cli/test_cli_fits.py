@@ -33,8 +33,8 @@ def test_what_the_page_of_commands_says_of_a_large_model(hetplan: Call) -> None:
 
 
 def test_types_of_gradients_and_moments_and_the_loss_are_options(hetplan: Call) -> None:
-    asked = ("fits", "--model", "gpt2", "--cluster", "amp-mixed", "--framework", "megatron")
-    asked += ("--micro-batch", "1", "--zero", "0", "--json")
+    job = ("--model", "gpt2", "--cluster", "amp-mixed", "--framework", "megatron")
+    asked = ("fits", *job, "--micro-batch", "1", "--zero", "0", "--json")
     params = load_model("gpt2").params
     held = [
         hetplan(*asked, *more).json["layouts"][0]["stages"][0]["bytes"]

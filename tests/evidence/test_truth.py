@@ -682,12 +682,19 @@ SMALLER = {
 def test_simumax(tmp_path: Path) -> None:
     """Megatron-LM's peaks on B200 within half a percent: unused gradients of weights, the head's
     backward pass and the gradients of a block's activations among them."""
-    mixture = {
+    mixture: dict[str, object] = {
         "experts": 8, "topk": 2, "moe_ffn": 1024, "shared_ffn": 2048, "dense_layers": 1,
         "mla": True, "layers": 4, "hidden": 2048, "ffn": 8192, "heads": 16, "kv_groups": 16,
         "ep": 4, "tp": 1, "etp": 1, "dp": 8, "sequence_parallel": False,
     }  # fmt: skip
-    changes = [{}, STAGED, SMALLER, {"cp": 2, "tp": 2}, mixture, {"recompute": "some"}]
+    changes: list[dict[str, Any]] = [
+        {},
+        STAGED,
+        SMALLER,
+        {"cp": 2, "tp": 2},
+        mixture,
+        {"recompute": "some"},
+    ]
     rows = [{**SIMUMAX, **change} for change in changes]
     write(tmp_path / "simumax_b200.csv", rows)
     *measured, context, experts, unknown = compare("simumax", tmp_path)

@@ -518,6 +518,8 @@ class Averaged(Net):
 
 @is_(STATE)
 class Assigned(Net):
+    mean: Tensor
+
     def more(self) -> None:
         self.register_buffer("mean", torch.zeros(WIDTH))
 
@@ -529,6 +531,8 @@ class Assigned(Net):
 @is_(STATE)
 class Watching(Net):
     """A statistic that is kept and never read."""
+
+    largest: Tensor
 
     def more(self) -> None:
         self.register_buffer("largest", torch.zeros(()))
@@ -600,6 +604,8 @@ class CountedOutside(Net):
 @is_(STATE)
 class Queue(Net):
     """MoCo's queue of negatives."""
+
+    queue: Tensor
 
     def more(self) -> None:
         self.register_buffer("queue", torch.randn(4, WIDTH))

@@ -4,6 +4,7 @@ to."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -222,7 +223,8 @@ def test_narrow_products_take_their_own_rate_and_casts(device_type: str, number:
     """The input is cast in the forward pass, the output's gradient once for both products of the
     backward pass, and the weight only where the stack does it in every pass."""
     plain, layer = bare(device_type, "bf16"), matmul_layer(8192, 4096, 6144)
-    narrow = replace(plain, stack=replace(plain.stack, **{number: True}))
+    formats: dict[str, Any] = {number: True}
+    narrow = replace(plain, stack=replace(plain.stack, **formats))
     product = plain.product_seconds(Shape(1, 8192, 4096, 6144), number)
     made = layer_time(layer, narrow)
     inputs, gradients, weights = (

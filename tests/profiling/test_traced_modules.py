@@ -114,7 +114,7 @@ class Named(networks.Text):
         x, targets = super().batch(step, first, last)
         return {"targets": targets, self.key: x}
 
-    def forward(self, targets: Any, **inputs: Any) -> Any:
+    def forward(self, targets: Any, **inputs: Any) -> Any:  # type: ignore[override]
         return super().forward(inputs[self.key], targets)
 
 
@@ -128,8 +128,11 @@ def test_dictionaries_of_arguments_are_traced_like_pairs() -> None:
 
 
 def test_data_that_cannot_be_had_are_one_line() -> None:
-    text = networks.Text()
-    text.batch = lambda step, first, last: {}["rows"]
+    class WithoutData(networks.Text):
+        def batch(self, step: int, first: int, last: int) -> Any:
+            raise KeyError("rows")
+
+    text = WithoutData()
     with pytest.raises(InputError, match=r"the model's `batch` raises KeyError: 'rows'"):
         traced.trace(text, name="x", precision="fp32")
 
