@@ -1,12 +1,13 @@
 """Derive `src/hetplan/profiling/rates/measured.json.gz` from published measurements, and print how
 wrong it is on what is left out.
 
-    python -m evidence.speed fit_rates OPERATORS ALL_REDUCES [-o FILE]
+    python -m evidence.speed fit_rates OPERATORS ALL_REDUCES [--parts PART ...] [-o FILE]
 
 OPERATORS holds NeuSight's and vidur's measurements as `neusight_gemm_fp32.csv.gz`,
-`neusight_elementwise_fp32.csv.gz`, `vidur_gemm_fp16.csv.gz` and `vidur_collectives.csv.gz`;
-ALL_REDUCES vTrain's tables `a100_AR_GPU8_1M_1024M_LUT` and so on. Needs xgboost and torch, which
-predictions do not.
+`neusight_elementwise_fp32.csv.gz`, `vidur_gemm_fp16.csv.gz` and `vidur_collectives.csv.gz`, and
+aiconfigurator's as `aic_nccl.csv.gz` and `aic_gemm.csv.gz`; ALL_REDUCES vTrain's tables
+`a100_AR_GPU8_1M_1024M_LUT` and so on. A part that is not named stays as it is in FILE. Needs
+xgboost and torch, which predictions do not.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ import torch
 import xgboost
 from numpy.typing import NDArray
 
-from hetplan.files import to_json, write_text
+from hetplan.files import read_json, to_json, write_text
 from hetplan.profiling.hardware.cluster import device
 from hetplan.profiling.models.operators import Precision
-from hetplan.profiling.rates.products import (
-    MOVING,
+from hetplan.profiling.rates.products import MOVING, Trees
+from hetplan.profiling.rates.shipped import Format, ProductTrees, Tiling
+from hetplan.profiling.rates.tiles import (
     PHYSICS,
     Machine,
     Tiles,
-    Trees,
+    architecture,
     mean_of,
     physical,
 )
-from hetplan.profiling.rates.shipped import ProductTrees, Tiling
 
 Floats = NDArray[np.float64]
 OUTPUT = Path(__file__).parents[2] / "src/hetplan/profiling/rates/measured.json.gz"
@@ -66,6 +67,13 @@ ORIGINS = [
         "source": "VIA-Research/vTrain@f8dda84",
         "licence": "MIT",
         "conditions": "nccl-tests all_reduce_perf, out of place, 1 MiB to 1 GiB",
+    },
+    {
+        "name": "aiconfigurator",
+        "source": "ai-dynamo/aiconfigurator@095f58a",
+        "licence": "Apache-2.0 (NVIDIA)",
+        "conditions": "nccl-tests of 16-bit numbers, 512 bytes to 512 MiB; products in bursts "
+        "under CUDA graphs, the best of sglang, trtllm and vllm",
     },
 ]
 # What a measured device is called there; the catalogue's type with its figures, then those that
@@ -386,11 +394,35 @@ def fit_curve(
     }  # fmt: skip
 
 
+# aiconfigurator's names of devices and of operations
+AIC_FABRICS = {
+    "NVIDIA A100-SXM4-80GB": "a100-nvswitch",
+    "NVIDIA H100 80GB HBM3": "h100-nvswitch",
+    "NVIDIA L40S": "l40s-pcie",
+}
+AIC_OPERATIONS = {"all_reduce": "all-reduce", "all_gather": "all-gather", "alltoall": "all-to-all"}
+AIC_BYTES = {"half": 2, "int8": 1}  # of an element; the column message_size counts elements
+
+
+def nccl_rows(
+    folder: Path, number: str = "half"
+) -> Iterator[tuple[tuple[str, str, int], float, float]]:
+    """((fabric, operation, ranks), bytes, seconds) of aiconfigurator's collectives of one type of
+    numbers."""
+    for row in rows(folder / "aic_nccl.csv.gz"):
+        known = row["device"] in AIC_FABRICS and row["op_name"] in AIC_OPERATIONS
+        if known and row["nccl_dtype"] == number:
+            fabric, operation = AIC_FABRICS[row["device"]], AIC_OPERATIONS[row["op_name"]]
+            size = float(row["message_size"]) * AIC_BYTES[number]
+            yield (fabric, operation, int(row["num_gpus"])), size, float(row["latency"]) * 1e-3
+
+
 def fit_collectives(folder: Path, tables: Path) -> Iterator[dict[str, Any]]:
-    """A100 behind NVSwitch: vTrain from 1 MiB on, vidur below; V100: vTrain; pairs: vidur. Groups
-    within one node only, and of A40 none: its pairs have messages alone, at 4 GB/s, which is not
-    what their bridge carries."""
-    # a smaller message on vidur's machine is taken for no slower than the smallest on vTrain's
+    """A100 behind NVSwitch: vTrain from 1 MiB on, aiconfigurator below; V100: vTrain; pairs and
+    messages: vidur. Groups within one node only, and of A40 none: its pairs have messages alone, at
+    4 GB/s, which is not what their bridge carries. vidur's all-reduces on NVSwitch count in the
+    errors from 1 MiB on; below, equal ones differ there by a factor of four."""
+    # a smaller message of aiconfigurator's is taken for no slower than the smallest on vTrain's
     names = {"a100_dgx": "a100-nvswitch", "a100_pairwise_nvlink": "a100-pairs"}
     found: dict[tuple[str, str, int], list[tuple[float, float]]] = defaultdict(list)
     others: dict[tuple[str, str, int], list[tuple[float, float]]] = defaultdict(list)
@@ -409,37 +441,128 @@ def fit_collectives(folder: Path, tables: Path) -> Iterator[dict[str, Any]]:
         if int(row["devices_per_node"]) != ranks or row["system"] not in names:
             continue
         key = (names[row["system"]], operation, ranks)
-        if "vtrain" in origin[key] and size >= 2**20:
+        if "vtrain" not in origin[key]:
+            found[key].append((size, float(row["seconds"])))
+            origin[key].add("vidur")
+        elif size >= 2**20:
             others[key].append((size, float(row["seconds"])))
-            continue
-        found[key].append((size, min(float(row["seconds"]), smallest.get(key, np.inf))))
-        origin[key].add("vidur")
+    for key, size, seconds in nccl_rows(folder):
+        if "vtrain" in origin[key] and size < 2**20:
+            found[key].append((size, min(seconds, smallest[key])))
+            origin[key].add("aiconfigurator")
     for key, points in sorted(found.items()):
         yield fit_curve(*key, points, others[key], ", ".join(sorted(origin[key])))
 
 
+def fit_nccl(folder: Path, known: set[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
+    """aiconfigurator's collectives of 16-bit numbers, apart from those that are `known`. Those of
+    bytes count in the errors alone, since NVSwitch does not sum bytes itself. Gathers of A100 take
+    half of vTrain's all-reduces, from which they differ by a few per cent."""
+    found: dict[tuple[str, str, int], list[tuple[float, float]]] = defaultdict(list)
+    others: dict[tuple[str, str, int], list[tuple[float, float]]] = defaultdict(list)
+    for key, size, seconds in nccl_rows(folder):
+        found[key].append((size, seconds))
+    for key, size, seconds in nccl_rows(folder, "int8"):
+        others[key].append((size, seconds))
+    for key, points in sorted(found.items()):
+        if key not in known and key[:2] != ("a100-nvswitch", "all-gather"):
+            yield fit_curve(*key, points, others[key], "aiconfigurator")
+
+
+def fit_all_collectives(folder: Path, tables: Path) -> list[dict[str, Any]]:
+    """The curves of all fabrics; where several sources measured one, vTrain's and vidur's."""
+    curves = list(fit_collectives(folder, tables))
+    known = {(curve["fabric"], curve["operation"], curve["ranks"]) for curve in curves}
+    return [*curves, *fit_nccl(folder, known)]
+
+
+def fit_all_products(folder: Path) -> list[dict[str, Any]]:
+    """The tables of all products, with errors of physics alone printed."""
+    of_16, of_32 = products_16(folder), products_32(folder)
+    products = [fit_products(name, "fp16", of_16[name], "vidur") for name in sorted(of_16)]
+    products += [fit_products(name, "fp32", of_32[name], "neusight") for name in sorted(of_32)]
+    print_physics([t for t in products if t["precision"] == "fp16"], of_16)
+    print_physics([t for t in products if t["precision"] == "fp32"], of_32)
+    return products
+
+
+# aiconfigurator's names of measured devices and formats; those of the same chip and power follow.
+AIC_DEVICES = {
+    "NVIDIA A100-SXM4-80GB": ("A100-SXM4-80GB", "A100-SXM4-40GB", "A800-SXM4-80GB"),
+    "NVIDIA H100 80GB HBM3": ("H100-SXM5-80GB", "H800-SXM5-80GB"),
+    "NVIDIA L40S": ("L40S",),
+    "NVIDIA B200": ("B200",),
+}
+AIC_FORMATS: dict[str, Format] = {
+    "bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "fp4",
+}  # fmt: skip
+# Least k and n. Libraries have no kernels for less than a block of 128, or fall back to other ones.
+LEAST_WIDTH: dict[Format, float] = {"bf16": 64, "fp8": 128, "fp8-block": 128, "fp4": 128}
+LEFT_OUT = 3  # one row in so many gives the errors
+
+
+def burst_products(folder: Path) -> dict[tuple[str, Format], tuple[Floats, Floats]]:
+    """(sizes [N, 4], seconds [N]) of aiconfigurator's products by device and format, in a random
+    order."""
+    found: dict[tuple[str, Format], list[tuple[float, ...]]] = defaultdict(list)
+    for row in rows(folder / "aic_gemm.csv.gz"):
+        number = AIC_FORMATS.get(row["gemm_dtype"])
+        m, k, n = (float(row[key]) for key in "mkn")
+        if number is not None and row["device"] in AIC_DEVICES and min(k, n) >= LEAST_WIDTH[number]:
+            found[row["device"], number].append((1.0, m, k, n, float(row["best_ms"]) * 1e-3))
+    random = np.random.default_rng(0)
+    tables = {key: random.permutation(np.array(found[key])) for key in sorted(found)}
+    return {key: (table[:, :4], table[:, 4]) for key, table in tables.items()}
+
+
+def burst_machine(name: str, number: Format) -> Machine:
+    """The machine of a device of aiconfigurator's, whose bursts were measured."""
+    return Machine.of(device(AIC_DEVICES[name][0]), number, regime="burst")
+
+
+def fit_formats(folder: Path) -> Iterator[dict[str, Any]]:
+    """The tiles of each architecture in each format. Every third product is left out for errors."""
+    for (name, number), (sizes, seconds) in burst_products(folder).items():
+        machine = burst_machine(name, number)
+        left = np.arange(len(sizes)) % LEFT_OUT == 0
+        tiling = fit_tiling(machine, sizes[~left], seconds[~left])
+        ratio = seconds[left] / physical(machine, tiling, sizes[left])[0]
+        made = errors(ratio, np.ones(len(ratio)))
+        print(f"{name:24} {number:10} {made}")
+        yield {
+            "devices": list(AIC_DEVICES[name]),
+            "architecture": architecture(device(AIC_DEVICES[name][0])),
+            "number": number,
+            "origin": "aiconfigurator",
+            "tiling": tiling.model_dump(),
+            "errors": made,
+        }
+
+
+PARTS = ("products", "formats", "moves", "collectives")
+
+
 def main() -> None:
-    """Fit everything, write the file."""
+    """Fit the parts, write the file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("operators", type=Path)
     parser.add_argument("all_reduces", type=Path)
     parser.add_argument("-o", "--output", type=Path, default=OUTPUT)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     options = parser.parse_args()
-    of_16, of_32 = products_16(options.operators), products_32(options.operators)
-    products = [fit_products(name, "fp16", of_16[name], "vidur") for name in sorted(of_16)]
-    products += [fit_products(name, "fp32", of_32[name], "neusight") for name in sorted(of_32)]
-    print_physics([t for t in products if t["precision"] == "fp16"], of_16)
-    print_physics([t for t in products if t["precision"] == "fp32"], of_32)
-    document = {
-        "format": "hetplan-rates",
-        "version": 1,
-        "origins": ORIGINS,
-        "products": products,
-        "moves": list(fit_moves(options.operators)),
-        "collectives": list(fit_collectives(options.operators, options.all_reduces)),
+    folder = options.operators
+    fits = {
+        "products": lambda: fit_all_products(folder),
+        "formats": lambda: list(fit_formats(folder)),
+        "moves": lambda: list(fit_moves(folder)),
+        "collectives": lambda: fit_all_collectives(folder, options.all_reduces),
     }
+    document = {"format": "hetplan-rates", "version": 1, "origins": ORIGINS}
+    before = read_json(options.output) if options.output.exists() else {}
+    for part in PARTS:
+        document[part] = fits[part]() if part in options.parts else before[part]
     write_text(options.output, to_json(document))
     print(f"{options.output.stat().st_size} bytes")
 

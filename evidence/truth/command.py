@@ -118,6 +118,8 @@ COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("predicted", "predicted", number_text),
     ("mean error of seconds", "error", percent_text),
     ("bias", "bias", signed_percent_text),
+    ("of cells", "cell_error", percent_text),
+    ("in the interval", "held", percent_text),
     ("Spearman", "spearman", digits(3)),
     ("of all", "order", digits(3)),
     ("of MFU", "utilisation", digits(3)),

@@ -80,7 +80,7 @@ MACHINES = {
     A100_40: ("a100_40gb",),
     Machine("GB200", 7200, 25600, 64): ("GB200", "DGX-GB200", "NVIDIA Blackwell GPU (GB200)"),
     Machine("GB300", 7200, 51200, 64): ("GB300", "DGX-GB300"),
-    Machine("B200", 7200, 3200): ("DGX-B200", "NVIDIA Blackwell GPU (B200"),
+    Machine("B200", 7200, 3200): ("DGX-B200", "NVIDIA Blackwell GPU (B200", "B200"),
     Machine("B300", 7200, 6400): ("DGX-B300",),
 }  # fmt: skip
 

@@ -3,7 +3,8 @@
 A row that hetplan cannot say raises NotPosedError with the reason.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from evidence.truth.job import VTRAIN, Job, machine
 from evidence.truth.ranked import cheapest, predicted
+from evidence.truth.simumax import simumax_job, simumax_published
 from evidence.truth.tables import GIB, Cells, Published, Source, require
 from hetplan.files import read_json
 from hetplan.plans.plan import Recomputation
@@ -32,7 +34,10 @@ def vtrain_published(row: Cells) -> Published:
         "GPT {# layers} x {hidden size}, {sequence length} tokens, batch {global batch}, "
         "{# GPUs} A100"
     ).format_map(row)
-    return Published(workload, over(row.number("iteration time (ms)") or 0.0, 1e3), kind="A100")
+    seconds = over(row.number("iteration time (ms)") or 0.0, 1e3)
+    # these decide the seconds of a layer; replicas, stages and numbers of layers only add them up
+    cell = "{hidden size} wide, tensor {tensor parallelism}, micro-batch {micro batch}"
+    return Published(workload, seconds, kind="A100", cell=cell.format_map(row))
 
 
 def vtrain_job(row: Cells, *, single: bool) -> Job:
@@ -212,6 +217,9 @@ def titan_job(row: Cells) -> Job:
             STACKS["compiled" if "compile" in techniques else "fused"],
             flash=2,  # of scaled_dot_product_attention (PyTorch's documentation)
             fp8="float8" in techniques,
+            # torchao's Float8Linear scales by the present maximum, and casts in every pass
+            cast_elements=3.0,
+            casts_weights=True,
             hidden_reduces="async" in techniques,
             sequence_parallel=True,
             # DTensor cuts [batch, sequence, width] along the sequence: copies behind each gather
@@ -225,13 +233,14 @@ def titan_job(row: Cells) -> Job:
 
 def megatron_published(row: Cells) -> Published:
     """Megatron-LM's functional tests: median seconds, and the most that torch's allocator gave.
-    Tiny models and deterministic kernels: best as a truth of memory."""
+    Tiny models and deterministic kernels on busy machines: a truth of memory, and of seconds no
+    more than their order of magnitude."""
     family, gpu = row.text("case").partition("/")[0], row.text("gpu") or row.text("platform")
     run = ("{sequence} tokens, batch {global_batch}, {nodes} x {gpus_per_node}").format_map(row)
     shape = f"{family} {row['layers']} x {row['hidden']}, {row['experts'] or 0} experts"
     seconds = row.number("seconds_per_iteration_median") or None
     held = row.number("max_allocated_bytes") or None
-    return Published(f"{shape}, {run} {gpu}", seconds, held, kind=gpu)
+    return Published(f"{shape}, {run} {gpu}", seconds, held, kind=gpu, scored=False)
 
 
 def megatron_job(row: Cells) -> Job:
@@ -241,6 +250,8 @@ def megatron_job(row: Cells) -> Job:
     require(family in ("gpt", "bert", "moe"), f"models of {family} are not modelled")
     require(not row.flag("fsdp"), "Megatron's FSDP is not modelled")
     require(not row.text("layout"), f"layout {row.text('layout')} is not modelled")
+    incomplete = family == "moe" or row.whole("experts", 0) or "mla" in row.text("case").split("_")
+    require(not incomplete, INCOMPLETE)
     recompute = row.text("recompute")
     require(recompute in ("", "selective", "full"), f"recomputation {recompute} is not modelled")
     require(not row.text("recompute_layers"), "recomputation of some layers is not modelled")
@@ -271,6 +282,13 @@ def megatron_job(row: Cells) -> Job:
         expert=row.whole("ep", 1) if shape.experts else 1,
         expert_tensor=row.whole("etp", row.whole("tp", 1)),
     )
+
+
+# What decides seconds and bytes of a row with experts, and has no column.
+INCOMPLETE = (
+    "incomplete: no column has the widths of experts and of the shared expert, the ranks of latent "
+    "attention, or the layers of further tokens"
+)
 
 
 def padded(tokens: int, tensor: int) -> int:
@@ -323,8 +341,40 @@ def bridge_job(row: Cells) -> Job:
     precision = precision or ("FP8" if row.text("release").startswith("25.09") else "")
     require(precision in BITS, f"precision {precision or 'not stated'}")
     zero = 3 if row.whole("fsdp", 0) else 1
-    job = nemo_job(row, row.text("system"), zero=zero, bits=BITS[precision])
+    # current scaling reads an operand once more than delayed scaling and scales of blocks do
+    cast_elements = 3.0 if precision.startswith("FP8-CS") else 2.0
+    system, bits = row.text("system"), BITS[precision]
+    job = nemo_job(row, system, zero=zero, bits=bits, cast_elements=cast_elements)
     return cheapest(replace(job, expert=row.whole("ep", 1) if job.shape.experts else 1))
+
+
+# Columns of what was measured, and of where; all others are the configuration.
+BRIDGE_MEASURED = (
+    "source", "licence", "release", "tokens_per_second_per_gpu", "model_tflops_per_gpu",
+    "seconds_per_step",
+)  # fmt: skip
+
+
+def older_releases(rows: Sequence[Cells]) -> dict[int, str]:
+    """Rows of configurations that a newer release measured, too. Releases differ in software, by up
+    to 1.8 times, and hetplan has no stack for each of them."""
+    configurations = [
+        tuple(text for column, text in row.texts.items() if column not in BRIDGE_MEASURED)
+        for row in rows
+    ]
+    newest: dict[tuple[str, ...], tuple[int, ...]] = {}
+    for row, configuration in zip(rows, configurations, strict=True):
+        newest[configuration] = max(newest.get(configuration, ()), release(row))
+    return {
+        i: "a newer release measured the configuration"
+        for i, (row, configuration) in enumerate(zip(rows, configurations, strict=True))
+        if release(row) < newest[configuration]
+    }
+
+
+def release(row: Cells) -> tuple[int, ...]:
+    """The numbers of a release, such as (26, 4, 1) of `26.04.01 NeMo Container`."""
+    return tuple(map(int, re.findall(r"\d+", row.text("release"))))
 
 
 def bridge_published(row: Cells) -> Published:
@@ -359,8 +409,8 @@ def beside_tensor_ranks(framework: Framework, tensor: int) -> Framework:
     return framework.model_copy(update={"sequence_parallel": tensor > 1})
 
 
-def nemo_job(row: Cells, gpu: str, zero: int, *, bits: int) -> Job:
-    """A model that is trained in bf16, its products in so many bits.
+def nemo_job(row: Cells, gpu: str, zero: int, *, bits: int, cast_elements: float = 2.0) -> Job:
+    """A model that is trained in bf16, its products in so many bits. cast_elements: of `Stack`.
 
     Fine-tuning takes whole samples, as packing makes them; tensor ranks hold whole experts, as
     Bridge's recipes have it.
@@ -382,7 +432,12 @@ def nemo_job(row: Cells, gpu: str, zero: int, *, bits: int) -> Job:
         zero=zero,
         framework=beside_tensor_ranks(FSDP if zero == 3 else MEGATRON, row.whole("tp", 1)),
         stack=replace(
-            STACKS["fused"], flash=3, fp8=bits == 8, fp4=bits == 4, sequence_parallel=True
+            STACKS["fused"],
+            flash=3,
+            fp8=bits == 8,
+            fp4=bits == 4,
+            sequence_parallel=True,
+            cast_elements=cast_elements,
         ),
         buckets=8,  # NeMo overlaps reductions with the backward pass
         context=row.whole("cp", 1),
@@ -430,11 +485,20 @@ def mlperf_job(row: Cells) -> Job:
     return cheapest(job)
 
 
+def nothing_passed_over(rows: Sequence[Cells]) -> dict[int, str]:
+    """No rows: every one is predicted."""
+    return {}
+
+
 def runs(
-    published: Callable[[Cells], Published], job: Callable[[Cells], Job], *, by_hand: bool = False
+    published: Callable[[Cells], Published],
+    job: Callable[[Cells], Job],
+    *,
+    by_hand: bool = False,
+    passed_over: Callable[[Sequence[Cells]], Mapping[int, str]] = nothing_passed_over,
 ) -> Source:
-    """A file of training runs, which are replayed."""
-    return Source(published, lambda row: predicted(job(row)), job, by_hand)
+    """A file of training runs, which are replayed. Parameters: see `Source`."""
+    return Source(published, lambda row: predicted(job(row)), job, by_hand, passed_over)
 
 
 # Files of each set of training runs.
@@ -451,6 +515,7 @@ SOURCES = {
             bridge_published,
             bridge_job,
             by_hand=True,
+            passed_over=older_releases,
         ),
         "nemo_24.07_h100_fp8.csv": runs(  # system and precision are the table's title
             lambda row: by_rate(row, "DGX-H100", row.text("task")),
@@ -458,6 +523,7 @@ SOURCES = {
             by_hand=True,
         ),
     },
+    "simumax": {"simumax_b200.csv": runs(simumax_published, simumax_job, by_hand=True)},
     "mlperf": {"mlperf_v5.0_llm.csv": runs(mlperf_published, mlperf_job, by_hand=True)},
 }
-PARTIAL = ("vtrain",)  # sets of which a file may be absent
+PARTIAL = ("vtrain", "operators")  # sets of which a file may be absent

@@ -30,11 +30,22 @@ def compare(
     rank: price each training run in closed form, among all configurations of its model and GPUs.
     Raises InputError for an unknown set, or a file that is missing or damaged.
     """
-    return (
-        compare_plans(folder, framework)
-        if name == "sailor"
-        else [compared(*row, rank=rank) for row in rows_of(name, folder)]
-    )
+    if name == "sailor":
+        return compare_plans(folder, framework)
+    rows = list(rows_of(name, folder))
+    reasons_passed_over: dict[tuple[str, int], str] = {}
+    for file, source in SOURCES[name].items():
+        cells = [row for of, _, _, row in rows if of == file]
+        for number, reason in source.passed_over(cells).items():
+            reasons_passed_over[file, number] = reason
+    made = []
+    for file, number, source, row in rows:
+        passed_over = reasons_passed_over.get((file, number))
+        if passed_over is None:
+            made.append(compared(file, number, source, row, rank=rank))
+        else:
+            made.append(Compared(file, number, source.published(row), None, passed_over))
+    return made
 
 
 def rows_of(name: str, folder: Path) -> Iterator[tuple[str, int, Source, Cells]]:

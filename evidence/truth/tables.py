@@ -119,7 +119,9 @@ class Published:
 
     workload: equal for rows that compare plans of one model, batch and GPUs. seconds: of an
     iteration or operator. held_bytes: on the fullest GPU. utilisation: of the peak by the model's
-    FLOPs. kind: GPU type, or operator and device.
+    FLOPs. kind: GPU type, or operator and device. cell: of a grid of plans, what decides the
+    seconds of a layer, so that rows of one cell err alike. scored: whether the seconds say how
+    right a prediction is, or an order of magnitude only.
     """
 
     workload: str | None
@@ -127,15 +129,19 @@ class Published:
     held_bytes: float | None = None
     utilisation: float | None = None
     kind: str = ""
+    cell: str = ""
+    scored: bool = True
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """seconds of an iteration or operator, bytes on the fullest device, whether they fit."""
+    """seconds of an iteration or operator, bytes on the fullest device, whether they fit. interval:
+    of an operator, seconds between which eight in ten measurements are said to lie."""
 
     seconds: float
     peak_bytes: float | None = None
     fits: bool = True
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -156,12 +162,14 @@ class Ranked:
 class Source:
     """How the rows of a file are read: what was published, and what hetplan predicts (raises
     NotPosedError, or InputError as `replay` does). job: of runs, what was configured.
-    by_hand: see `Cells`."""
+    by_hand: see `Cells`. passed_over: number of a row -> why it is not predicted beside the others.
+    """
 
     published: Callable[[Cells], Published]
     predicted: Callable[[Cells], Predicted]
     job: Callable[[Cells], Any] | None = None
     by_hand: bool = False
+    passed_over: Callable[[Sequence[Cells]], Mapping[int, str]] = lambda rows: {}
 
 
 @dataclass(frozen=True)
@@ -177,9 +185,18 @@ class Compared:
 
     @property
     def error(self) -> float | None:
-        """(predicted - measured) / measured seconds; None where one is unknown."""
-        seconds = self.published.seconds
+        """(predicted - measured) / measured seconds; None where one is unknown or not scored."""
+        seconds = self.published.seconds if self.published.scored else None
         return self.predicted.seconds / seconds - 1 if self.predicted and seconds else None
+
+    @property
+    def held(self) -> bool | None:
+        """Whether the measurement lies in the predicted interval; None where one is unknown."""
+        seconds = self.published.seconds
+        if not seconds or self.predicted is None or self.predicted.interval is None:
+            return None
+        low, high = self.predicted.interval
+        return low <= seconds <= high
 
     @property
     def memory_error(self) -> float | None:
@@ -189,7 +206,9 @@ class Compared:
         return peak / held - 1 if peak is not None and held else None
 
     def document(self) -> dict[str, Any]:
-        """As JSON types; the ranking only where it was asked for."""
+        """As JSON types; the interval and the ranking only where there is one."""
+        interval = self.predicted.interval if self.predicted else None
+        low, high = interval or (None, None)
         return {
             "file": self.file,
             "row": self.row,
@@ -199,6 +218,7 @@ class Compared:
             "measured_bytes": self.published.held_bytes,
             "predicted_bytes": self.predicted.peak_bytes if self.predicted else None,
             "reason": self.reason,
+            **({"predicted_low_seconds": low, "predicted_high_seconds": high} if interval else {}),
             **({"ranked": asdict(self.ranked)} if self.ranked else {}),
         }
 
@@ -268,6 +288,8 @@ def summarised(rows: Sequence[Compared], rules: Scoring = Scoring()) -> dict[str
     """The figures of some rows: of seconds, of order, of the pick, of memory, of utilisation.
 
     rows, predicted: how many. error, bias: mean of the absolute and of the signed relative error.
+    cells, cell_error: number of cells, and the error where each of them counts once. held: share of
+    measurements in the predicted interval, which should be eight in ten.
     spearman: mean over workloads; order: Spearman's of all rows. regret, worst_regret: over
     workloads of several plans. memory_…: the same of bytes; memory_below: rows whose memory is
     predicted too low by more than 5 %. unfit: rows that ran and are said not to fit. utilisation:
@@ -282,6 +304,11 @@ def summarised(rows: Sequence[Compared], rules: Scoring = Scoring()) -> dict[str
     ]
     costs = [regret(*pair) for pair in pairs]
     errors = [row.error for row in timed if row.error is not None]
+    cells = {
+        name: float(np.mean([abs(row.error) for row in part if row.error is not None]))
+        for name, part in groups(timed, attrgetter("published.cell"))
+        if name
+    }
     with_memory = [row for row in rows if row.memory_error is not None]
     memory_errors = [row.memory_error for row in with_memory if row.memory_error is not None]
     large = [row for row in with_memory if (row.published.held_bytes or 0) >= rules.large]
@@ -293,6 +320,9 @@ def summarised(rows: Sequence[Compared], rules: Scoring = Scoring()) -> dict[str
         "predicted": len(predicted),
         "error": mean(map(abs, errors)),
         "bias": mean(errors),
+        "cells": len(cells),
+        "cell_error": mean(cells.values()),
+        "held": mean(row.held for row in timed),
         "workloads": len(pairs),
         "spearman": mean(order(*pair, rules) for pair in pairs),
         "order": order(*measured_and_predicted(timed), rules),

@@ -4,13 +4,19 @@ the meta device, Adam's states, what a pass keeps, torch's FSDP and torch's pipe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hetplan.formulations.astra.search.memory import in_flight, stage_bytes, stage_peaks
+from hetplan.formulations.astra.search.memory import (
+    held_by,
+    in_flight,
+    share_needed,
+    stage_bytes,
+    stage_peaks,
+)
 from hetplan.formulations.astra.search.pricing import Priced
 from hetplan.formulations.astra.search.space import Space, strategies
 from hetplan.profiling.frameworks import MEGATRON
@@ -30,8 +36,11 @@ from fakes import kept  # noqa: E402
 from quick import rest_wide  # noqa: E402
 
 WITHIN = 0.05
-# Megatron's 2 + 4 + 12 bytes, two layers gathered and one reduced, beside no workspace.
-TRAINER = MEGATRON.model_copy(update={"workspace_bytes": 0.0})
+# Megatron's 2 + 4 + 12 bytes, two layers gathered and one reduced, beside no workspace and without
+# what its backward passes hold.
+TRAINER = MEGATRON.model_copy(
+    update={"workspace_bytes": 0.0, "activation_gradients": False, "unused_gradients": False}
+)
 LAYERS, TOKENS, HIDDEN, HEADS, GROUPS, WIDE, COUNT, ACTIVE = 8, 2048, 1024, 16, 8, 2816, 8, 2
 
 
@@ -322,3 +331,23 @@ def test_states_on_the_host_are_not_on_the_device() -> None:
         for share in (0.0, 0.25)
     )
     assert all_here - some_there == pytest.approx(gone, rel=WITHIN)
+
+
+def test_frozen_weights_are_sharded_and_held() -> None:
+    """Fully sharded over eight ranks, weights that nobody trains take 2 bytes over 8 each, and no
+    states."""
+    priced = described(Ranks(shards=8))
+    facts = priced.facts
+    frozen = replace(
+        facts,
+        embedding=replace(facts.embedding, frozen=facts.embedding.params),
+        blocks=tuple(replace(block, frozen=block.params) for block in facts.blocks),
+        head=replace(facts.head, frozen=facts.head.params),
+    )
+    untrained = Priced(frozen, priced.table, priced.offer, priced.assumed)
+    layers, place = np.array([LAYERS]), np.zeros(1, np.int64)
+    held = held_by(untrained, layers, place, 1.0, 1.0)
+    params = facts.embedding.params + sum(b.params for b in facts.blocks) + facts.head.params
+    assert held.weights[0] == pytest.approx(2 * params / 8)
+    assert (held.gradients[0], held.optimizer[0]) == (0.0, 0.0)
+    assert np.isfinite(share_needed(untrained, layers)[0])

@@ -14,6 +14,7 @@ from hetplan.formulations.astra.search.memory import offload_share, stage_peaks
 from hetplan.formulations.astra.search.pricing import Priced, iteration_parts
 from hetplan.formulations.astra.search.table import NONE
 from hetplan.profiling.hardware.cluster import Node
+from hetplan.profiling.models.operators import Matmul
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.rates.times import Rates, layer_time
 from hetplan.replays.assumptions import Assumptions
@@ -138,15 +139,26 @@ def plain_bytes(facts: ModelFacts, row: dict[str, Any], stage: int) -> tuple[flo
 
     whole = kept(facts.blocks[0].saved)
     boundary = facts.boundary_bytes * mbs / (tp if sp else 1)
-    layers, working = n * whole, 0.0
+    # Transformer Engine: an unused 16-bit gradient for each shape of a rank's weights
+    products = {
+        (x.k / (tp if x.split == "k" else 1), x.n / (tp if x.split == "n" else 1))
+        for x in facts.blocks[0].operators
+        if isinstance(x, Matmul) and x.weight
+    }
+    beside += sum(2 * k * n for k, n in products)
+    # gradients of a block's output and of its largest kept tensor, the input of the activation
+    largest = max(facts.blocks[0].saved, key=lambda x: x.size(facts.precision))
+    gradients = boundary + kept([largest])
+    layers, working = n * whole, gradients
     if row["recompute_granularity"] == "selective":
         core = kept([x for x in facts.blocks[0].saved if x.name.startswith(("softmax", "scores"))])
-        layers, working = n * (whole - core), core
+        layers, working = n * (whole - core), core + gradients
     elif row["recompute_method"] == "uniform":
-        layers, working = -(-n // r) * boundary, min(r, n) * whole - boundary
+        layers, working = -(-n // r) * boundary, min(r, n) * whole - boundary + gradients
     elif row["recompute_method"] == "block":
         again = min(r * v, n)
-        layers, working = again * boundary + (n - again) * whole, whole - boundary
+        layers = again * boundary + (n - again) * whole
+        working = whole - boundary + gradients
     flight = min(K, pp - stage)
     if row["num_layers_per_virtual_pipeline_stage"] is not None:
         flight = min(K * v, 2 * (pp - stage - 1) + (v - 1) * pp + 1) / v
@@ -157,7 +169,11 @@ def plain_bytes(facts: ModelFacts, row: dict[str, Any], stage: int) -> tuple[flo
     if stage == pp - 1:  # 6 bytes a logit at the loss
         logits = sum(x.elements for x in facts.head.saved if x.name == "logits") * mbs / tp
         ends += kept(facts.head.saved) - 4 * logits
-        loss = 6 * logits
+        # or, in the head's backward pass, the gradients of the logits in 16 bit, of its input
+        # (beside the input, gathered again) and an unused one of its weight
+        width, vocabulary = facts.shape.hidden, facts.shape.vocabulary
+        inputs = (2 if sp else 1) * mbs * facts.sequence * width * 2
+        loss = max(6 * logits, 2 * logits + inputs + 2 * width * vocabulary / tp)
     if pp > 1:
         beside += 2 * boundary
     held = 6 * params / tp + states + flight * layers + max(working, loss) + ends + beside

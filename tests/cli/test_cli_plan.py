@@ -61,6 +61,18 @@ def plan(hetplan: Call, cluster: Path) -> Callable[..., Ran]:
     return call
 
 
+def test_borrowed_curves_of_all_reduces_are_told(plan: Callable[..., Ran], tmp_path: Path) -> None:
+    """In one line for the two cards in PCIe slots; the file may state them instead."""
+    node = {"devices": 2, "device": "L4", "intra_node_gbit_per_s": 256, "network_gbit_per_s": 10}
+    for stated, lines in (({}, 1), ({"all_reduce_gbit_per_s": {2: 100}}, 0)):
+        path = tmp_path / "cards.yaml"
+        nodes = {"nodes": [node | stated], "devices": {}}
+        path.write_text(yaml.safe_dump(cluster_document() | nodes))
+        ran = plan("--cluster", path, "--strategies", "dp", "-q")
+        assert ran.code == 0
+        assert ran.err.count("follow the curves of L40S over PCIe 4: 163 Gbit/s among 2") == lines
+
+
 def test_document(plan: Callable[..., Ran], tmp_path: Path) -> None:
     ran = plan("--json", "-o", tmp_path / "plan.json", "--strategies", "amp,dp", "-q")
     assert (ran.code, ran.err) == (0, "")

@@ -163,7 +163,7 @@ REFUSALS: dict[str, dict[str, str]] = {
         "amp-homogeneous": "expected ditto",
         "ditto-ex1-nb32-flat --fewest-nodes 5": "expected 1 to 4",
         "ditto-ex1-nb32-flat --failures 4": "expected 0 to 3",
-        "ditto-ex1-nb32-flat --micro-batches 0": "expected at least 1",
+        "ditto-ex1-nb32-flat --micro-batches 0": "expected 1 to 1000000",
     },
     "study run": {
         "-o x": "no instances named",

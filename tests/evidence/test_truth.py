@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from evidence.truth.__main__ import main
@@ -26,8 +27,10 @@ from evidence.truth.job import (
     posed_plan,
     posed_workload,
 )
-from evidence.truth.runs import megatron_job, mosaic_job, vtrain_job
+from evidence.truth.operators import driver_device
+from evidence.truth.runs import megatron_job, mosaic_job, vtrain_job, vtrain_published
 from evidence.truth.sets import compare
+from evidence.truth.simumax import simumax_job
 from evidence.truth.tables import (
     Cells,
     Compared,
@@ -37,6 +40,7 @@ from evidence.truth.tables import (
     order,
     regret,
     summarised,
+    summary,
     tied,
 )
 from hetplan.errors import InputError
@@ -301,24 +305,27 @@ def test_megatron(tmp_path: Path) -> None:
     rows = [{**MEGATRON, **change} for change in changes]
     write(tmp_path / "megatron_golden.csv", rows)
     found = compare("megatron", tmp_path)
-    assert [row.predicted is not None for row in found] == [True, False, False, False, True, True]
+    assert [row.predicted is not None for row in found] == [True, False, False, False, True, False]
     assert found[0].published.held_bytes == 2386205184
+    # seconds are shown beside each other, and count nowhere
+    assert present(found[0].published.seconds) > 0 and found[0].error is None
+    assert summary(found)["error"] is None and summary(found)["memory_rows"] == 2
     # the last rank's, unfused attention
     assert found[0].memory_error is not None and abs(found[0].memory_error) < 0.02
     reasons = " ".join(row.reason or "" for row in found)
     assert "complete" in reasons and "multimodal" in reasons and "(4)" in reasons
+    assert str(found[5].reason).startswith("incomplete: no column has the widths of experts")
 
 
 def test_a_configuration_is_ranked_among_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    experts = {
-        "case": "moe/x", "pp": 1, "first_pp_layers": "", "last_pp_layers": "", "experts": 8,
-        "topk": 2, "ep": 4, "tp": 2, "etp": 1, "sequence_parallel": True,
+    divided = {
+        "pp": 1, "first_pp_layers": "", "last_pp_layers": "", "tp": 2, "sequence_parallel": True,
         "distributed_optimizer": True,
     }  # fmt: skip
-    frugal = {**experts, "tp": 1, "ep": 1, "etp": "", "recompute": "full"}
-    rows = [{**MEGATRON, **experts}, {**MEGATRON, **frugal}, {**MEGATRON, "recompute_layers": 3}]
+    frugal = {**divided, "tp": 1, "sequence_parallel": False, "recompute": "full"}
+    rows = [{**MEGATRON, **divided}, {**MEGATRON, **frugal}, {**MEGATRON, "recompute_layers": 3}]
     write(tmp_path / "megatron_golden.csv", rows)
     arguments = ["megatron", str(tmp_path), "--rank"]
     assert main([*arguments, "--json"]) == 0
@@ -353,7 +360,8 @@ def test_nemo_and_mlperf(tmp_path: Path) -> None:
     dense = {**BRIDGE, "cp": 1, "model": "LLAMA3_8B", "gpus": 64, "pp": 2, "vp": 1}
     changes = (
         {"precision": "FP8"}, {"tp": "2 (4)"},
-        {"precision": "FP8-CS (FP8-MX)", "model_tflops_per_gpu": 16141540.0}, {"precision": ""},
+        {"precision": "FP8-CS (FP8-MX)", "model_tflops_per_gpu": 16141540.0},
+        {"precision": "", "task": "Another"},
         {"precision": "", "release": "25.09 NeMo Container"}, {"task": "LoRA Performance"},
         {"model": "Nemotron_3_Nano", "pp": 1, "tp": 1, "ep": 8, "gpus": 8, "precision": "FP8",
          "system": "DGX-GB200"},
@@ -386,6 +394,77 @@ def test_nemo_and_mlperf(tmp_path: Path) -> None:
     assert inferred.published.seconds == 1.7477 and inferred.reason is None
     assert present(inferred.predicted).fits  # 2 context ranks: 16 GPUs for 8 samples
     assert "do not divide" not in str(stated.reason) and stated.predicted != inferred.predicted
+
+
+def test_the_newest_release_of_a_configuration_counts(tmp_path: Path) -> None:
+    """26.04.01 is newer than 26.04 and 26.02.01; another configuration stands for itself."""
+    dense = {**BRIDGE, "cp": 1, "model": "LLAMA3_8B", "gpus": 64, "pp": 2, "vp": 1}
+    releases = ("26.04", "26.04.01", "26.02.01")
+    rows = [
+        {**dense, "release": f"{release} NeMo Container", "tokens_per_second_per_gpu": 700.0 + i}
+        for i, release in enumerate(releases)
+    ]
+    write(tmp_path / "nemo_megatron_bridge.csv", [*rows, {**rows[2], "tp": 2}])
+    write(tmp_path / "nemo_24.07_h100_fp8.csv", [BRIDGE])
+    older = "a newer release measured the configuration"
+    found = compare("nemo", tmp_path)[:4]
+    assert [row.reason for row in found] == [older, None, older, None]
+    assert found[0].predicted is None and present(found[0].published.seconds) > 0
+
+
+def test_cells_count_once(tmp_path: Path) -> None:
+    """Three rows of one cell that err by 10 % and one that errs by 30 % are 20 % off."""
+    rows = [
+        Compared("f", i, Published("w", 1.0, cell=cell), Predicted(1 + error))
+        for i, (cell, error) in enumerate([("a", 0.1), ("a", -0.1), ("a", 0.1), ("b", 0.3)])
+    ]
+    figures = summarised(rows)
+    assert figures["cells"] == 2 and figures["cell_error"] == pytest.approx(0.2)
+    assert figures["error"] == pytest.approx(0.15)
+    assert summarised([replace(rows[0], published=Published("w", 1.0))])["cell_error"] is None
+    wide = {**VTRAIN[0], "tensor parallelism": 2, "data parallelism": 1}
+    assert (
+        vtrain_published(cells(wide)).cell
+        == f"{wide['hidden size']} wide, tensor 2, micro-batch {wide['micro batch']}"
+    )
+
+
+def test_operators_of_aiconfigurator(tmp_path: Path) -> None:
+    """ai-dynamo/aiconfigurator@095f58a (Apache-2.0): milliseconds; sizes of messages are counts of
+    elements; the row has the ends of the predicted interval."""
+    product = {"device": "NVIDIA B200", "gemm_dtype": "fp8", "m": 4096, "n": 8192, "k": 8192}
+    products: list[Row] = [
+        {**product, "best_ms": 0.21, "median_ms": 0.25},
+        {**product, "gemm_dtype": "int4_wo", "best_ms": 1.0, "median_ms": 1.0},
+        {**product, "gemm_dtype": "fp8_block", "k": 64, "best_ms": 1.0, "median_ms": 1.0},
+        {**product, "device": "NVIDIA A100-SXM4-80GB", "best_ms": 1.0, "median_ms": 1.0},
+        {**product, "device": "Intel B60", "best_ms": 1.0, "median_ms": 1.0},
+    ]
+    collective = {"device": "NVIDIA L40S", "op_name": "all_reduce", "num_gpus": 8}
+    collectives: list[Row] = [
+        {**collective, "nccl_dtype": "half", "message_size": 2**28, "latency": 649.0},
+        {**collective, "nccl_dtype": "int8", "message_size": 2**29, "latency": 721.0},
+        {**collective, "nccl_dtype": "half", "message_size": 2**20, "latency": 5.3}
+        | {"device": "NVIDIA L4", "op_name": "gossip"},
+    ]
+    write(tmp_path / "aic_gemm.csv.gz", products)
+    write(tmp_path / "aic_nccl.csv.gz", collectives)
+    found = compare("operators", tmp_path)
+    assert [row.reason for row in found] == [
+        None, "products in int4_wo are not modelled", "fp8_block of k or n that are no 128 wide",
+        "A100-SXM4-80GB has no units for fp8", "unknown device Intel B60", None, None,
+        "unknown operation gossip",
+    ]  # fmt: skip
+    assert found[0].published.seconds == pytest.approx(0.21e-3)
+    assert all(abs(row.error) < 0.15 for row in found if row.error is not None)
+    row = found[0].document()
+    low, high = row["predicted_low_seconds"], row["predicted_high_seconds"]
+    assert 0 < low < row["predicted_seconds"] < high
+    assert found[0].held is (low <= 0.21e-3 <= high)
+    figures = summarised(found)
+    assert figures["held"] == np.mean([present(row.held) for row in found if row.predicted])
+    assert driver_device("NVIDIA B300 SXM6 AC") == ("B300", 7200.0)
+    assert driver_device("NVIDIA H200")[0] == "H200-SXM-141GB"
 
 
 def test_operators(tmp_path: Path) -> None:
@@ -577,3 +656,59 @@ def test_sequence_parallelism_divides_what_lies_between_products() -> None:
     ]
     assert 0.3e-3 < seconds[0].forward - seconds[1].forward < 1.5e-3
     assert seconds[1].forward < seconds[2].forward < seconds[0].forward + 2e-3
+
+
+# MooreThreads/SimuMax@4dcaae5, docs/b200/b200_release_v1.2_summary.json (Apache-2.0).
+SIMUMAX: dict[str, Any] = dict.fromkeys(
+    ("dense_layers", "experts", "topk", "moe_ffn", "shared_ffn", "mla", "cp_comm", "etp"), ""
+) | {
+    "case": "llama3_405b_l4_tp4_pp1_dp2_mbc4_cef", "model": "llama3-405b", "gpu": "B200",
+    "gpus": 8, "layers": 4, "hidden": 16384, "ffn": 53248, "heads": 128, "kv_groups": 16,
+    "vocab": 128256, "sequence": 4096, "micro_batch": 1, "micro_batches": 4, "global_batch": 8,
+    "tp": 4, "pp": 1, "cp": 1, "ep": 1, "dp": 2, "precision": "bf16", "recompute": "none",
+    "distributed_optimizer": True, "sequence_parallel": True, "seconds": 0.476,
+    "max_allocated_bytes": 56788897280,
+}  # fmt: skip
+STAGED = {
+    "tp": 1, "pp": 2, "dp": 4, "global_batch": 16, "sequence_parallel": False, "seconds": 1.0746,
+    "max_allocated_bytes": 93505086464,
+}  # fmt: skip
+SMALLER = {
+    "layers": 12, "hidden": 8192, "ffn": 28672, "heads": 64, "kv_groups": 8, "seconds": 0.4098,
+    "max_allocated_bytes": 41953287680,
+}  # fmt: skip
+
+
+def test_simumax(tmp_path: Path) -> None:
+    """Megatron-LM's peaks on B200 within half a percent: unused gradients of weights, the head's
+    backward pass and the gradients of a block's activations among them."""
+    mixture: dict[str, object] = {
+        "experts": 8, "topk": 2, "moe_ffn": 1024, "shared_ffn": 2048, "dense_layers": 1,
+        "mla": True, "layers": 4, "hidden": 2048, "ffn": 8192, "heads": 16, "kv_groups": 16,
+        "ep": 4, "tp": 1, "etp": 1, "dp": 8, "sequence_parallel": False,
+    }  # fmt: skip
+    changes: list[dict[str, Any]] = [
+        {},
+        STAGED,
+        SMALLER,
+        {"cp": 2, "tp": 2},
+        mixture,
+        {"recompute": "some"},
+    ]
+    rows = [{**SIMUMAX, **change} for change in changes]
+    write(tmp_path / "simumax_b200.csv", rows)
+    *measured, context, experts, unknown = compare("simumax", tmp_path)
+    for row in measured:
+        assert row.memory_error == pytest.approx(0.0, abs=0.005)
+    for row in (context, experts):
+        assert present(row.predicted).peak_bytes is not None
+    assert unknown.reason == "recomputation some is not modelled"
+
+
+def test_latent_attention_of_simumax_follows_from_the_models_name() -> None:
+    columns = {**SIMUMAX, "experts": 8, "topk": 2, "moe_ffn": 1024, "mla": True}
+    shapes = [
+        simumax_job(cells({**columns, "model": name})).shape for name in ("deepseek-v3", "v2-lite")
+    ]
+    assert [present(shape.latent).query for shape in shapes] == [1536, None]
+    assert {present(shape.latent).keys for shape in shapes} == {512}

@@ -63,6 +63,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "qwen3_moe", **SIZES, "num_experts": 8, "num_experts_per_tok": 2,
         "moe_intermediate_size": 32, "norm_topk_prob": True, "rope_theta": 1000000.0,
     },
+    "qwen3_moe, a dense block": {
+        "model_type": "qwen3_moe", **SIZES, "num_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "norm_topk_prob": True, "mlp_only_layers": [1],
+    },
     "phi3": {"model_type": "phi3", **WHOLE_HEADS, "partial_rotary_factor": 0.5},
     "deepseek_v2": {
         "model_type": "deepseek_v2", **MLA, "q_lora_rank": None, "n_routed_experts": 8,
@@ -82,6 +86,18 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "starcoder2", **WHOLE_HEADS, "norm_epsilon": 1e-5, "rope_theta": 100000.0,
         "sliding_window": 128, "residual_dropout": 0.1, "attention_dropout": 0.1,
         "embedding_dropout": 0.1,
+    },
+    "smollm3": {"model_type": "smollm3", **WHOLE_HEADS},
+    "arcee": {"model_type": "arcee", **SIZES},
+    "ernie4_5": {"model_type": "ernie4_5", **SIZES},
+    "seed_oss": {"model_type": "seed_oss", **SIZES, "attention_out_bias": False},
+    "glm": {"model_type": "glm", **SIZES},
+    "stablelm": {"model_type": "stablelm", **WHOLE_HEADS},
+    "granite": {"model_type": "granite", **SIZES, "attention_multiplier": 0.25},
+    "glm4_moe": {
+        "model_type": "glm4_moe", **SIZES, "n_routed_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "attention_bias": True,
     },
 }  # fmt: skip
 GPT_OSS: dict[str, Any] = {
@@ -169,9 +185,5 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "mixtral, one expert": (
         {**MODELS["mixtral"], "num_experts_per_tok": 1},
         "the weight 1 of one softmax expert",
-    ),
-    "qwen3_moe with dense blocks": (
-        {**MODELS["qwen3_moe"], "mlp_only_layers": [1]},
-        "mlp_only_layers [1]",
     ),
 }  # fmt: skip

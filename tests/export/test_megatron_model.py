@@ -15,7 +15,7 @@ import yaml
 
 from export.by_hand import plan_of
 from export.megatron_table import parsed
-from export.models import GPT_OSS, MODELS, REFUSED
+from export.models import GPT_OSS, MODELS, REFUSED, WHOLE_HEADS
 from hetplan.adapters.exports import export
 from hetplan.adapters.exports.megatron_model import unsaid
 from hetplan.cli.main import main
@@ -90,6 +90,9 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "rotary_base": 1000000, "qk_layernorm": True, "num_experts": 8, "moe_router_topk": 2,
         "moe_ffn_hidden_size": 32,
     },
+    "qwen3_moe, a dense block": {
+        "qk_layernorm": True, "num_experts": 8, "moe_layer_freq": [1, 0, 1, 1],
+    },
     "phi3": {"norm_epsilon": 1e-5, "rotary_percent": 0.5},
     "deepseek_v2": {
         "qk_layernorm": True, "multi_latent_attention": True, "rope_type": "yarn",
@@ -114,6 +117,29 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "swiglu": False, "rotary_base": 100000, "window_size": (127, 0), "attention_dropout": 0.1,
         "hidden_dropout": 0.1, "untie_embeddings_and_output_weights": False,
         "init_method_std": 0.018042,
+    },
+    "smollm3": {
+        "rotary_base": 2000000, "no_rope_freq": [0, 0, 0, 1],
+        "untie_embeddings_and_output_weights": False,
+    },
+    "arcee": {"norm_epsilon": 1e-5, "swiglu": False, "squared_relu": True},
+    "ernie4_5": {
+        "norm_epsilon": 1e-5, "rotary_base": 500000, "rotary_interleaved": True,
+        "untie_embeddings_and_output_weights": False,
+    },
+    "seed_oss": {"add_qkv_bias": True, "attention_dropout": 0.1, "hidden_dropout": 0.1},
+    "glm": {
+        "norm_epsilon": 1.5625e-07, "rotary_percent": 0.5, "rotary_interleaved": True,
+        "add_qkv_bias": True,
+    },
+    "stablelm": {
+        "normalization": "LayerNorm", "norm_epsilon": 1e-5, "rotary_percent": 0.25,
+    },
+    "granite": {},
+    "glm4_moe": {
+        "norm_epsilon": 1e-5, "rotary_percent": 0.5, "add_qkv_bias": True,
+        "moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True,
+        "moe_shared_expert_intermediate_size": 32, "moe_layer_freq": [0, 1, 1, 1],
     },
 }  # fmt: skip
 PLAIN = {
@@ -141,12 +167,12 @@ def test_features_that_the_arguments_do_not_have_are_refused_unseen() -> None:
 
     @dataclass(frozen=True)
     class Wider(Transformer):
-        streams: int = 1
+        of_tomorrow: int = 1
 
     llama = present(BUILT_IN["llama2-7b"].shape)
     values = {field.name: getattr(llama, field.name) for field in fields(llama)}
     assert unsaid(Wider(**values)) == []
-    assert unsaid(Wider(**values, streams=2)) == ["streams 2"]
+    assert unsaid(Wider(**values, of_tomorrow=2)) == ["of_tomorrow 2"]
     assert unsaid(replace(llama, adapter=8)) == ["adapter 8"]
 
 
@@ -172,6 +198,13 @@ def test_the_arguments_of_the_plan_come_without_the_model(tmp_path: Path) -> Non
     script = (tmp_path / "run.sh").read_text()
     assert "--num-layers 4" in script and "--hidden-size" not in script
     assert "the flags of model, data and optimizer" in script
+
+
+def test_models_of_types_that_exports_do_not_know_are_left_to_the_user(tmp_path: Path) -> None:
+    config = {"model_type": "gpt_neox", **WHOLE_HEADS}
+    script = written(config, tmp_path)
+    assert "of its type hetplan knows the sizes, not what it computes beyond them" in script
+    assert "the flags of model, data and optimizer" in script and "--hidden-size" not in script
 
 
 def test_another_model_than_the_plans_is_told(tmp_path: Path) -> None:

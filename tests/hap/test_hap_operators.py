@@ -14,7 +14,7 @@ from fakes.simulated import whole_place  # noqa: E402
 from hap.spmd_cases import CASES, draw_inputs, dual, hold, lengths, shapes, whole  # noqa: E402
 from hetplan.errors import InputError  # noqa: E402
 from hetplan.programs.forms import PARTIAL, WHOLE, ShardingRule, replicated_rule  # noqa: E402
-from hetplan.programs.operators.operator import Place  # noqa: E402
+from hetplan.programs.operators.operator import Place, zeros  # noqa: E402
 from hetplan.programs.operators.table import OPERATORS, operator  # noqa: E402
 from hetplan.programs.program import Node  # noqa: E402
 
@@ -44,6 +44,16 @@ def cuts(case: Case, rule: ShardingRule) -> list[list[int] | None]:
     units = np.gcd.reduce(sliced or [1])
     assert units >= 3 or not sliced, f"{case[0]}: {rule} leaves no unit for each of three devices"
     return [lengths(n, n // units) if n else None for n in sizes]
+
+
+@pytest.mark.parametrize("value", [1.0, float("inf"), float("nan")])
+def test_zeros_are_zeros_whatever_the_inputs_hold(value: float) -> None:
+    """A device without rows sums with the others: what it adds must not be nan, nor its gradients
+    (tokens that experts mask with -inf, overflows of fp16)."""
+    x = torch.tensor([[value, 1.0]], requires_grad=True)
+    made = zeros((0, 3), [x, torch.tensor([0, 1])]).sum() + zeros((2,), [x]).sum()
+    made.backward()
+    assert made.item() == 0 and x.grad.tolist() == [[0.0, 0.0]]
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)

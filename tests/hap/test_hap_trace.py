@@ -322,9 +322,8 @@ def data_without_gradients(m: Any, x: Any) -> Any:
 
 def test_what_torch_cannot_export_is_one_line() -> None:
     module = Written(lambda m, x, y: m.two(m.one(x))[: int(y[0])].mean())
-    with pytest.raises(
-        UnsupportedError, match=r"torch\.export finds no graph: GuardOnDataDep"
-    ) as error:
+    seen = r"torch\.export finds no graph: .* depends on values of the data, at test_hap_trace.py:"
+    with pytest.raises(UnsupportedError, match=seen) as error:
         trace(module, (torch.randn(3, 4), torch.tensor([2])))
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
 

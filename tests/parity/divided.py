@@ -171,7 +171,7 @@ def prepare() -> None:
     for name in MODELS:
         with default_type("float64"), doubled():
             module = made(name)
-            split = Split(module, CONFIGURED, example_of(module), None, lambda data: 0.0, "cpu")
+            split = Split(module, CONFIGURED, example_of(module), None, None, "cpu")
             PREPARED[name] = module, split
 
 
@@ -240,7 +240,7 @@ def work(rank: int, world: int, folder: Path, cases: Sequence[Case] = CASES) -> 
             module, split = restored(case.model), PREPARED[case.model][1]
             with default_type("float64"):
                 with patch.object(chain, "Split", lambda *_, split=split, **__: split):
-                    model = distribute(module, plan)
+                    model = distribute(module, plan, probe=False)
                 optimizer = model.optimizer(torch.optim.SGD, lr=RATE)
                 if part:
                     checkpoint.load(model, optimizer, kept)

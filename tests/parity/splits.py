@@ -107,8 +107,8 @@ def prepare() -> None:
     for name, dtype in COMBINED:
         with default_type(dtype), doubled():
             module: Any = made(name)
-            example, weigh = module.batch(0, 0, 1), lambda data: 0.0
-            split = Split(module, NAMES[name], example, LOSSES.get(name), weigh, "cpu")
+            example = module.batch(0, 0, 1)
+            split = Split(module, NAMES[name], example, LOSSES.get(name), None, "cpu")
             PREPARED[name, dtype] = module, split
 
 
@@ -120,7 +120,7 @@ def work(rank: int, world: int, folder: Path) -> None:
         kept = str(folder / f"{name}-{dtype}")
         with default_type(dtype):
             with patch.object(chain, "Split", lambda *_, split=split, **__: split):
-                model = distribute(module, plan_of(name, world), loss=LOSSES.get(name))
+                model = distribute(module, plan_of(name, world), loss=LOSSES.get(name), probe=False)
             optimizer = model.optimizer(torch.optim.AdamW, lr=1e-2)
             if world == WORLDS[1]:
                 checkpoint.load(model, optimizer, kept)

@@ -87,5 +87,13 @@ def work(rank: int, world: int, folder: Path) -> None:
         (folder / "rank-1.pt").symlink_to("/dev/full")
     boxes = list(model.boxes(deduplicated=True))
     full = lambda: checkpoint.write_boxes(folder, boxes)  # noqa: E731
-    told["full"] = message(lambda: checkpoint.on_all_ranks("written", full))
+    told["full"] = message(lambda: checkpoint.on_all_ranks("written", full, folder))
+    model.train_step(rows)
+    optimizer.step()
+    model.save(folder / "none", optimizer)
+    dist.barrier()
+    if rank == 0:
+        flip(folder / "none" / "step-2")
+    dist.barrier()
+    told["beside"] = message(lambda: model.load(folder / "none", optimizer))
     torch.save(told, folder / f"told-{rank}.pt")

@@ -133,6 +133,19 @@ def test_the_cheapest_within_a_limit_of_seconds(workload: Workload) -> None:
         make_plans(workload, dp, criteria=Criteria(seconds_limit=0.0))
 
 
+def test_only_the_levels_of_zero_that_are_asked_for_win(workload: Workload) -> None:
+    poplar = make_strategies(["poplar"])
+    for levels in ((3,), (1, 2)):
+        planning = make_plans(workload, poplar, criteria=Criteria(zero_levels=levels))
+        assert present(present(planning.best).plan).zero in levels
+        others = [c for c in planning.candidates if c.plan and c.plan.zero not in levels]
+        assert others and all("is not among the levels asked for" in c.message for c in others)
+    none = make_plans(workload, make_strategies(["dp"]), criteria=Criteria(zero_levels=(3,)))
+    assert none.winner is None
+    with pytest.raises(InputError, match="--zero"):
+        make_plans(workload, poplar, criteria=Criteria(zero_levels=(4,)))
+
+
 def test_the_winner_is_the_cheapest_if_asked_for(workload: Workload) -> None:
     cheapest = make_plans(workload, make_strategies(["dp"]), criteria=Criteria(cheapest_within=1e9))
     explained = present(cheapest.explanation)

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import hetplan as hp
 from hetplan.errors import InputError
-from hetplan.planner.fits import CutLayout, Fit, smallest
+from hetplan.planner.fits import CutLayout, Fit, Shape, advice, first_enough, smallest
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
-from hetplan.profiling.hardware.cluster import Cluster, ClusterFile, build_cluster
+from hetplan.profiling.hardware.cluster import (
+    Cluster,
+    ClusterFile,
+    build_cluster,
+    open_cluster,
+)
+from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.models.transformer import Experts
+from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.replays.pose import costs_of
 from hetplan.replays.replay import replay
+from hetplan.text import bytes_text, percent_text
 from present import present
 from quick import rest_wide
 
@@ -255,7 +267,110 @@ def test_what_is_advised_fits(options: dict[str, Any], change: dict[str, Any]) -
 
 
 def test_a_fit_reads_as_a_sentence() -> None:
+    """What fits says what it leaves free, what does not what is largest."""
     fit = hp.fits("gpt2", "home", global_batch=8)
-    assert str(fit) == f"fits: {fit.layouts[0].text}"
+    kind, free = next(iter(fit.layouts[0].free.items()))
+    margin = f"{bytes_text(free)} of {kind} ({percent_text(free / fit.limit_bytes[kind])})"
+    assert str(fit).startswith(f"fits: {fit.layouts[0].text}; free: {margin}")
     lacks = hp.fits("llama2-13b", "home", global_batch=8)
-    assert str(lacks).startswith("does not fit; would fit: ") and lacks.advice[0] in str(lacks)
+    largest = bytes_text(present(lacks.nearest).fullest.optimizer)
+    assert str(lacks).startswith(f"does not fit (largest: optimizer {largest} of ")
+    assert f"; would fit: {lacks.advice[0]}" in str(lacks)
+
+
+def one_block(tokens: int, experts: Experts | None = None) -> Model:
+    """A model of one block, which neither stages nor replicas can divide."""
+    shape = llama(1, 1024, 8, 2048, kv_heads=4, experts=experts, vocabulary=1024)
+    return load_model(text_model("one-block", "test", tokens, shape))
+
+
+APART = cluster_of((2, 1, V100))  # on two nodes, so that no tensor ranks divide a block
+
+
+def test_ranks_that_share_experts_are_tried_where_no_other_layout_fits() -> None:
+    """32 experts on either device do not fit, 16 on each do; a plan's replay says the same."""
+    model = one_block(512, Experts(count=32, active=2, width=2048))
+    plainly = hp.fits(model, APART, framework="megatron", zero=0)
+    assert [layout.shape.expert for layout in plainly.layouts] == [1]
+    fit = hp.fits(model, APART, framework="megatron", zero=0, memory_margin=0.65, micro_batch=1)
+    (layout,) = fit.layouts
+    assert layout.shape == Shape(1, 2, ((V100,),), context=1, expert=2)
+    assert layout.text.startswith("tensor 1, pipeline 1, data 2, expert 2, no recomputation")
+    held = replayed(layout, model, "megatron")
+    assert held == pytest.approx(layout.held[0].allocated, rel=1e-9)
+    assert hp.Fit.document(fit)["layouts"][0]["expert"] == 2
+
+
+def replayed(layout: CutLayout, model: Model, framework: str) -> float:
+    """The most bytes of a device in the replay of a layout of one stage, one tensor rank and one
+    micro-batch on `APART`. Context ranks are the row groups of a stage."""
+    shape = layout.shape
+    samples = shape.data * layout.micro_batch
+    workload = make_workload(model, APART, samples, framework=framework)
+    replicas = [
+        {
+            "stages": [
+                {
+                    "layers": [(0, len(model.layers))],
+                    "devices": [[i * shape.context + c] for c in range(shape.context)],
+                    "row_shares": [1.0] * shape.context,
+                    "tensor_shares": [1.0],
+                }
+            ],
+            "micro_batches": [{"count": 1, "samples": layout.micro_batch}],
+        }
+        for i in range(shape.data)
+    ]
+    more = {"zero": layout.zero, "recomputation": layout.recomputation, "degrees": shape.degrees}
+    return max(replay(new_plan(workload, replicas, **more), workload).peak_bytes)
+
+
+@pytest.mark.parametrize("framework", ["megatron", "fsdp"])
+def test_context_ranks_are_tried_where_no_other_layout_fits(framework: str) -> None:
+    """A long sample's activations do not fit on one device, its halves do."""
+    model = one_block(131072)
+    fit = hp.fits(
+        model, APART, global_batch=1, framework=framework, memory_margin=0.6, recomputation="none"
+    )
+    layout = fit.layouts[0]
+    assert (layout.shape.context, layout.shape.data) == (2, 1) and "context 2" in layout.text
+    held = replayed(layout, model, framework)
+    assert held == pytest.approx(layout.held[0].allocated, rel=1e-9)
+
+
+def test_a_stage_is_refused_for_its_own_layers_alone() -> None:
+    """Full shards on 16 stages of one sample each: the embedding is on the first stage alone, and
+    the others have room for more blocks. Counting it on every stage refused the layout, and advised
+    nothing before a colon."""
+    fit = hp.fits("gpt2-xl", "amp-mixed", global_batch=32, framework="fsdp", memory_margin=0.69066)
+    assert fit.fits and min(fit.layouts[0].free.values()) >= 0
+    least = hp.fits("gpt2-xl", "amp-mixed", global_batch=32, framework="fsdp", memory_margin=0.8)
+    assert not least.fits
+    workload = replace(
+        make_workload("gpt2-xl", open_cluster("amp-mixed"), 32, framework="fsdp"), memory_margin=0.8
+    )
+    assert re.match(r"\S+ [MG]iB more on each ", advice(workload)[0])
+
+
+def test_the_arrays_of_a_cut_are_what_the_replay_counts_of_each_stage() -> None:
+    for framework in ("megatron", "fsdp"):
+        workload = make_workload("gpt2", cluster_of((1, 1, V100)), 8, framework=framework)
+        costs = costs_of(workload, "full")
+        tied = workload.profile.layers[-1].tied_param_bytes
+        for first, tensor in ((0, 1), (3, 2), (13, 1)):
+            stages = costs.stages_from(first, tensor, tied if first else 0.0)
+            for number, end in enumerate(range(first + 1, 15)):
+                copied = ((end - 1, tied),) if first and end == 14 else ()
+                one = costs.stage_bytes(((first, end),), tensor, copied)
+                for name, size in one.passes.__dict__.items():
+                    assert getattr(stages.passes, name)[number] == pytest.approx(size)
+                for name in ("weights", "largest", "unused", "unused_whole", "unused_head"):
+                    assert getattr(stages, name)[number] == pytest.approx(getattr(one, name))
+
+
+@pytest.mark.parametrize("enough", [{3, 7, *range(9, 100)}, {*range(20, 100)}, {5}, set()])
+def test_the_first_number_that_is_enough_is_asked_for_one_by_one(enough: set[int]) -> None:
+    """More nodes may be cut into layouts that need more, so that some numbers in between are not
+    enough."""
+    assert first_enough(enough.__contains__, 64) == min(enough, default=None)
+    assert first_enough(enough.__contains__, 2) is None

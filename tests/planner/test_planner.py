@@ -5,6 +5,7 @@ nearly equal price that only the replay tells apart; and what explains the winne
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -351,6 +352,7 @@ def test_a_plan_that_only_the_closed_form_lets_fit_never_wins(
     judged = replay_candidate(replace(floor, peak_bytes=(held / 2,) * 4), little)
     assert judged.fits_memory is False
     assert "does not fit when replayed: device " in judged.message
+    assert re.search(r" holds .*, largest: \w+ \S+ [MG]iB of \S+ [MG]iB$", judged.message)
     assert replay_candidate(replace(floor, peak_bytes=(2 * held,) * 4), little).fits_memory is True
 
 

@@ -4,6 +4,7 @@ to."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -24,9 +25,8 @@ from hetplan.profiling.models.operators import (
 from hetplan.profiling.models.zoo import gpt2, text_model
 from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.rates.products import move_seconds, product_seconds
+from hetplan.profiling.rates.shipped import Format
 from hetplan.profiling.rates.times import (
-    FP8_CASTS,
-    FP8_SPEED,
     Rates,
     all_reduce_seconds,
     kept_bytes,
@@ -209,18 +209,39 @@ def test_checkpointing_by_operator_keeps_attention_and_every_second_product() ->
     moves = sum(times.values()) - products - times["scores"] - times["context"]
     share = repeated_share(layer, "operators", rates, 1, 1)
     assert share == pytest.approx((moves + products / 2) / sum(times.values()))
-    # input, attention's output and log-sum-exp, half of what the products write
+    # input, attention's output and log-sum-exp; of the products q, k, v, o, gate, up and down those
+    # of odd places. Compiled, down is not kept, since nothing reads it again.
     s, h, kv, f = 8192, 4096, 1024, 14336
-    written = (h + 2 * kv) + h + 2 * f + h
-    kept = kept_bytes(layer, "operators", "bf16", 1, 2.0 * s * h)
-    assert kept == pytest.approx(2 * s * h + 2 * s * h + 4 * s * 32 + s * written)
+    beside = 2 * s * h + 2 * s * h + 4 * s * 32
+    for compiled, written in ((False, h + kv + f + h), (True, h + kv + f)):
+        kept = kept_bytes(layer, "operators", "bf16", 1, 2.0 * s * h, compiled=compiled)
+        assert kept == pytest.approx(beside + 2 * s * written)
 
 
-def test_products_of_eight_bits_take_half_the_time_and_their_casts() -> None:
-    plain, layer = bare("H100-SXM5-80GB", "bf16"), matmul_layer(8192, 4096, 4096)
+@pytest.mark.parametrize(("device_type", "number"), [("H100-SXM5-80GB", "fp8"), ("B200", "fp4")])
+def test_narrow_products_take_their_own_rate_and_casts(device_type: str, number: Format) -> None:
+    """The input is cast in the forward pass, the output's gradient once for both products of the
+    backward pass, and the weight only where the stack does it in every pass."""
+    plain, layer = bare(device_type, "bf16"), matmul_layer(8192, 4096, 6144)
+    formats: dict[str, Any] = {number: True}
+    narrow = replace(plain, stack=replace(plain.stack, **formats))
+    product = plain.product_seconds(Shape(1, 8192, 4096, 6144), number)
+    made = layer_time(layer, narrow)
+    inputs, gradients, weights = (
+        plain.moved_seconds(2 * elements, "copy")
+        for elements in (8192 * 4096, 8192 * 6144, 4096 * 6144)
+    )
+    assert made.forward == pytest.approx(product + inputs)
+    assert made.backward == pytest.approx(2 * product + gradients)
+    in_every_pass = replace(narrow, stack=replace(narrow.stack, casts_weights=True))
+    assert layer_time(layer, in_every_pass).forward == pytest.approx(made.forward + weights)
+    thrice = replace(narrow, stack=replace(narrow.stack, cast_elements=3.0))
+    more = plain.moved_seconds(3 * 8192 * 4096, "copy") - inputs
+    assert layer_time(layer, thrice).forward == pytest.approx(made.forward + more)
+
+
+def test_attention_stays_in_sixteen_bits() -> None:
+    plain = bare("H100-SXM5-80GB", "bf16")
     eight = replace(plain, stack=replace(plain.stack, fp8=True))
-    casts = plain.moved_seconds(FP8_CASTS * 4096 * (8192 + 4096), "copy")
-    half = layer_time(layer, plain).forward / FP8_SPEED
-    assert layer_time(layer, eight).forward == pytest.approx(half + casts)
     scores = Layer("x", "x", 0, (Matmul("s", 512, 64, 512, 16, weight=False),), 1, ())
     assert layer_time(scores, eight) == layer_time(scores, plain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import product
 from pathlib import Path
@@ -28,6 +29,7 @@ from hetplan.profiling.hardware.cluster import (
     overridden,
 )
 from hetplan.profiling.hardware.driver_names import catalogued, unrecognised
+from hetplan.profiling.inputs.parts import ClusterRecord
 
 # Per chip, from the architecture whitepapers: multiprocessors, FLOPs per multiprocessor and clock
 # (fp32; matrix units with fp32 accumulation), boost clock in GHz; memory bus in bits and Gbit/s per
@@ -282,6 +284,18 @@ devices:
     assert cluster.bandwidth()[0, 1] == 0.25e9
     latency = cluster.latency()
     assert latency[0, 1] == pytest.approx(50e-6) and latency[1, 2] == 0 and latency[0, 0] == 0
+
+
+def test_stated_all_reduces(tmp_path: Path) -> None:
+    """By number of ranks, in Gbit/s; a plan file carries them."""
+    text = "nodes: [{devices: 8, device: L4, intra_node_gbit_per_s: 256, network_gbit_per_s: 10, "
+    cluster = load(tmp_path, HEAD + text + "all_reduce_gbit_per_s: {8: 40, 2: 160}}]\n")
+    assert cluster.nodes[0].all_reduce == ((2, 20e9), (8, 5e9))
+    record = ClusterRecord.of(cluster).model_dump(mode="json")
+    again = ClusterRecord.model_validate_json(json.dumps(record)).cluster("c", cluster.file)
+    assert again == cluster
+    with pytest.raises(InputError, match=r"all_reduce_gbit_per_s.*got 1, expected at least 2"):
+        load(tmp_path, HEAD + text + "all_reduce_gbit_per_s: {1: 40}}]\n")
 
 
 @pytest.mark.parametrize(

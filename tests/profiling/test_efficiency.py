@@ -215,6 +215,29 @@ def test_operators_of_this_cpu(tmp_path: Path) -> None:
     assert main([*PREDICT, "g4dn-4", "--precision", "fp32", "--efficiency", str(path)]) == 0
 
 
+def test_quick_measures_all_reduces_by_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two, four and all six GPUs; the line for the cluster file is in Gbit/s."""
+    pytest.importorskip("torch", reason="measuring needs torch")
+    from hetplan.cli.profile import all_reduce_lines
+    from hetplan.runtime.measuring import operators
+
+    made = data(4)
+    rates = {2: 20e9, 4: 5e9, 6: 2.5e9}
+    monkeypatch.setattr(operators, "operators_of", lambda *_, **__: made)
+    monkeypatch.setattr(operators, "check_device", lambda device: None)
+    monkeypatch.setattr(operators, "measured_here", lambda *_: made.provenance)
+    monkeypatch.setattr(operators, "usable_gpus", lambda: 6)
+    monkeypatch.setattr(operators, "bus_bandwidth", lambda ranks, device: rates[ranks])
+    measured = operators.measure_quickly("cuda", "fp16")
+    assert measured.all_reduce_bytes_per_second == rates
+    assert measured.bus_bytes_per_second == 2.5e9
+    assert OperatorData.model_validate_json(measured.model_dump_json()) == measured
+    (line,) = all_reduce_lines(measured)
+    assert line.endswith("all_reduce_gbit_per_s: {2: 160, 4: 40, 6: 20}")
+    assert all_reduce_lines(made) == []
+    assert [operators.rank_counts(gpus) for gpus in (2, 8)] == [[2], [2, 4, 8]]
+
+
 BANDWIDTH, LATENCY = 1e9, 4e-4
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hetplan.errors import InputError
 from hetplan.profiling.frameworks import (
     DEEPSPEED,
     FRAMEWORKS,
@@ -17,7 +18,7 @@ from hetplan.profiling.frameworks import (
     Framework,
     StateBytes,
 )
-from hetplan.replays.memory import Passes, held_on
+from hetplan.replays.memory import Passes, UnusedGradients, held_on
 from markdown_pages import ROOT
 
 
@@ -76,15 +77,57 @@ def test_numbers_and_arrays_are_held_alike(framework: Framework) -> None:
             framework.held_bytes(*row[:2], 2, level, row[2]) for row in zip(*sizes, strict=True)
         ]
         assert pytest.approx(np.array(each)) == np.array(every).T
-    passes = [Passes(8.0, working, 2.0, 6.0, 1.0) for working in (3.0, 9.0)]
-    states = StateBytes(1.0, 2.0, 3.0, 4.0)
-    one_by_one = [held_on(framework, states, p, 16.0, 2.0, 0.0).allocated for p in passes]
-    working: Any = np.array([3.0, 9.0])
-    both: Any = replace(passes[0], working=working)
-    assert held_on(framework, states, both, 16.0, 2.0, 0.0).allocated.tolist() == one_by_one
+    # the peak is at the loss, in a block's backward pass, or in that of the head
+    moments = ((3.0, 1.0), (9.0, 1.0), (3.0, 8.0))
+    passes = [
+        Passes(saved=8.0, working=working, logits=2.0, loss=6.0, head=head, boundary=1.0)
+        for working, head in moments
+    ]
+    states, unused = StateBytes(1.0, 2.0, 3.0, 4.0), UnusedGradients(5.0, 7.0)
+    one_by_one = [
+        held_on(framework, states, of_one, 16.0, 2.0, 0.0, unused).allocated for of_one in passes
+    ]
+    working: Any
+    head: Any
+    working, head = (np.array(column) for column in zip(*moments, strict=True))
+    both: Any = replace(passes[0], working=working, head=head)
+    at_once = held_on(framework, states, both, 16.0, 2.0, 0.0, unused).allocated
+    assert at_once.tolist() == one_by_one
+    assert len(set(one_by_one)) == 3
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=lambda one: one.name)
 def test_in_fp32_all_hold_sixteen_bytes(framework: Framework) -> None:
     held = framework.held_bytes(4000.0, 0.0, 4, framework.levels[0], 1.0)
     assert sum(held[:3]) == 16000
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=lambda one: one.name)
+def test_a_run_has_types_and_a_loss_of_its_own(framework: Framework) -> None:
+    """1000 parameters in 16 bit: 2 bytes of gradients, and moments of 2 bytes beside 4 of fp32
+    weights."""
+    changed = framework.with_choices(gradient_bytes=2, moment_bytes=2, loss="compiled")
+    held = changed.held_bytes(2000.0, 0.0, 2, 0, 1.0)
+    assert (held.gradients, held.optimizer) == (2000, 8000)
+    assert changed.loss_bytes(10.0, 40.0, 1) == 40
+    assert changed.loss_bytes(10.0, 40.0, 2) == 80
+    assert framework.with_choices() == framework
+    with pytest.raises(InputError, match="unknown loss 'ego'"):
+        framework.with_choices(loss="ego")
+
+
+def test_moments_of_other_types_count_in_fp32_too() -> None:
+    held = HETPLAN.with_choices(moment_bytes=2).held_bytes(4000.0, 0.0, 4, 0, 1.0)
+    assert (held.weights, held.gradients, held.optimizer) == (4000, 4000, 4000)
+
+
+def test_stages_that_reshard_keep_shards_alone() -> None:
+    never = FSDP.with_choices(reshard="never")
+    always = FSDP.with_choices(reshard="always")
+    whole, shards = (
+        one.held_bytes(2000.0, 200.0, 2, 3, 0.25, staged=True).buffers for one in (never, always)
+    )
+    # 2 bytes of weights and 4 of gradients, beside the gradient of the layer at work; or this
+    # layer, the next one and the gradient
+    assert whole == 2000 + 4000 + 3 * 200
+    assert shards == 2 * 200 + 3 * 200

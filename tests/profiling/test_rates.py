@@ -5,32 +5,49 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from hetplan.errors import InputError
-from hetplan.profiling.hardware.cluster import DeviceSpec, catalogue, device, example_cluster
+from hetplan.profiling.hardware.cluster import DeviceSpec, Node, catalogue, device, example_cluster
 from hetplan.profiling.models.operators import Precision, Shape
 from hetplan.profiling.rates.collectives import (
     FABRIC_RATES,
     CollectiveCurve,
     Fabric,
+    all_reduce_bus_bandwidth,
+    borrowed_curves,
     collective_seconds,
     curve_of,
     node_fabric,
+    with_intra_bandwidth,
 )
 from hetplan.profiling.rates.products import (
-    PHYSICS,
-    Machine,
     MoveKind,
     move_seconds,
-    physical,
     product_seconds,
     products_seconds,
+    wider,
 )
-from hetplan.profiling.rates.shipped import MoveRate, ProductTrees, Tiling, shipped
+from hetplan.profiling.rates.shipped import (
+    Format,
+    FormatRate,
+    MoveRate,
+    ProductTrees,
+    Tiling,
+    shipped,
+)
+from hetplan.profiling.rates.tiles import (
+    PHYSICS,
+    Architecture,
+    Machine,
+    Regime,
+    architecture,
+    physical,
+)
 
 MADE_UP = DeviceSpec(
     memory_gib=16,
@@ -48,9 +65,15 @@ sizes, widths = (st.integers(least, 2**15).map(float) for least in (1, 256))
 def test_what_is_shipped_names_its_origins_and_devices() -> None:
     rates = shipped()
     known = {origin.name for origin in rates.origins}
-    assert known == {"neusight", "vidur", "vtrain"}
-    assert all("MIT" in origin.licence and "@" in origin.source for origin in rates.origins)
-    tables: list[ProductTrees | MoveRate] = [*rates.products, *rates.moves]
+    assert known == {"neusight", "vidur", "vtrain", "aiconfigurator"}
+    licences = {origin.licence.split(" ")[0] for origin in rates.origins}
+    assert licences == {"MIT", "Apache-2.0"}
+    assert all("@" in origin.source for origin in rates.origins)
+    tables: list[ProductTrees | FormatRate | MoveRate] = [
+        *rates.products,
+        *rates.formats,
+        *rates.moves,
+    ]
     for table in tables:
         assert table.origin in known and set(table.devices) <= set(catalogue())
         assert table.errors.low <= 1 <= table.errors.high
@@ -95,10 +118,11 @@ class TestProducts:
         assert free.source == "roofline over tiles, never measured"
 
     def test_watts_do_not_bound_where_the_energy_of_an_operation_is_unknown(self) -> None:
-        """A B200 at 1 kW computes more than what an operation of an H100 would allow."""
+        """A B200 at 1 kW has an energy of its own, less than an H100's; an MI300X has none."""
         spec = catalogue()["B200"]
         assert spec.tdp_w == 1000
-        assert Machine.of(spec, "fp16").reached == pytest.approx(0.8 * 2250e12)
+        assert Machine.of(spec, "fp16").reached == pytest.approx(1000 / 0.91e-12)
+        assert Machine.of(spec, "fp16", regime="burst").reached == pytest.approx(0.8 * 2250e12)
         assert Machine.of(catalogue()["MI300X"], "fp16").reached == pytest.approx(0.8 * 1307.4e12)
 
     @pytest.mark.parametrize(
@@ -142,6 +166,89 @@ class TestProducts:
         assert both[0] == both[1]
         with pytest.raises(InputError, match="peak_tflops"):
             product_seconds("T4", device("T4"), "bf16", shape)
+
+
+LARGE = Shape(1, 8192, 8192, 8192)
+
+
+def teraflops(
+    name: str, number: Format, regime: Regime, shape: Shape = LARGE, **parts: object
+) -> float:
+    spec = device(name).model_copy(update=parts)
+    return shape.flops / product_seconds(name, spec, number, shape, regime=regime).seconds / 1e12
+
+
+class TestFormats:
+    @pytest.mark.parametrize(
+        ("name", "number", "reached", "within"),
+        [
+            # aiconfigurator (ai-dynamo/aiconfigurator@095f58a): medians of m, n, k >= 4096
+            ("A100-SXM4-80GB", "bf16", 251, 0.1),
+            ("H100-SXM5-80GB", "bf16", 801, 0.1),
+            ("H100-SXM5-80GB", "fp8", 1258, 0.15),
+            ("H100-SXM5-80GB", "fp8-block", 1261, 0.15),
+            ("B200", "bf16", 1587, 0.1),
+            ("B200", "fp8", 2422, 0.15),
+            ("B200", "fp8-block", 2751, 0.15),
+            ("B200", "fp4", 4125, 0.15),
+            ("L40S", "bf16", 235, 0.15),
+            ("L40S", "fp8", 374, 0.15),
+        ],
+    )
+    def test_large_products_in_bursts(
+        self, name: str, number: Format, reached: float, within: float
+    ) -> None:
+        assert teraflops(name, number, "burst") == pytest.approx(reached, rel=within)
+
+    def test_a_board_in_training_computes_what_its_watts_pay_for(self) -> None:
+        """SimuMax (MooreThreads/SimuMax@4dcaae5): B200 inside training, medians of m, k, n >= 4096,
+        1111 TFLOP/s; half of the watts are half of the rate. Bursts do not depend on watts."""
+        assert teraflops("B200", "bf16", "sustained", tdp_w=1000.0) == pytest.approx(1111, rel=0.1)
+        half = teraflops("B200", "bf16", "sustained", tdp_w=500.0)
+        assert half == pytest.approx(
+            teraflops("B200", "bf16", "sustained", tdp_w=1000.0) / 2, rel=0.05
+        )
+        bursts = {teraflops("B200", "bf16", "burst", tdp_w=watts) for watts in (500.0, 1000.0)}
+        assert len(bursts) == 1 and bursts.pop() > 1400
+
+    def test_a_device_takes_the_tiles_of_its_architecture(self) -> None:
+        """A GB200 is a B200 with other figures; its interval is the wider one of two boards."""
+        shape = Shape(1, 4096, 4096, 4096)
+        b200, gb200 = (
+            product_seconds(name, device(name), "fp8", shape, regime="burst")
+            for name in ("B200", "GB200")
+        )
+        assert gb200.source == "aiconfigurator on B200" and b200.source == "aiconfigurator"
+        assert gb200.seconds == pytest.approx(b200.seconds * 4500 / 5000, rel=0.05)
+        assert gb200.high / gb200.seconds > b200.high / b200.seconds
+        assert gb200.low / gb200.seconds < b200.low / b200.seconds
+        unlike = product_seconds("MI300X", device("MI300X"), "fp8", shape)
+        assert unlike.source == "fp8 of other architectures"
+        assert unlike.high / unlike.seconds == pytest.approx(PHYSICS.unlike_high)
+        assert wider(0.9, 1.1, 0.0) == pytest.approx((0.9, 1.1))
+
+    def test_narrower_products_than_any_measured_have_the_wider_interval(self) -> None:
+        spec = device("H100-SXM5-80GB")
+        wide, narrow = (
+            product_seconds("H100-SXM5-80GB", spec, "fp8", Shape(1, 4096, 4096, n), regime="burst")
+            for n in (128, 32)
+        )
+        assert narrow.high / narrow.seconds > wide.high / wide.seconds
+
+    @pytest.mark.parametrize(
+        ("name", "kind"),
+        [
+            ("T4", "older"), ("RTX-3090", "ampere"), ("A10G", "ampere"), ("L4", "ada"),
+            ("RTX-5090", "ada"), ("RTX-PRO-6000-Blackwell", "ada"), ("H20", "hopper"),
+            ("GB300", "blackwell"), ("MI355X", "other"), ("TPU-v5p", "other"),
+        ],
+    )  # fmt: skip
+    def test_architectures(self, name: str, kind: Architecture) -> None:
+        assert architecture(device(name)) == kind
+
+    def test_a_device_without_units_is_refused(self) -> None:
+        with pytest.raises(InputError, match="peak_tflops"):
+            product_seconds("A100-SXM4-80GB", device("A100-SXM4-80GB"), "fp8-block", LARGE)
 
 
 class TestMoves:
@@ -199,13 +306,86 @@ class TestCollectives:
         for operation in ("all-gather", "reduce-scatter"):
             assert collective_seconds(operation, 1e8, 8, self.a100).seconds == whole / 2
 
-    def test_a_scaled_curve_ends_at_the_known_rate(self) -> None:
-        """8 H100: 480 GB/s of bus bandwidth with all-reduces, 368 with gathers."""
-        whole = collective_seconds("all-reduce", 2**30, 8, self.h100)
-        assert 1.75 * 2**30 / whole.seconds == pytest.approx(480e9, rel=0.02)
-        half = collective_seconds("all-gather", 2**30, 8, self.h100)
-        assert 0.875 * 2**30 / half.seconds == pytest.approx(368e9, rel=0.02)
-        assert "nccl#1455" in whole.source
+    @pytest.mark.parametrize(
+        ("operation", "device_type", "gigabytes", "ranks", "size", "seconds"),
+        [
+            # aiconfigurator (ai-dynamo/aiconfigurator@095f58a), NCCL 2.27.3, 16-bit numbers
+            ("all-reduce", "L40S", 32, 2, 2**29, 26.7e-3),
+            ("all-reduce", "L40S", 32, 4, 2**29, 156e-3),
+            ("all-reduce", "L40S", 32, 8, 2**29, 649e-3),
+            ("all-reduce", "L40S", 32, 8, 2**17, 0.28e-3),
+            ("all-gather", "L40S", 32, 8, 2**29, 400e-3),
+            ("all-reduce", "H100-SXM5-80GB", 450, 8, 2**29, 2.11e-3),
+            ("all-reduce", "H100-SXM5-80GB", 450, 2, 2**25, 0.144e-3),
+            ("all-to-all", "H100-SXM5-80GB", 450, 8, 2**29, 1.49e-3),
+            ("all-reduce", "A100-SXM4-80GB", 300, 8, 2**17, 0.0274e-3),
+        ],
+    )
+    def test_curves_by_ranks(
+        self,
+        operation: str,
+        device_type: str,
+        gigabytes: float,
+        ranks: int,
+        size: float,
+        seconds: float,
+    ) -> None:
+        node = Node(device_type, 8, gigabytes * 1e9, 1e9, 6e-6, 2e-5)
+        told = collective_seconds(operation, size, ranks, node_fabric(node))
+        assert told.seconds == pytest.approx(seconds, rel=0.1)
+
+    def test_other_cards_in_pcie_slots_take_the_curve_in_proportion(self) -> None:
+        """The form of L40S's curve over PCIe 4, twice as slow over PCIe 3; five ranks lie between
+        four and eight, ten take as long as eight. Half a slot's figure is taken for a measured one,
+        and more than the slot has for that of a bridge."""
+
+        def seconds(device_type: str, bandwidth: float, ranks: int) -> float:
+            fabric = node_fabric(Node(device_type, 10, bandwidth, 1e9, 6e-6, 2e-5))
+            return collective_seconds("all-reduce", 2.0**29, ranks, fabric).seconds
+
+        measured = {ranks: seconds("L40S", 31.5e9, ranks) for ranks in (2, 4, 5, 8, 10)}
+        assert measured[4] / measured[2] > 5 and measured[8] / measured[4] > 3
+        assert measured[4] < measured[5] < measured[8] == measured[10]
+        for ranks, expected in measured.items():
+            assert seconds("A10G", 31.5e9, ranks) == pytest.approx(expected)
+            assert seconds("T4", 15.75e9, ranks) == pytest.approx(2 * expected, rel=0.01)
+        for stated in (6.25e9, 20e9):
+            fabric = node_fabric(Node("T4", 8, stated, 1e9, 6e-6, 2e-5))
+            assert fabric.measured is None
+
+    def test_a_cluster_file_states_its_all_reduces(self) -> None:
+        """10 GB/s between eight, whatever the fabric; other operations change as they do."""
+        stated = Node("L4", 8, 31.5e9, 1e9, 6e-6, 2e-5, all_reduce=((2, 20e9), (8, 10e9)))
+        assert all_reduce_bus_bandwidth(stated, 8) == pytest.approx(10e9, rel=0.01)
+        assert all_reduce_bus_bandwidth(stated, 4) == pytest.approx(200e18**0.5, rel=0.01)
+        plain = dataclasses.replace(stated, all_reduce=())
+        faster = all_reduce_bus_bandwidth(stated, 8) / all_reduce_bus_bandwidth(plain, 8)
+        gathers = [
+            collective_seconds("all-gather", 2.0**29, 8, node_fabric(node)).seconds
+            for node in (plain, stated)
+        ]
+        assert gathers[0] / gathers[1] == pytest.approx(faster, rel=0.01)
+        other = Node("my-card", 2, 5e9, 1e9, 6e-6, 2e-5, all_reduce=((2, 3e9),))
+        assert all_reduce_bus_bandwidth(other, 2) == pytest.approx(3e9, rel=0.01)
+
+    def test_twice_the_links_are_twice_the_all_reduces(self) -> None:
+        """Even where so much bandwidth would be that of other links."""
+        for node in (
+            Node("L4", 8, 31.5e9, 1e9, 6e-6, 2e-5),
+            Node("A100-SXM4-80GB", 8, 300e9, 1e9, 6e-6, 2e-5),
+            Node("T4", 4, 6e9, 1e9, 6e-6, 2e-5, all_reduce=((4, 2e9),)),
+        ):
+            twice = with_intra_bandwidth(node, 2 * node.intra_bandwidth)
+            faster = all_reduce_bus_bandwidth(twice, 4) / all_reduce_bus_bandwidth(node, 4)
+            assert faster == pytest.approx(2, rel=0.02)
+
+    def test_borrowed_curves_are_told(self) -> None:
+        l4 = Node("L4", 8, 32e9, 1e9, 6e-6, 2e-5)
+        (line,) = borrowed_curves([l4, l4])
+        assert re.search(r"L4 follow the curves of L40S.* 1\d\d Gbit/s among 2, 1\d\.?\d* ", line)
+        stated = dataclasses.replace(l4, all_reduce=((8, 1e9),))
+        alone, own = dataclasses.replace(l4, devices=1), dataclasses.replace(l4, device="L40S")
+        assert borrowed_curves([stated, alone, own]) == []
 
     def test_other_links_by_hand(self) -> None:
         link = Fabric(25e9, 1e-5, 0.95)

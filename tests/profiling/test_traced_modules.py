@@ -103,6 +103,40 @@ def test_operators_without_a_rule_are_listed_and_counted_as_memory() -> None:
     assert traced.trace(networks.Text(), name="text", precision="fp32").without_rule() == {}
 
 
+class Named(networks.Text):
+    """The same with its data by name, as `hetplan run` takes them, too."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.key = key
+
+    def batch(self, step: int, first: int, last: int) -> Any:
+        x, targets = super().batch(step, first, last)
+        return {"targets": targets, self.key: x}
+
+    def forward(self, targets: Any, **inputs: Any) -> Any:  # type: ignore[override]
+        return super().forward(inputs[self.key], targets)
+
+
+def test_dictionaries_of_arguments_are_traced_like_pairs() -> None:
+    pair = traced.trace(networks.Text(), name="x", precision="fp32")
+    named = traced.trace(Named("input_ids"), name="x", precision="fp32")
+    assert (named.layers, named.operator_lists) == (pair.layers, pair.operator_lists)
+    assert named.sequence == pair.sequence == S
+    # other names do not say that they are texts
+    assert traced.trace(Named("places"), name="x", precision="fp32").sequence is None
+
+
+def test_data_that_cannot_be_had_are_one_line() -> None:
+    class WithoutData(networks.Text):
+        def batch(self, step: int, first: int, last: int) -> Any:
+            raise KeyError("rows")
+
+    text = WithoutData()
+    with pytest.raises(InputError, match=r"the model's `batch` raises KeyError: 'rows'"):
+        traced.trace(text, name="x", precision="fp32")
+
+
 def test_what_cannot_be_traced_says_why() -> None:
     with pytest.raises(UnsupportedError, match=r"nonzero.*depends on values"):
         traced.trace(networks.Choosing(), name="x", precision="fp32")

@@ -40,7 +40,7 @@ def chain_of(*layers: nn.Module) -> nn.Module:
         (
             lambda: nn.Linear(6, 6),
             ["a"],
-            "the model's loss is not known as a mean over samples or tokens (got 'linear'",
+            "the model's loss is not one number (got 'linear of sizes [rows, ",
         ),
         (
             lambda: chain_of(Pair(), nn.Tanh(), nn.Tanh()),

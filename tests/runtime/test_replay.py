@@ -32,6 +32,7 @@ from hetplan.replays.pose import costs_of
 from hetplan.replays.replay import replay
 from hetplan.replays.simulator.tasks import Kind
 from hetplan.solvers.run import Run
+from present import present
 
 GBIT = 1e9 / 8
 
@@ -472,4 +473,4 @@ def test_one_message_may_not_fill_a_card() -> None:
     # 2 rounds of half of the bytes
     assert costs.ring([[0, 2]], size).seconds == pytest.approx(2 * size / 2 / 0.25e9)
     assert w.cluster.bandwidth()[0, 2] == 0.25e9 and w.cluster.bandwidth()[0, 1] == 100e9
-    assert Inputs.of(w).cluster.nodes[0].node() == w.cluster.nodes[0]
+    assert present(Inputs.of(w)).cluster.nodes[0].node() == w.cluster.nodes[0]

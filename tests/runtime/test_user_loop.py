@@ -75,11 +75,14 @@ def test_changed_checkpoints_and_full_disks_are_named(tmp_path: Path) -> None:
         assert told["none"] == ""
         for name, file in (("flip", "rank-1.pt"), ("lost", "rank-0.pt"), ("more", "rank-7.pt")):
             place = tmp_path / name / "step-1"
-            assert told[name] == f"{place}: checkpoint is not what was written: {file}"
+            alone = "; no other checkpoint beside it is whole"
+            assert told[name] == f"{place}: checkpoint is not what was written: {file}{alone}"
         assert told["harm"].startswith("checkpoint cannot be read: rank 0: UnpicklingError")
         assert not (tmp_path / "harm" / "harm").exists()
-        full = "checkpoint cannot be written: rank 1: OSError: [Errno 28] No space left on device"
+        full = f"checkpoint cannot be written: rank 1: the disk is full ({tmp_path})"
         assert told["full"] == full
+        beside = "; step-1 beside it is whole: move step-2 away to go on from it"
+        assert told["beside"].endswith(f"checkpoint is not what was written: rank-1.pt{beside}")
 
 
 def test_a_step_whose_gradients_overflow_is_skipped_on_all_ranks(tmp_path: Path) -> None:
@@ -93,3 +96,27 @@ def test_a_step_whose_gradients_overflow_is_skipped_on_all_ranks(tmp_path: Path)
             assert [moved for _, moved, _ in steps] == [not over for over in OVERFLOWS], name
             assert [has for _, _, has in steps] == [{not over} for over in OVERFLOWS], name
             assert kept
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What rank 0 and one process have, see `parity.keeping`."""
+    folder = tmp_path_factory.mktemp("keeping")
+    run_forked("parity.keeping", folder)
+    return torch.load(folder / "told.pt")
+
+
+@pytest.mark.parametrize("plan", ["dp", "pp"])
+def test_saving_loading_and_evaluating_are_those_of_one_process(plan: str, kept: Any) -> None:
+    told, expected = kept[plan], kept["alone"]
+    for name in ("evaluated", "losses", "evaluated behind"):
+        assert told[name] == pytest.approx(expected[name], rel=1e-9), name
+    assert told["step"] == 4 and told["state of rank 1"] == {}
+    assert told["state"].keys() == expected["state"].keys()
+    for name, value in expected["state"].items():
+        assert torch.allclose(told["state"][name], value, rtol=1e-9, atol=1e-12), name
+
+
+def test_what_evaluation_cannot_say_is_refused(kept: Any) -> None:
+    assert "computes something else in evaluation" in kept["other"]
+    assert "this engine only trains" in kept["stock"]

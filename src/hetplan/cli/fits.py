@@ -8,12 +8,12 @@ import typer
 from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     ClusterOption,
-    FrameworkOption,
     JsonOption,
     MarginOption,
     ModelOption,
     PrecisionOption,
     SequenceOption,
+    Trainer,
     number,
     open_cluster,
 )
@@ -35,7 +35,7 @@ ORDER = (
 @described(
     sections={
         "Model, cluster and batch": "--model --cluster --global-batch --sequence --precision",
-        "Memory": "--framework --memory-margin",
+        "Memory": "--framework --memory-margin --gradient-bytes --moment-bytes --loss --reshard",
         "Choice of layouts": "--zero --recomputation --micro-batch",
         "Output": "--json --help",
     },
@@ -58,6 +58,7 @@ ORDER = (
 def fits(
     model: ModelOption,
     cluster: ClusterOption,
+    training: Trainer,
     global_batch: Annotated[
         int | None,
         number(
@@ -69,7 +70,6 @@ def fits(
     ] = None,
     sequence: SequenceOption = None,
     precision: PrecisionOption = "fp16",
-    framework: FrameworkOption = "hetplan",
     memory_margin: MarginOption = 0.05,
     zero: Annotated[
         int | None, number("--zero", least=0, most=3, help="ZeRO level; default any.")
@@ -105,7 +105,7 @@ def fits(
         global_batch=global_batch,
         sequence=sequence,
         precision=precision,
-        framework=framework,
+        framework=training.trainer(),
         memory_margin=memory_margin,
         zero=zero,
         recomputation=recomputation,

@@ -12,8 +12,9 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -28,9 +29,10 @@ from hetplan.instances.library import (
     load_from_library,
     parse_instance,
 )
+from hetplan.profiling.frameworks import Framework, load_framework
 from hetplan.profiling.hardware import cluster as clusters
 from hetplan.profiling.hardware.cluster import Cluster
-from hetplan.profiling.models.operators import Precision
+from hetplan.profiling.models.operators import Precision, Stack
 from hetplan.solvers.registry import load
 from hetplan.solvers.run import NativeValue, Options
 from hetplan.studies.rows import digest, subjects
@@ -92,6 +94,7 @@ OFFERED: Mapping[str, str] = {
     "strategies": "hetplan.planner:STRATEGIES",
     "frameworks": "hetplan.adapters.exports:EXPORTERS",
     "trainers": "hetplan.profiling.frameworks:FRAMEWORKS",
+    "losses": "hetplan.profiling.frameworks:LOSSES",
     "stacks": "hetplan.profiling.models.operators:STACKS",
     "clusters": "hetplan.profiling.hardware.cluster:example_clusters",
     "parameters": "hetplan.formulations.astra.search.space:PARAMETERS",
@@ -231,6 +234,14 @@ TracedOption = Annotated[
         help="Your own PyTorch module instead, traced (needs torch).",
     ),
 ]
+ProbeOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--probe/--no-probe",
+        help="Compare your module's training with its layers' first; default unless it is large.",
+        show_default=False,
+    ),
+]
 ClusterOption = Annotated[
     str,
     offered(
@@ -259,6 +270,65 @@ FrameworkOption = Annotated[
         help="The framework that trains; its memory counts: hetplan, megatron, fsdp or deepspeed.",
     ),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """The options that say which framework trains, and what it holds."""
+
+    framework: FrameworkOption = "hetplan"
+    gradient_bytes: Annotated[
+        float | None,
+        number(
+            "--gradient-bytes",
+            least=1,
+            most=8,
+            help="Bytes of a gradient: 2 in bf16, 4 in fp32; default the framework's.",
+        ),
+    ] = None
+    moment_bytes: Annotated[
+        float | None,
+        number(
+            "--moment-bytes",
+            least=1,
+            most=8,
+            help="Bytes of each of Adam's two moments; default 4.",
+        ),
+    ] = None
+    loss: Annotated[
+        str | None,
+        offered(
+            "losses",
+            "--loss",
+            metavar="KIND",
+            help="How the loss is computed: eager, compiled, native (Megatron) or te; default the "
+            "framework's.",
+        ),
+    ] = None
+    reshard: Annotated[
+        Literal["always", "never"] | None,
+        typer.Option(
+            "--reshard",
+            help="Whether pipelines under ZeRO 2 and 3 give up gathered weights after every pass.",
+        ),
+    ] = None
+
+    def trainer(self) -> Framework:
+        """The framework under these options."""
+        return load_framework(self.framework, where="--framework").with_choices(
+            gradient_bytes=self.gradient_bytes,
+            moment_bytes=self.moment_bytes,
+            loss=self.loss,
+            reshard=self.reshard,
+        )
+
+    def reducing(self, stack: Stack) -> Stack:
+        """The software that exchanges gradients of as many bytes as it holds."""
+        if self.gradient_bytes is None:
+            return stack
+        return replace(stack, gradient_bytes=round(self.gradient_bytes))
+
+
 StackOption = Annotated[
     str,
     offered(

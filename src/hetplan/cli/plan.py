@@ -16,13 +16,13 @@ from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     BatchOption,
     ClusterOption,
-    FrameworkOption,
     GapOption,
     JsonOption,
     LimitOption,
     LinksOption,
     MarginOption,
     NamedModelOption,
+    ProbeOption,
     ProfileOption,
     QuietOption,
     SeedOption,
@@ -31,12 +31,14 @@ from hetplan.cli.options import (
     StrategiesOption,
     ThreadsOption,
     TracedOption,
+    Trainer,
     make_options,
     offered,
     open_cluster,
     parse_dotted,
     split_list,
     target,
+    whole_numbers,
 )
 from hetplan.cli.output import Display, emit, note, watched
 from hetplan.cli.setting import with_links
@@ -78,11 +80,10 @@ LARGEST_MEASURED = 256  # samples: as far as `hetplan profile batch-curve` tries
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs:
+class Costs(Trainer):
     """The options that determine the seconds of layers and links, and the memory of the
     training."""
 
-    framework: FrameworkOption = "hetplan"
     stack: StackOption = "fused"
     memory_margin: MarginOption = 0.05
     profile: ProfileOption = None
@@ -125,6 +126,12 @@ class Choice:
             help="The cheapest plan at most this much slower than the fastest; implies --parts.",
         ),
     ] = None
+    zero: Annotated[
+        str | None,
+        typer.Option(
+            "--zero", metavar="N[,N…]", help="ZeRO levels that the best plan may have; default all."
+        ),
+    ] = None
     seconds_limit: Annotated[
         float | None,
         typer.Option(
@@ -137,11 +144,12 @@ class Choice:
 
 @described(
     sections={
-        "Model, cluster and batch": "--model --factory --cluster --global-batch --sequence "
-        "--precision",
-        "Costs": "--framework --stack --memory-margin --profile --links --measure",
+        "Model, cluster and batch": "--model --factory --probe --cluster --global-batch "
+        "--sequence --precision",
+        "Costs": "--stack --profile --links --measure",
+        "Memory": "--framework --memory-margin --gradient-bytes --moment-bytes --loss --reshard",
         "Choice of plans": "--strategies --set --parts --money-limit --cheapest-within "
-        "--seconds-limit",
+        "--seconds-limit --zero",
         "Limits of the search": "--time-limit --gap --threads --seed",
         "Output": "--output --json --all --quiet --run --help",
     },
@@ -167,6 +175,7 @@ def plan(
     choice: Choice,
     model: NamedModelOption = None,
     factory: TracedOption = None,
+    probe: ProbeOption = None,
     sequence: SequenceOption = None,
     precision: Annotated[
         str,
@@ -205,6 +214,8 @@ def plan(
     from hetplan.planner.criteria import Criteria
     from hetplan.planner.ranking import make_plans
     from hetplan.planner.workloads import make_workloads, only
+    from hetplan.profiling.models.operators import load_stack
+    from hetplan.profiling.rates.collectives import borrowed_curves
 
     writes_files = costs.measure is not None or steps is not None
     require(output or not writes_files, "--measure and --run need --output FILE")
@@ -213,7 +224,9 @@ def plan(
     )
     if factory is not None:
         # The traced operators have the sizes of one precision.
-        trained: Any = traced_model(factory, model, only(precision), output=None, quiet=quiet)
+        trained: Any = traced_model(
+            factory, model, only(precision), output=None, quiet=quiet, probe=probe
+        )
     else:
         trained = named(model)
     by_precision, notes = make_workloads(
@@ -223,8 +236,8 @@ def plan(
         sequence=sequence,
         precision=precision,
         profile=costs.profile,
-        framework=costs.framework,
-        stack=costs.stack,
+        framework=costs.trainer(),
+        stack=costs.reducing(load_stack(costs.stack, where="--stack")),
         memory_margin=costs.memory_margin,
     )
     workloads = [with_links(workload, costs.links) for workload in by_precision]
@@ -233,8 +246,13 @@ def plan(
     if costs.measure is not None and output is not None:
         curves = measured_curves(workload, costs.measure, output, quiet=quiet)
     strategies = chosen_strategies(choice, curves)
+    levels = [] if choice.zero is None else whole_numbers([choice.zero], "--zero", 0, 3)
     criteria = Criteria(
-        choice.money_limit, choice.cheapest_within, choice.parts, choice.seconds_limit
+        choice.money_limit,
+        choice.cheapest_within,
+        choice.parts,
+        choice.seconds_limit,
+        zero_levels=tuple(levels),
     )
     display = Display(f"{workload.model.name} on {workload.cluster.name}")
     planning = watched(
@@ -248,6 +266,8 @@ def plan(
     best = planning.best
     write_plan(best, output)
     note(*workload.model.notes)
+    if workload.links is None:  # measured links leave the curves of fabrics out
+        note(*borrowed_curves(workload.cluster.nodes))
     emit(planning.document(), planning_tables(planning, everything), json=json)
     if best is None:
         return 1
@@ -256,6 +276,8 @@ def plan(
     words = [str(output), "--steps", str(steps), "--device", costs.measure or "auto"]
     if factory is not None:
         words += ["--factory", factory]
+    if probe is not None:
+        words += ["--probe" if probe else "--no-probe"]
     return run_here(words, json=json)
 
 
@@ -512,6 +534,10 @@ def no_winner(planning: "Planning") -> Table:
             advice = ["no number of devices would do"]
         notes = (needs(planning.workload), *advice, *undecided)
         return Table("no winner: nothing found fits in memory", (), (), notes)
+    if planning.criteria.zero_levels:
+        levels = ", ".join(map(str, planning.criteria.zero_levels))
+        title = f"no winner: no plan that fits has a ZeRO level of {levels} and exceeds no limit"
+        return Table(title, (), ())
     seconds_limit = planning.criteria.seconds_limit
     if seconds_limit is not None:
         times = [(c.predicted_seconds or 0.0, c.name) for c in planning.candidates if c.fits_memory]

@@ -170,15 +170,23 @@ def named(model: str | None) -> str:
 
 
 def traced_model(
-    factory: str, name: str | None, precision: Precision, output: Path | None, *, quiet: bool
+    factory: str,
+    name: str | None,
+    precision: Precision,
+    output: Path | None,
+    *,
+    quiet: bool,
+    probe: bool | None = False,
 ) -> Model:
     """The model traced from the module that a factory makes.
 
     name: the model's name; None: the factory's name. output: the file to which to write the traced
-    model; None: no file. quiet: write no note on stderr.
+    model; None: no file. quiet: write no note on stderr. probe: whether to compare the module's
+    training with that of its layers; None: where the module is not large. Raises UnsupportedError
+    where they differ.
     """
     required_torch("tracing modules")
-    from hetplan.runtime.engine.models import from_factory
+    from hetplan.runtime.engine.models import check_planned, from_factory
     from hetplan.runtime.tracing.layers import trace
     from hetplan.runtime.tracing.program import plannable
 
@@ -186,6 +194,9 @@ def traced_model(
     traced = trace(module, name=name or factory, precision=precision)
     if output is not None:
         traced.save(output)
+    unknown = check_planned(module, [layer.name for layer in traced.layers], probe)
+    if unknown is not None:
+        note(unknown)
     model = plannable(module, traced)
     if not quiet:
         count = sum(len(layer.operators) for layer in model.layers)
@@ -601,7 +612,7 @@ def quick(
     json: JsonOption = False,
     output: WrittenOption = None,
 ) -> int:
-    """Measure ten operators, and on several GPUs an all-reduce, in a minute (needs torch).
+    """Measure ten operators, and on several GPUs all-reduces, in a minute (needs torch).
 
     The result is for `profile predict --efficiency FILE`: seconds expected of the device type are
     rescaled to it.
@@ -616,12 +627,22 @@ def quick(
         expected="fp32 or bf16 with --device cpu",
     )
     learned = train_operators(measure_quickly(device, precision, name=device_type))
-    if learned.bus_bytes_per_second is not None:
-        gigabits = learned.bus_bytes_per_second * 8e-9
-        note(f"a large all-reduce reaches {gigabits:.4g} Gbit/s of each GPU's links")
+    note(*all_reduce_lines(learned))
     return emit(
         learned.model_dump(mode="json"), [operators_table(learned)], json=json, output=output
     )
+
+
+def all_reduce_lines(learned: OperatorData) -> list[str]:
+    """What the measured all-reduces say, as the key of a cluster file; nothing without them."""
+    rates = learned.all_reduce_bytes_per_second
+    if not rates:
+        return []
+    stated = ", ".join(f"{ranks}: {rate * 8e-9:.4g}" for ranks, rate in sorted(rates.items()))
+    return [
+        "large all-reduces by number of ranks, for the nodes of a cluster file: "
+        f"all_reduce_gbit_per_s: {{{stated}}}"
+    ]
 
 
 @described(

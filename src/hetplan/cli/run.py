@@ -30,6 +30,7 @@ from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     JsonOption,
     PlanArgument,
+    ProbeOption,
     QuietOption,
     StrategiesOption,
     number,
@@ -74,6 +75,7 @@ class Training:
             help="Function that makes your model from the plan; default the built-in model.",
         ),
     ] = None
+    probe: ProbeOption = None
     data: Annotated[
         str | None,
         typer.Option(
@@ -276,7 +278,7 @@ class Survival:
 
 @described(
     sections={
-        "Training": "--steps --factory --data --optimizer --learning-rate --seed",
+        "Training": "--steps --factory --probe --data --optimizer --learning-rate --seed",
         "Ranks": "--device --backend --hang-after",
         "Checkpoints": "--checkpoint --every --resume --save",
         "Replanning when a rank is lost": "--elastic --strategies --replan-seconds",

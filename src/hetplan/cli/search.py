@@ -22,6 +22,7 @@ from hetplan.cli.options import (
     SequenceOption,
     StackOption,
     TimeOption,
+    Trainer,
     make_options,
     number,
     offered,
@@ -43,12 +44,13 @@ from hetplan.formulations.astra.search.rules import Rule, default_rules, rules_f
 from hetplan.formulations.astra.search.space import PARAMETERS, Space, measured_sizes
 from hetplan.instances.library import Instance, save_instance
 from hetplan.plans.making import with_inputs
-from hetplan.profiling.frameworks import MEGATRON, load_framework
+from hetplan.profiling.frameworks import MEGATRON
 from hetplan.profiling.hardware.cluster import GBIT, MAX_DEVICES, Cluster
 from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.models.operators import DEFAULT_STACK, load_stack
 from hetplan.profiling.profiles.profile import load_profile
+from hetplan.profiling.rates.collectives import borrowed_curves
 from hetplan.profiling.rates.efficiency import LearnedLinks, LinkEfficiencyFile
 from hetplan.profiling.workload import Workload, check_profile, check_units, make_workload
 from hetplan.replays.assumptions import Assumptions
@@ -207,7 +209,7 @@ class Filter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurements:
+class Measurements(Trainer):
     """The options that name measurements to use in place of predictions, the software that
     computes, and the framework whose memory counts."""
 
@@ -230,7 +232,7 @@ class Measurements:
         specs = {offer.name: offer.spec for offer in pool.offers}
         types = Cluster("the pool", nodes, specs)
         learned = learned_of(self.efficiency or [], types, model.precision)
-        stack = load_stack(self.stack, where="--stack")
+        stack = self.reducing(load_stack(self.stack, where="--stack"))
         check_units(stack, model, types)
         if self.profile is not None:
             profile = load_profile(self.profile)
@@ -238,7 +240,7 @@ class Measurements:
         if self.links is not None:
             links = LearnedLinks(LinkEfficiencyFile.load(self.links))
         return Assumptions(
-            framework=load_framework(self.framework, where="--framework"),
+            framework=self.trainer(),
             memory_margin=self.memory_margin,
             profile=profile,
             learned=learned,
@@ -253,8 +255,8 @@ class Measurements:
             open_cluster(cluster),
             job.global_batch,
             profile=self.profile,
-            framework=self.framework,
-            stack=self.stack,
+            framework=self.trainer(),
+            stack=self.reducing(load_stack(self.stack, where="--stack")),
         )
         return replace(workload, memory_margin=self.memory_margin)
 
@@ -393,6 +395,8 @@ def search(
         write_instance(result, written.instance, job, pool)
     for line in trained.notes:
         note(line)
+    if assumed.links is None:  # measured links leave the curves of fabrics out
+        note(*borrowed_curves(offer.node for offer in pool.offers))
     cluster = gpus.cluster
     replays: Replays = []
     if cluster:

@@ -22,11 +22,17 @@ class Criteria:
     on_parts: bool = False
     # Seconds that an iteration of the winner may take at most; the cheapest such plan wins.
     seconds_limit: float | None = None
+    zero_levels: tuple[int, ...] = ()  # ZeRO levels that the winner may have; empty: all
 
     @property
     def wants_cheapest(self) -> bool:
         """Whether the cheapest plan within a limit of time wins, in place of the fastest one."""
         return self.cheapest_within is not None or self.seconds_limit is not None
+
+    @property
+    def wants_slower(self) -> bool:
+        """Whether another plan than the fastest one may win."""
+        return self.wants_parts or bool(self.zero_levels)
 
     @property
     def wants_parts(self) -> bool:
@@ -50,6 +56,13 @@ class Criteria:
             where="--cheapest-within",
             got=percent,
             expected="a number from 0 on",
+        )
+        require(
+            set(self.zero_levels) <= {0, 1, 2, 3},
+            "ZeRO levels",
+            where="--zero",
+            got=", ".join(map(str, self.zero_levels)),
+            expected="numbers from 0 to 3",
         )
         seconds = self.seconds_limit
         require(
@@ -75,6 +88,11 @@ class Criteria:
         """The candidate, and whether it may win: it has a plan that fits and that exceeds no limit.
         The message of a candidate says that it exceeds one."""
         fits = candidate.plan is not None and candidate.fits_memory is True
+        if candidate.plan is not None and self.zero_levels:
+            level, levels = candidate.plan.zero, ", ".join(map(str, self.zero_levels))
+            if level not in self.zero_levels:
+                text = f"ZeRO {level} is not among the levels asked for ({levels})"
+                return replace(candidate, message=joined(candidate.message, text)), False
         seconds = candidate.predicted_seconds
         if self.seconds_limit is not None and seconds is not None and seconds > self.seconds_limit:
             limit = number_text(self.seconds_limit, 4)

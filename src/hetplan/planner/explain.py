@@ -19,6 +19,7 @@ from hetplan.planner.candidate import Candidate
 from hetplan.plans.plan import Plan
 from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.profiles.profile import perturbed
+from hetplan.profiling.rates.collectives import with_intra_bandwidth
 from hetplan.profiling.workload import Workload
 from hetplan.replays.chains import Replay
 from hetplan.replays.pose import costs_of
@@ -252,7 +253,7 @@ def effects(plan: Plan, run: Replay, workload: Workload) -> dict[str, float]:
             replace(n, network_bandwidth=2 * n.network_bandwidth, flow=2 * n.flow)
             for n in cluster.nodes
         ]
-        inside = [replace(n, intra_bandwidth=2 * n.intra_bandwidth) for n in cluster.nodes]
+        inside = [with_intra_bandwidth(n, 2 * n.intra_bandwidth) for n in cluster.nodes]
         for links, nodes in {"network": network, "links inside nodes": inside}.items():
             faster_links = replace(cluster, nodes=tuple(nodes))
             changed[f"{links} twice as fast"] = replace(workload, cluster=faster_links)

@@ -2,7 +2,9 @@
 memory. Time is not considered.
 
 A layout has D equal replicas of P stages, each stage on T tensor ranks of one node; a ZeRO level; a
-mode of recomputation; and a micro-batch size. Every stage runs on one device type. The types with
+mode of recomputation; and a micro-batch size. Where none fits, the stages of a replica also have
+context ranks, which divide the tokens of a sample, and the experts of a block are spread over
+ranks. Every stage runs on one device type. The types with
 the most memory come first, since early stages keep the activations of the most micro-batches at a
 time (1F1B: min(P - s, M) of M micro-batches on stage s). Replicas of one stage may run on several
 types, of which the one with the least memory decides.
@@ -10,24 +12,26 @@ types, of which the one with the least memory decides.
 Layers are cut by memory: each stage in turn takes as many layers as fit into a share of its limit.
 The layout uses the least share at which all layers find room, so that devices are equally full.
 
-The bytes on a device are counted by `replays.memory`, as in the replay.
+The bytes on a device are counted by `replays.memory` and `replays.peaks`, as in the replay.
 """
 
+import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from itertools import combinations, pairwise
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hetplan.errors import require, unknown_name
+from hetplan.plans.degrees import Degrees
 from hetplan.profiling.frameworks import HETPLAN, Framework
 from hetplan.profiling.hardware.cluster import MAX_DEVICES, Cluster, Node, open_cluster
 from hetplan.profiling.models.model import Model, load_model
-from hetplan.profiling.models.operators import DEFAULT_STACK, ELEMENT_BYTES, Precision
+from hetplan.profiling.models.operators import DEFAULT_STACK, Precision
 from hetplan.profiling.profiles.predict import (
     LARGEST_MICRO_BATCH,
     default_micro_batches,
@@ -37,14 +41,20 @@ from hetplan.profiling.profiles.predict import (
 from hetplan.profiling.rates.times import Recomputation
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.arrays import Floats
-from hetplan.replays.memory import Passes, PeakBytes, held_on
+from hetplan.replays.costs import Costs, StageBytes
+from hetplan.replays.degrees import bytes_of_rank
+from hetplan.replays.memory import PeakBytes
+from hetplan.replays.peaks import Shards, held_on_device
 from hetplan.replays.pose import costs_of
-from hetplan.text import bytes_text, counted
+from hetplan.replays.ranks import Ranks, own_shards
+from hetplan.text import bytes_text, counted, percent_text
 
 # Share of each device's memory that stays free: PyTorch's allocator keeps blocks that no tensor
 # fits into. They are 15 % on average over eight language models on A100 (Guo et al. 2024, GMLake),
 # and a few percent with expandable segments.
 MEMORY_MARGIN = 0.05
+MOST_CONTEXT = 8  # ranks that divide the tokens of a sample
+EACH_UP_TO = 8  # numbers of further nodes that are tried one by one
 SHORTER = 3  # how often a sequence is halved in the search for one that fits: to an eighth of it
 # Shares of the limits are multiples of 1 / FINE, because `smallest` searches whole numbers.
 FINE = 1000
@@ -66,6 +76,8 @@ class Shape:
     tensor: int  # tensor ranks of each stage
     data: int  # replicas
     kinds: tuple[tuple[str, ...], ...]  # [P] device types of each stage
+    context: int = 1  # ranks of each stage that divide the tokens of a sample
+    expert: int = 1  # ranks over which the experts of a block are spread
 
     @property
     def pipeline(self) -> int:
@@ -75,7 +87,20 @@ class Shape:
     @property
     def devices(self) -> int:
         """The number of devices in use; the cluster may have more."""
-        return self.tensor * self.pipeline * self.data
+        return self.tensor * self.context * self.pipeline * self.data
+
+    @property
+    def ranks(self) -> Ranks[int]:
+        """The degrees. Ranks that share experts hold them whole; otherwise tensor ranks divide
+        their columns."""
+        expert_tensor = self.tensor if self.expert == 1 else 1
+        return Ranks(self.tensor, self.context, self.data, self.expert, expert_tensor, 1)
+
+    @property
+    def degrees(self) -> Degrees:
+        """The further degrees, in the words of a plan."""
+        expert_tensor = self.ranks.expert_tensor
+        return Degrees(context=self.context, expert=self.expert, expert_tensor=expert_tensor)
 
 
 Choice = tuple[Shape, int, Recomputation]  # shape, ZeRO level, mode of recomputation
@@ -97,10 +122,29 @@ class CutLayout:
     def text(self) -> str:
         """The layout in words."""
         recomputation = "no" if self.recomputation == "none" else self.recomputation
-        shape, zero = self.shape, f"ZeRO {self.zero}, " if self.zero else ""
+        shape = self.shape
+        degrees = [f"tensor {shape.tensor}", f"pipeline {shape.pipeline}", f"data {shape.data}"]
+        if shape.context > 1:
+            degrees.append(f"context {shape.context}")
+        if shape.expert > 1:
+            degrees.append(f"expert {shape.expert}")
+        if self.zero:
+            degrees.append(f"ZeRO {self.zero}")
         return (
-            f"tensor {shape.tensor}, pipeline {shape.pipeline}, data {shape.data}, "
-            f"{zero}{recomputation} recomputation, micro-batch {self.micro_batch}"
+            f"{', '.join(degrees)}, {recomputation} recomputation, micro-batch {self.micro_batch}"
+        )
+
+    @property
+    def fullest(self) -> PeakBytes[float]:
+        """The bytes on a device of the fullest stage."""
+        return max(self.held, key=lambda device: device.allocated)
+
+    def margin_text(self, limits: Mapping[str, float]) -> str:
+        """The memory that stays free on each device type, and its share of what is usable: `1.2 GiB
+        of V100 (9 %)`. limits: device type -> usable bytes."""
+        return ", ".join(
+            f"{bytes_text(free)} of {kind} ({percent_text(free / max(limits[kind], 1.0))})"
+            for kind, free in self.free.items()
         )
 
     def document(self) -> dict[str, Any]:
@@ -109,6 +153,8 @@ class CutLayout:
             "tensor": self.shape.tensor,
             "pipeline": self.shape.pipeline,
             "data": self.shape.data,
+            "context": self.shape.context,
+            "expert": self.shape.expert,
             "zero": self.zero,
             "recomputation": self.recomputation,
             "micro_batch": self.micro_batch,
@@ -132,10 +178,15 @@ class Fit:
     limit_bytes: dict[str, float]  # device type -> usable bytes
 
     def __str__(self) -> str:
-        """The simplest layout that fits, or the changes with which one would fit."""
+        """The simplest layout that fits and what it leaves free; or what is largest in the layout
+        that lacks least, and the changes with which one would fit."""
         if self.layouts:
-            return f"fits: {self.layouts[0].text}"
-        return "; ".join(["does not fit", *(f"would fit: {line}" for line in self.advice)])
+            simplest = self.layouts[0]
+            return f"fits: {simplest.text}; free: {simplest.margin_text(self.limit_bytes)}"
+        answer = "does not fit"
+        if self.nearest is not None:
+            answer += f" ({self.nearest.fullest.largest_text})"
+        return "; ".join([answer, *(f"would fit: {line}" for line in self.advice)])
 
     @property
     def fits(self) -> bool:
@@ -257,12 +308,14 @@ def advice(workload: Workload) -> tuple[str, ...]:
         return (f"as {fit.layouts[0].text}",)
     lines = []
     if fit.nearest is not None:
-        more = " and ".join(
+        lacking = [
             f"{bytes_text(-free)} more on each {kind}"
             for kind, free in fit.nearest.free.items()
             if free < 0
+        ]
+        lines.append(
+            f"{' and '.join(lacking)}: {fit.nearest.text} ({fit.nearest.fullest.largest_text})"
         )
-        lines.append(f"{more}: {fit.nearest.text}")
     with_any_batch = next(LayoutSearch(workload, None).fitting(wanted), None)
     if with_any_batch is not None:
         lines.append(f"with a larger global batch: {with_any_batch.text}")
@@ -311,13 +364,20 @@ class LayoutSearch:
         # links are priced for each pair of devices
         one_node = with_peaks(workload.cluster.part([0]), workload.precision)
         on_one_node = replace(workload, cluster=one_node)
+        self.on_one_node = on_one_node
         self.modes = workload.framework.recomputation  # the first keeps most, the last keeps least
-        self.costs = {mode: costs_of(on_one_node, mode) for mode in self.modes}
         self.layers = workload.profile.layers
-        # [L + 1] bytes of weights of the first l layers
-        self.weights = np.cumsum([0.0, *(layer.param_bytes for layer in self.layers)])
-        self.saved = cache(self._saved)
+        self.costs = cache(self._costs)
+        self.data = costs_of(on_one_node, "none").data  # framework and bytes of a number
+        self._runs: dict[tuple[Recomputation, Shape, int], Runs] = {}
         self.degrees = default_tensor_degrees(workload.model, workload.cluster)
+
+    def _costs(self, mode: Recomputation, shape: Shape) -> Costs:
+        """Costs, of which the bytes are used, of a shape's ranks; its replicas and stages do not
+        matter. Computed once (`costs`)."""
+        if shape.context == shape.expert == 1:
+            return costs_of(self.on_one_node, mode)
+        return bytes_of_rank(self.on_one_node, shape.ranks, shape.degrees, mode)
 
     def answer(self, wanted: Wanted) -> Fit:
         """The simplest layouts that fit, or the layout that lacks least. Advice is left empty."""
@@ -327,23 +387,38 @@ class LayoutSearch:
         batch, nodes = wanted.micro_batch or 1, self.workload.cluster.nodes
         least = inf
         nearest_choice: Choice | None = None
-        for choice in self.choices(nodes, wanted, frugal=True):
-            share = self.least_share(*choice, batch)
-            if share < least:
-                least, nearest_choice = share, choice
+        for further in (False, True):
+            for choice in self.choices(nodes, wanted, frugal=True, further=further):
+                if least < inf and self.cut(*choice, batch, least - 1 / FINE) is None:
+                    continue
+                share = self.least_share(*choice, batch)
+                if share < least:
+                    least, nearest_choice = share, choice
         nearest = None if nearest_choice is None else self.layout(*nearest_choice, batch)
         return Fit(self.workload, (), nearest, (), self.limits)
 
     def fitting(self, wanted: Wanted) -> Iterator[CutLayout]:
-        """The simplest layout that fits of each ZeRO level, the simplest first."""
+        """The simplest layout that fits of each ZeRO level, the simplest first. Layouts with
+        context ranks, and with ranks that share experts, are tried where no other one fits."""
         seen: set[int] = set()
-        for shape, level, mode in self.choices(self.workload.cluster.nodes, wanted):
-            if level in seen:
-                continue
-            batch = self.largest(shape, level, mode, wanted)
-            if batch:
-                seen.add(level)
-                yield self.layout(shape, level, mode, batch)
+        for further in (False, True):
+            if seen or (further and not self.suffices(wanted)):
+                return
+            for shape, level, mode in self.choices(
+                self.workload.cluster.nodes, wanted, further=further
+            ):
+                if level in seen:
+                    continue
+                batch = self.largest(shape, level, mode, wanted)
+                if batch:
+                    seen.add(level)
+                    yield self.layout(shape, level, mode, batch)
+
+    def suffices(self, wanted: Wanted) -> bool:
+        """Whether some layout with context ranks, or with ranks that share experts, fits."""
+        nodes, batch = self.workload.cluster.nodes, wanted.micro_batch or 1
+        choices = self.choices(nodes, wanted, frugal=True, further=True)
+        return any(self.cut(*choice, batch) for choice in choices)
 
     def wishes(self, wanted: Wanted) -> list[str]:
         """Texts of layouts that would fit if some of the wanted figures were others, as few of them
@@ -369,7 +444,7 @@ class LayoutSearch:
             alike = [node for node in self.workload.cluster.nodes if node.device == kind]
             largest = max(alike, key=lambda node: node.devices)
             most = (MAX_DEVICES - len(self.workload.cluster.devices)) // largest.devices
-            more = smallest(partial(self.enough, like=largest, wanted=wanted), most)
+            more = first_enough(partial(self.enough, like=largest, wanted=wanted), most)
             if more is not None:
                 yield (
                     f"{more * largest.devices} more {kind} "
@@ -379,53 +454,75 @@ class LayoutSearch:
     def enough(self, count: int, like: Node, wanted: Wanted) -> bool:
         """Whether some layout fits on the cluster with `count` more nodes like `like`."""
         nodes = [*self.workload.cluster.nodes, *[like] * count]
-        choices = self.choices(nodes, wanted, frugal=True)
-        return any(self.cut(*choice, wanted.micro_batch or 1) for choice in choices)
+        return any(
+            self.cut(*choice, wanted.micro_batch or 1)
+            for further in (False, True)
+            for choice in self.choices(nodes, wanted, frugal=True, further=further)
+        )
 
     def choices(
-        self, nodes: Sequence[Node], wanted: Wanted, *, frugal: bool = False
+        self,
+        nodes: Sequence[Node],
+        wanted: Wanted,
+        *,
+        frugal: bool = False,
+        further: bool = False,
     ) -> Iterator[Choice]:
         """All choices of shape, ZeRO level and recomputation, the simplest first: little
-        recomputation, then few ranks per replica, then low levels. frugal: of every shape only the
-        choice that takes least memory."""
+        recomputation, then few ranks per replica, then low levels.
+
+        frugal: only those with the recomputation that takes least memory. further: the shapes with
+        context or expert ranks, in place of those without.
+        """
         modes = self.modes if wanted.recomputation is None else (wanted.recomputation,)
+        found = self.shapes(nodes, wanted)
+        if further:
+            found = self.further_shapes(nodes, wanted, frugal=frugal)
         shapes = sorted(
-            self.shapes(nodes, wanted),
-            key=lambda shape: (shape.tensor * shape.pipeline, shape.pipeline, -shape.data),
+            found,
+            key=lambda shape: (
+                shape.tensor * shape.context * shape.pipeline,
+                shape.context,
+                shape.pipeline,
+                -shape.data,
+                shape.expert,
+            ),
         )
         if frugal:
             modes = modes[-1:]
         for mode in modes:
             for shape in shapes:
-                levels = self.levels(shape, wanted)
-                if frugal:
-                    levels = levels[-1:]  # frameworks list levels from the lowest to the highest
-                for level in levels:
+                for level in self.levels(shape, wanted):
                     yield shape, level, mode
 
     def levels(self, shape: Shape, wanted: Wanted) -> tuple[int, ...]:
         """The ZeRO levels of the framework that a shape can have. For a single replica only the
         lowest one is listed, since ZeRO divides nothing there."""
         framework = self.workload.framework
-        one_rank = shape.tensor * shape.pipeline == 1
+        one_rank = shape.tensor * shape.pipeline * shape.context == 1
         levels = framework.levels if one_rank else framework.pipeline_levels
-        if shape.data == 1:
+        if shape.context * shape.expert > 1:  # no plan with such degrees has level 2
+            levels = tuple(level for level in levels if level != 2)
+        if shape.data * shape.context == 1:
             levels = levels[:1]
         return levels if wanted.zero is None else tuple(n for n in levels if n == wanted.zero)
 
-    def shapes(self, nodes: Sequence[Node], wanted: Wanted) -> Iterator[Shape]:
-        """The shapes on a cluster of `nodes`: replicas of one stage on the 1, 2, … types with the
-        most memory; and replicas of several stages, a power of two or as many as possible."""
+    def shapes(self, nodes: Sequence[Node], wanted: Wanted, context: int = 1) -> Iterator[Shape]:
+        """The shapes on a cluster of `nodes` with a context degree: replicas of one stage on the 1,
+        2, … types with the most memory; and replicas of several stages, a power of two or as many
+        as possible."""
         most_memory_first = sorted(self.limits, key=self.limits.__getitem__)[::-1]
         for tensor in self.degrees:
             groups = dict.fromkeys(most_memory_first, 0)  # type -> groups of `tensor` devices
             for node in nodes:
                 groups[node.device] += node.devices // tensor
+            if context > 1:  # as many groups of one type are then one group
+                groups = {kind: count // context for kind, count in groups.items()}
             kinds = tuple(kind for kind in groups if groups[kind])
             total = sum(groups.values())
             for few in range(1, len(kinds) + 1):
                 replicas = self.divided(sum(groups[kind] for kind in kinds[:few]), wanted)
-                yield Shape(tensor, replicas, (kinds[:few],))
+                yield Shape(tensor, replicas, (kinds[:few],), context)
             longest = min(total, len(self.layers))
             powers = (2**i for i in range(1, longest.bit_length()))
             # 1: replicas of one stage are above; 0: no node has a group
@@ -437,7 +534,33 @@ class LayoutSearch:
                     replicas -= 1
                 replicas = self.divided(replicas, wanted)
                 places = [(kind,) for kind in kinds for _ in range(groups[kind] // replicas)]
-                yield Shape(tensor, replicas, tuple(places[:stages]))
+                yield Shape(tensor, replicas, tuple(places[:stages]), context)
+
+    def further_shapes(
+        self, nodes: Sequence[Node], wanted: Wanted, *, frugal: bool
+    ) -> Iterator[Shape]:
+        """The shapes with context ranks, with ranks that share experts, or with both. Context
+        degrees are powers of two up to `MOST_CONTEXT`; degrees of experts divide their number.
+
+        frugal: of each shape only the one whose experts are spread most.
+        """
+        model = self.workload.model
+        if model.spec.shape is None:  # only language models have tokens to divide
+            return
+        tokens, mixture = model.tokens_per_sample, model.spec.shape.experts
+        powers = [2**i for i in range(MOST_CONTEXT.bit_length())]
+        for context in powers:
+            if tokens % context:
+                break
+            for shape in self.shapes(nodes, wanted, context):
+                ranks = shape.tensor * shape.context * shape.data  # of a stage, in all replicas
+                common = math.gcd(mixture.count, ranks) if mixture else 1
+                degrees = [n for n in range(1, common + 1) if common % n == 0]
+                if frugal:
+                    degrees = degrees[-1:]
+                for expert in degrees:
+                    if context * expert > 1:
+                        yield replace(shape, expert=expert)
 
     def divided(self, replicas: int, wanted: Wanted) -> int:
         """The most replicas, at most `replicas`, that divide the global batch evenly and have at
@@ -461,12 +584,17 @@ class LayoutSearch:
             best = size
         return best
 
-    def _saved(self, mode: Recomputation, tensor: int) -> tuple[Floats, Passes[float]]:
-        """([L + 1] bytes per sample that the first l layers keep for the backward pass, bytes of
-        the passes of the whole model). Computed once per mode and tensor degree (`saved`)."""
-        costs, count = self.costs[mode], len(self.layers)
-        each = [costs.saved_bytes((l, l + 1), tensor) for l in range(count)]
-        return np.cumsum([0.0, *each]), costs.passes_bytes([(0, count)], tensor)
+    def runs(self, mode: Recomputation, shape: Shape, first: int) -> "Runs":
+        """The bytes of the runs of layers that begin with layer `first`; computed once."""
+        of_rank = Shape(shape.tensor, 1, (), shape.context, shape.expert)
+        key = mode, of_rank, first
+        if key not in self._runs:
+            costs = self.costs(mode, of_rank)
+            tied = self.layers[-1].tied_param_bytes if first else 0.0
+            stages = costs.stages_from(first, shape.tensor, tied)
+            experts = np.array(costs.expert_sums[first + 1 :]) - costs.expert_sums[first]
+            self._runs[key] = Runs(stages, experts)
+        return self._runs[key]
 
     def alive(self, shape: Shape, stage: int, batch: int) -> float:
         """The number of micro-batches of `batch` samples whose activations a stage keeps at a
@@ -481,63 +609,48 @@ class LayoutSearch:
     ) -> tuple[int, ...] | None:
         """[P] number of the first layer after each stage, where each stage takes as many layers as
         fit into a share of its limit; None where some layers find no room."""
-        kept, passes = self.saved(mode, shape.tensor)
         stages, last = shape.pipeline, len(self.layers)
-        per_byte, fixed, head = self.linear(shape, level, passes, batch)
         ends, first = [], 0
         for stage, kinds in enumerate(shape.kinds):
-            # [L + 1] bytes of the first l layers on this stage
-            bytes_to = per_byte * self.weights + batch * self.alive(shape, stage, batch) * kept
             limit = share * min(self.limits[kind] for kind in kinds)
-            # layers [first, end) fit if fixed + bytes_to[end] - bytes_to[first] <= limit
-            room = limit - fixed + bytes_to[first]
-            if stage < stages - 1:
-                fitting = int(np.searchsorted(bytes_to, room, side="right")) - 1
-                end = min(fitting, last - (stages - 1 - stage))  # a layer for each later stage
-            else:
-                end = last if bytes_to[last] + head <= room else first
-            if end <= first:
+            held = self.held(shape, level, mode, batch, stage, first)
+            fitting = np.flatnonzero(held.allocated <= limit)
+            # the most layers that leave one for each later stage; the last one takes all the rest
+            most = last - first - (stages - 1 - stage)
+            if stage == stages - 1:
+                fitting = fitting[fitting == most - 1]
+            fitting = fitting[fitting < most]
+            if not fitting.size:
                 return None
-            ends.append(end)
-            first = end
+            first += int(fitting[-1]) + 1
+            ends.append(first)
         return tuple(ends)
 
-    def linear(
-        self, shape: Shape, level: int, passes: Passes[float], batch: int
-    ) -> tuple[float, float, float]:
-        """The bytes on a device as a linear function of its layers: (bytes per byte of the layers'
-        weights, bytes that do not depend on the layers, further bytes on the last stage). The bytes
-        of kept activations are not included.
-
-        What is not linear (the largest layer, buckets, the layer that is computed again) is that of
-        the whole model, which no stage exceeds. So `cut` may refuse layers that fit by the exact
-        count of `layout`.
-        """
-        framework, tensor = self.workload.framework, shape.tensor
-        part, width = 1 / shape.data if level else 1.0, ELEMENT_BYTES[self.workload.precision]
+    def held(
+        self,
+        shape: Shape,
+        level: int,
+        mode: Recomputation,
+        batch: int,
+        stage: int,
+        first: int,
+    ) -> PeakBytes[Floats]:
+        """The bytes on a device of stage number `stage` with the layers from `first` on: arrays
+        over the number of layers, from one to all that are left."""
+        runs = self.runs(mode, shape, first)
+        kept = batch * self.alive(shape, stage, batch) * runs.stages.passes.saved
+        rows = np.full_like(kept, float(batch))
+        share = np.ones_like(kept)
+        if level:
+            dense = runs.stages.weights - runs.experts
+            ranks = shape.ranks
+            shards = own_shards(dense, runs.experts, ranks.sharing, ranks.expert_sharing)
+            share = shards / np.maximum(runs.stages.weights, 1.0)
+        part = 1 / shape.tensor
         staged = shape.pipeline > 1
-        # weights, gradients and optimizer states; the buffers beside them are not linear
-        each = sum(framework.held_bytes(1.0, 0.0, width, level, part)[:3])
-        per_byte = (each + framework.whole_bytes(1.0, width, level, staged=staged)) / tensor
-        sizes = [layer.param_bytes / tensor for layer in self.layers]
-        states = framework.held_bytes(sum(sizes), max(sizes), width, level, part, staged=staged)
-        logits, tied, reserved = batch * passes.logits, 0.0, self.workload.reserved_bytes
-        if staged:
-            sent = max(layer.activation_bytes for layer in self.layers)
-            if framework.sequence_parallel:
-                sent /= tensor
-            passes, tied = replace(passes, boundary=sent), self.layers[-1].tied_param_bytes
-
-        def beside_layers(of_stage: Passes[float]) -> float:
-            """Bytes on a device with these passes, without those of the layers' weights."""
-            # `held_on` takes the logits out of the kept activations, and counts them at the loss.
-            # So it gets them as kept, and they are subtracted again: `cut` counts all that is kept.
-            held = held_on(framework, states, of_stage, logits, batch, reserved).allocated
-            return held - logits - per_byte * tensor * sum(sizes)
-
-        fixed = beside_layers(replace(passes, logits=0.0, loss=0.0))
-        last = beside_layers(passes)
-        return per_byte, fixed, last - fixed + per_byte * tied
+        return held_on_device(
+            self.data, runs.stages, kept, rows, Shards(part, level, share), staged=staged
+        )
 
     def least_share(self, shape: Shape, level: int, mode: Recomputation, batch: int) -> float:
         """The least share of the limits at which all layers find room, above 1 where memory is
@@ -553,30 +666,46 @@ class LayoutSearch:
         if shape.pipeline > 1:
             ends = self.cut(shape, level, mode, batch, self.least_share(shape, level, mode, batch))
         assert ends is not None, "only asked of choices whose layers fit somewhere"
-        costs, tensor = self.costs[mode], shape.tensor
-        framework, width = self.workload.framework, ELEMENT_BYTES[self.workload.precision]
         held, free = [], dict[str, float]()
         for stage, (first, end) in enumerate(pairwise((0, *ends))):
-            here = self.layers[first:end]
-            weights = [layer.param_bytes for layer in here]
-            if first and end == len(self.layers):  # the first stage has the tied weights, too
-                weights[-1] += here[-1].tied_param_bytes
-            passes = costs.passes_bytes([(first, end)], tensor)
-            states = framework.held_bytes(
-                sum(weights) / tensor,
-                max(weights) / tensor,
-                width,
-                level,
-                1 / shape.data if level else 1.0,
-                staged=shape.pipeline > 1,
-            )
-            kept = batch * self.alive(shape, stage, batch) * passes.saved
-            reserved = self.workload.reserved_bytes
-            held.append(held_on(framework, states, passes, kept, batch, reserved))
+            of_runs = self.held(shape, level, mode, batch, stage, first)
+            held.append(of_runs.at(end - first - 1))
             for kind in shape.kinds[stage]:
                 left = self.limits[kind] - held[-1].allocated
                 free[kind] = min(free.get(kind, left), left)
         return CutLayout(shape, level, mode, batch, ends, tuple(held), free)
+
+
+class Runs(NamedTuple):
+    """The bytes of layers that follow one another, from one layer on: arrays over their number."""
+
+    stages: StageBytes[Floats]
+    experts: Floats  # the part of the weights that belongs to experts
+
+
+def first_enough(enough: Callable[[int], bool], limit: int) -> int | None:
+    """The smallest number from 1 to `limit` that is enough; None where none of those that are asked
+    is.
+
+    Every number up to `EACH_UP_TO` is asked, because more nodes may be cut into layouts that need
+    more. Beyond it, numbers are doubled until one is enough, and the numbers below that one are
+    taken to be enough from some number on.
+    """
+    for number in range(1, min(limit, EACH_UP_TO) + 1):
+        if enough(number):
+            return number
+    low = EACH_UP_TO
+    while low < limit:
+        high = min(2 * low, limit)
+        if enough(high):
+            return low + (smallest(partial(enough_beyond, enough, low), high - low) or high - low)
+        low = high
+    return None
+
+
+def enough_beyond(enough: Callable[[int], bool], low: int, more: int) -> bool:
+    """Whether `low` and `more` together are enough."""
+    return enough(low + more)
 
 
 def smallest(enough: Callable[[int], bool], limit: int) -> int | None:

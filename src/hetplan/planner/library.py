@@ -41,6 +41,7 @@ def plan(
     settings: Settings | None = None,
     money_limit: float | None = None,
     seconds_limit: float | None = None,
+    zero: Sequence[int] = (),
     cheapest_within: float | None = None,
     parts: bool = False,
     time_limit: float | None = TIME_LIMIT,
@@ -59,7 +60,8 @@ def plan(
     profile: a measured profile; None: a predicted one.
     strategies: names, or one text with commas between them; None: all.
     settings: strategy -> name -> value, for the settings that single strategies have.
-    money_limit, seconds_limit, cheapest_within, parts: see `Criteria` (`parts` is `on_parts`).
+    money_limit, seconds_limit, zero, cheapest_within, parts: see `Criteria` (`zero` is
+    `zero_levels`, `parts` is `on_parts`).
     time_limit: seconds for the whole planning; None: no limit.
     threads: of the solvers.
     on_candidate: a function that is called with every candidate as it is found.
@@ -87,7 +89,7 @@ def plan(
         workloads,
         make_strategies(strategies, settings),
         Run(options),
-        criteria=Criteria(money_limit, cheapest_within, parts, seconds_limit),
+        criteria=Criteria(money_limit, cheapest_within, parts, seconds_limit, tuple(zero)),
         on_candidate=on_candidate,
         notes=notes,
     )

@@ -52,8 +52,8 @@ def make_plans(
     criteria.check(first)
     several = len(in_precisions) > 1
     variants = [(w, Variant(precision=w.precision if several else None)) for w in in_precisions]
-    # where money counts, slower plans may win, too
-    cannot_win = math.inf if criteria.wants_parts else StrategySearch.cannot_win
+    # where money or levels count, slower plans may win, too
+    cannot_win = math.inf if criteria.wants_slower else StrategySearch.cannot_win
     start = partial(StrategySearch, on_candidate=on_candidate, cannot_win=cannot_win)
     on_whole_cluster = [start(s, w, run, v) for s in picked for w, v in variants]
     # if parts are searched, they get the second half of the time

@@ -295,8 +295,8 @@ def with_replay(candidate: Candidate, replayed: Replay) -> Candidate:
 
 
 def excess_text(candidate: Candidate, replayed: Replay, workload: Workload) -> str:
-    """A note on the device that lacks most memory in the replay, though the strategy says that its
-    plan fits; empty if no device lacks memory.
+    """A note on the device that lacks most memory in the replay, and on what is largest on it,
+    though the strategy says that its plan fits; empty if no device lacks memory.
 
     A device that exceeds its limit by the strategy's own peak, too, is left out: the strategy says
     that the plan fits because the device was measured with that batch (Poplar's batch curves), and
@@ -312,10 +312,13 @@ def excess_text(candidate: Candidate, replayed: Replay, workload: Workload) -> s
     if not any(excess):
         return ""
     device = excess.index(max(excess))
-    return (
+    text = (
         f"does not fit when replayed: device {device} ({workload.cluster.devices[device].type}) "
         f"holds {share_text(replayed.peak_bytes[device], replayed.limit_bytes[device])}"
     )
+    if not replayed.held:  # an SPMD program's bytes are not counted by component
+        return text
+    return f"{text}, {replayed.held[device].largest_text}"
 
 
 def on_devices(candidate: Candidate, workload: Workload, numbers: Sequence[int]) -> Candidate:

@@ -35,6 +35,7 @@ from hetplan.planner.variants import places_of
 from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import GBIT, Cluster, Node, device
 from hetplan.profiling.inputs.inputs import Inputs
+from hetplan.profiling.rates.collectives import with_intra_bandwidth
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.replay import replay
 from hetplan.solvers.run import Run
@@ -218,10 +219,10 @@ def relinked(
     nodes = []
     for node in cluster.nodes:
         if only in (None, node.device):
+            node = with_intra_bandwidth(node, intra or node.intra_bandwidth)
             node = replace(
                 node,
                 network_bandwidth=network or node.network_bandwidth,
-                intra_bandwidth=intra or node.intra_bandwidth,
                 # The most of one message was measured on the network that is replaced.
                 flow=math.inf if network else node.flow,
             )

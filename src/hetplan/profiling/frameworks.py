@@ -5,19 +5,20 @@ stands in its source code, as `origin` says. PyTorch's allocator
 (`torch.cuda.max_memory_allocated`) counts all of it but `context_bytes` and the communicators.
 """
 
-from typing import Annotated, Generic, NamedTuple, TypeVar
+from typing import Annotated, Generic, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Strict
 
-from hetplan.errors import look_up
+from hetplan.errors import look_up, unknown_name
 from hetplan.profiling.hardware.cluster import GIB
 from hetplan.profiling.rates.times import Recomputation
 from hetplan.schema import Count, Name, NonNegative, StrictModel
 
 # CUDA context, libraries' workspaces and NCCL's buffers: one to two GiB before the first tensor.
 RESERVED_BYTES = 1.5 * GIB
+FP32_BYTES = 4
 
 # JSON has no tuples, so that lists are accepted.
 Levels = Annotated[tuple[Count, ...], Strict(False)]
@@ -33,6 +34,44 @@ def at_most(size: Size, limit: float) -> Size:
     return size * within + limit * (1 - within)
 
 
+class Loss(NamedTuple):
+    """The bytes of a logit at its loss."""
+
+    whole: float  # where each rank has all logits
+    divided: float  # where tensor ranks divide the logits
+    origin: str  # the source of the figures
+
+
+LOSSES = {
+    "eager": Loss(
+        12,
+        16,
+        "torch's cross-entropy of logits.float(): log-softmax, its gradient and the loss's, fp32 "
+        "each; one more where tensor ranks compute the loss "
+        "(torch/distributed/tensor/parallel/loss.py)",
+    ),
+    "compiled": Loss(
+        4,
+        16,
+        "torch.compile of the same loss: 16-bit logits and their gradient. The loss over tensor "
+        "ranks is a handler of DTensor, which is not compiled",
+    ),
+    "native": Loss(
+        6,
+        14,
+        "Megatron-LM's fused loss: logits in 16 bits, and an fp32 copy that becomes softmax and "
+        "gradient in place; compiled for tensor ranks, it writes exponentials and gradient to "
+        "buffers of their own (core/fusions/fused_cross_entropy.py, which says so of Inductor)",
+    ),
+    "te": Loss(
+        6,
+        6,
+        "Transformer Engine's fused loss: the gradient takes the place of the logits, beside their "
+        "fp32 copy (transformer_engine/pytorch/cross_entropy.py)",
+    ),
+}
+
+
 class StateBytes(NamedTuple, Generic[Size]):
     """Bytes of model states on a device."""
 
@@ -46,15 +85,15 @@ class Framework(StrictModel):
     """The memory that a framework needs on a device.
 
     Bytes per parameter are those of training in 16 bit with Adam, beside weights of 2 bytes; in
-    fp32 every framework holds 4 + 4 + 8. ZeRO divides optimizer states from level 1 on, gradients
-    from level 2 on, weights at level 3.
+    fp32 weights and gradients have 4 bytes each and no copies. ZeRO divides optimizer states from
+    level 1 on, gradients from level 2 on, weights at level 3.
     """
 
     name: Name
     gradient_bytes: NonNegative = 2
     """Per parameter."""
     optimizer_bytes: NonNegative = 12
-    """Per parameter, with the fp32 weights."""
+    """Per parameter: the fp32 weights, and Adam's two moments."""
     shard_bytes: NonNegative = 2
     """Bytes per parameter of the shards of 16-bit weights at level 3; 0: the fp32 weights serve."""
     gathered_layers: NonNegative = 2
@@ -69,6 +108,12 @@ class Framework(StrictModel):
     """Whether tensor ranks also divide the tensors between their matrix products."""
     whole_inputs: bool = False
     """Whether sequence-parallel ranks keep the whole tensors that they gather for a product."""
+    activation_gradients: bool = False
+    """Whether the gradients of activations count: those of a block's output and of its largest kept
+    tensor, which a backward pass holds at the same time."""
+    unused_gradients: bool = False
+    """Whether the products' backward passes return 16-bit gradients of weights that nobody reads,
+    since the gradients are accumulated elsewhere."""
     whole_in_pipelines: bool = False
     """Whether stages of pipelines at levels 2 and 3 gather weights once for all micro-batches, and
     accumulate whole gradients."""
@@ -100,6 +145,34 @@ class Framework(StrictModel):
     origin: str
     """The sources of the figures."""
 
+    def with_choices(
+        self,
+        *,
+        gradient_bytes: float | None = None,
+        moment_bytes: float | None = None,
+        loss: str | None = None,
+        reshard: Literal["always", "never"] | None = None,
+    ) -> Self:
+        """The framework under other settings of a run; None leaves a setting as it is.
+
+        gradient_bytes, moment_bytes: per parameter, of the gradients and of each of Adam's moments.
+        loss: a key of `LOSSES`. reshard: whether stages of pipelines at levels 2 and 3 give up
+        gathered weights after every pass. Raises InputError for an unknown loss.
+        """
+        changes: dict[str, float | bool] = {}
+        if gradient_bytes is not None:
+            changes["gradient_bytes"] = gradient_bytes
+        if moment_bytes is not None:
+            changes["optimizer_bytes"] = FP32_BYTES + 2 * moment_bytes
+        if loss is not None:
+            if loss not in LOSSES:
+                raise unknown_name("unknown loss", loss, LOSSES, where="--loss")
+            changes["logit_bytes"] = LOSSES[loss].whole
+            changes["divided_logit_bytes"] = LOSSES[loss].divided
+        if reshard is not None:
+            changes["whole_in_pipelines"] = reshard == "never"
+        return self.model_copy(update=changes)
+
     @property
     def reserved_bytes(self) -> float:
         """Memory of a device that the allocator does not count."""
@@ -109,7 +182,8 @@ class Framework(StrictModel):
         """(weight, gradient, optimizer states) bytes per parameter, whose weights have
         `element_bytes` bytes in the passes."""
         if element_bytes == 4:
-            return 4.0, 4.0, 8.0
+            # the weights themselves are in fp32, so that the moments are all states
+            return 4.0, 4.0, max(self.optimizer_bytes - FP32_BYTES, 0.0)
         return 2.0, self.gradient_bytes, self.optimizer_bytes
 
     def held_bytes(
@@ -188,6 +262,8 @@ HETPLAN = Framework(
 MEGATRON = Framework(
     name="megatron",
     gradient_bytes=4,
+    activation_gradients=True,
+    unused_gradients=True,
     logit_bytes=6,
     transfer_buffers=2,
     workspace_bytes=64e6,
@@ -197,7 +273,10 @@ MEGATRON = Framework(
     "(theoretical_memory_usage.py; fp32 main gradients); 16-bit logits beside their fp32 copy, "
     "which becomes softmax and gradient in place (tensor_parallel/cross_entropy.py); cuBLAS "
     "workspace 32 MiB, Transformer Engine's as much; one process group each for data, tensor and "
-    "pipeline",
+    "pipeline; gradients are accumulated in main_grad, beside which Transformer Engine keeps an "
+    "unused 16-bit gradient for each shape of a weight (get_dummy_wgrad in "
+    "pytorch/module/base.py), and the head makes one in its backward pass "
+    "(tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication)",
 )
 FSDP = Framework(
     name="fsdp",
@@ -207,6 +286,7 @@ FSDP = Framework(
     sequence_parallel=True,
     whole_inputs=True,
     whole_in_pipelines=True,
+    activation_gradients=True,
     logit_bytes=12,
     divided_logit_bytes=16,
     transfer_buffers=2,
@@ -225,6 +305,7 @@ FSDP = Framework(
 DEEPSPEED = Framework(
     name="deepspeed",
     bucket_bytes=1e9,
+    activation_gradients=True,
     logit_bytes=14,
     transfer_buffers=2,
     workspace_bytes=64e6,

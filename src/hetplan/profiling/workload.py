@@ -143,11 +143,9 @@ class Workload:
 def check_units(stack: Stack, model: Model, cluster: Cluster) -> None:
     """Raise InputError where the stack multiplies in 8 or 4 bits but the model is trained in fp32,
     or a device has no units for such products."""
-    if not (stack.fp8 or stack.fp4):
+    if stack.narrow is None:
         return
-    # the seconds of 4-bit products follow from those in 8 bits (`times.narrow_seconds`)
-    units = {"fp8", "fp4"} if stack.fp4 else {"fp8"}
-    all_have_units = all(units <= {*spec.peak_tflops} for spec in cluster.specs.values())
+    all_have_units = all(stack.narrow in spec.peak_tflops for spec in cluster.specs.values())
     require(
         model.precision != "fp32" and all_have_units,
         "the stack needs 16-bit training on devices with units for its products",

@@ -10,9 +10,10 @@ A stage with tensor ranks sends each activation once over the network: every ran
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 import numpy as np
 
@@ -20,12 +21,13 @@ from hetplan.errors import require
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Recomputation, Stage
 from hetplan.plans.shares import split
+from hetplan.profiling.frameworks import Size
 from hetplan.profiling.rates.efficiency import LearnedLinks
 from hetplan.profiling.rates.times import together
 from hetplan.replays.arrays import Floats
-from hetplan.replays.data import Kept, ReplayData
+from hetplan.replays.data import Kept, Layer, ReplayData
 from hetplan.replays.links import MOST_KEPT, Links
-from hetplan.replays.memory import Passes, on_a_rank
+from hetplan.replays.memory import Passes, UnusedGradients, head_inputs, on_a_rank
 from hetplan.replays.overlap import uncovered
 from hetplan.replays.simulator.tasks import Traffic
 from hetplan.replays.updates import UPDATE_BYTES
@@ -52,12 +54,50 @@ class StageSeconds(NamedTuple):
     """[C][B] bytes that the fullest device keeps from the forward to the backward pass."""
 
 
-class StageBytes(NamedTuple):
-    """Bytes of the passes and of the weights of a stage."""
+@dataclass(frozen=True)
+class StageBytes(Generic[Size]):
+    """Bytes of the passes and of the weights of a stage; arrays where it stands for several."""
 
-    passes: Passes[float]  # bytes per sample on each device of a tensor group
-    weights: float  # bytes of all weights, on all devices of a tensor group together
-    largest: float  # bytes of the weights of its largest layer
+    passes: Passes[Size]  # bytes per sample on each device of a tensor group
+    # the others are bytes on all devices of a tensor group together, unless they say otherwise
+    weights: Size  # bytes of all weights
+    largest: Size  # bytes of the weights of its largest layer
+    unused: Size  # bytes of the unused gradients of weights that the group divides
+    unused_whole: Size  # bytes on each device of those of weights that each device has whole
+    unused_head: Size  # bytes of the unused gradient of the head's weight
+
+    def unused_on(self, part: float) -> UnusedGradients[Size]:
+        """The unused gradients on a device with a part of the group's weights."""
+        return UnusedGradients(part * self.unused + self.unused_whole, part * self.unused_head)
+
+
+class UnusedShapes:
+    """The shapes of unused gradients that layers on a device have in common."""
+
+    def __init__(self, tensor: int, element_bytes: int) -> None:
+        """tensor: devices of a tensor group. element_bytes: bytes of a number."""
+        self.tensor, self.element_bytes = tensor, element_bytes
+        self.shapes: set[tuple[float, float]] = set()  # rows and columns on a device
+        self.divided_bytes = self.whole_bytes = 0.0
+
+    def add(self, layer: Layer) -> tuple[float, float]:
+        """Add the shapes of a layer. Returns the bytes so far: on all devices of the group together
+        those of weights that they divide, and on each device those of weights that it has whole."""
+        for of_weight in layer.unused_gradients:
+            rows, columns = float(of_weight.rows), float(of_weight.columns)
+            if of_weight.divided == "rows":
+                rows /= self.tensor
+            elif of_weight.divided == "columns":
+                columns /= self.tensor
+            if (rows, columns) in self.shapes:
+                continue
+            self.shapes.add((rows, columns))
+            size = rows * columns * self.element_bytes
+            if of_weight.divided == "nothing":
+                self.whole_bytes += size
+            else:
+                self.divided_bytes += self.tensor * size
+        return self.divided_bytes, self.whole_bytes
 
 
 class Costs(Links):
@@ -290,8 +330,8 @@ class Costs(Links):
         return float(self._on_a_rank(self._saved, layers, tensor).sum())
 
     def working_bytes(self, layers: Range, tensor: int) -> float:
-        """Bytes per sample that each device of a tensor group needs in addition while one of the
-        layers is computed again; the largest over the layers."""
+        """Bytes per sample that each device of a tensor group needs in addition in the backward
+        pass of one of the layers; the largest over the layers."""
         return float(self._on_a_rank(self._working, layers, tensor).max())
 
     def _on_a_rank(self, by_division: Floats, layers: Range, tensor: int) -> Floats:
@@ -310,21 +350,27 @@ class Costs(Links):
             boundary = max(boundary, self.input_bytes[first], data.layers[end - 1].activation_bytes)
         if framework.sequence_parallel:
             boundary /= tensor
-        logits = loss = 0.0
+        logits = loss = head = 0.0
         if layers[-1][1] == len(data.layers):
             logits = data.logit_bytes / tensor  # tensor ranks divide the vocabulary
             loss = framework.loss_bytes(data.logit_elements, data.logit_bytes, tensor)
+            if data.unused_head_bytes:
+                head = data.logit_elements * data.element_bytes / tensor
+                head += float(
+                    head_inputs(data.head_input_bytes, tensor, framework.sequence_parallel)
+                )
         return Passes(
             saved=sum(self.saved_bytes(chunk, tensor) for chunk in layers),
             working=max(self.working_bytes(chunk, tensor) for chunk in layers),
             logits=logits,
             loss=loss,
+            head=head,
             boundary=boundary,
         )
 
     def _stage_bytes(
         self, layers: tuple[Range, ...], tensor: int, copied: tuple[tuple[int, float], ...]
-    ) -> StageBytes:
+    ) -> StageBytes[float]:
         """The bytes of a stage. copied: (layer, bytes) of weights that the stage copies, because
         another stage owns the layer to which they are tied."""
         copied_bytes = dict(copied)
@@ -333,7 +379,55 @@ class Costs(Links):
             for first, last in layers
             for l in range(first, last)
         ]
-        return StageBytes(self.passes_bytes(layers, tensor), sum(layer_bytes), max(layer_bytes))
+        seen = UnusedShapes(tensor, self.data.element_bytes)
+        unused = unused_whole = 0.0
+        for first, last in layers:
+            for layer in self.data.layers[first:last]:
+                unused, unused_whole = seen.add(layer)
+        with_head = layers[-1][1] == len(self.data.layers)
+        return StageBytes(
+            passes=self.passes_bytes(layers, tensor),
+            weights=sum(layer_bytes),
+            largest=max(layer_bytes),
+            unused=unused,
+            unused_whole=unused_whole,
+            unused_head=self.data.unused_head_bytes if with_head else 0.0,
+        )
+
+    def stages_from(self, first: int, tensor: int, copied: float) -> StageBytes[Floats]:
+        """The bytes of stages of one chunk that begin with layer `first`: arrays over their number
+        of layers, from one to all that follow. Equal to `stage_bytes` of each but for rounding.
+
+        copied: bytes of weights that a stage with the last layer copies.
+        """
+        data, last = self.data, len(self.data.layers)
+        layers = (first, last)
+        sizes = np.array([layer.param_bytes for layer in data.layers[first:]])
+        sizes[-1] += copied
+        sent = np.array([layer.activation_bytes for layer in data.layers[first:]])
+        boundary = np.maximum(self.input_bytes[first], sent)
+        if data.framework.sequence_parallel:
+            boundary = boundary / tensor
+        at_end = np.zeros(last - first)
+        at_end[-1] = 1.0
+        head = self.passes_bytes([(last - 1, last)], tensor)
+        seen = UnusedShapes(tensor, data.element_bytes)
+        unused = np.array([seen.add(layer) for layer in data.layers[first:]])
+        return StageBytes(
+            passes=Passes(
+                saved=np.cumsum(self._on_a_rank(self._saved, layers, tensor)),
+                working=np.maximum.accumulate(self._on_a_rank(self._working, layers, tensor)),
+                logits=at_end * head.logits,
+                loss=at_end * head.loss,
+                head=at_end * head.head,
+                boundary=boundary,
+            ),
+            weights=np.cumsum(sizes),
+            largest=np.maximum.accumulate(sizes),
+            unused=unused[:, 0],
+            unused_whole=unused[:, 1],
+            unused_head=at_end * data.unused_head_bytes,
+        )
 
     def _stage_update_seconds(
         self, stage: Stage, shares: tuple[float, ...], copied: tuple[tuple[int, float], ...]

@@ -72,7 +72,8 @@ class Kept(StrictModel):
     """The bytes per sample that one layer keeps under one mode of recomputation.
 
     Saved bytes are kept from the forward to the backward pass. Working bytes are needed in addition
-    while the layer is computed again.
+    in the layer's backward pass, for what it computes again and, where the framework counts them,
+    for gradients.
     """
 
     saved_bytes: NonNegative
@@ -86,6 +87,16 @@ class Kept(StrictModel):
     gather and keep whole."""
     gathered_working_bytes: NonNegative = 0.0
     """The same part of `working_bytes`."""
+
+
+class UnusedGradient(StrictModel):
+    """The gradient of a weight that nobody reads. All layers of a device share one of a shape."""
+
+    rows: PositiveCount
+    """Of the weight."""
+    columns: PositiveCount
+    divided: Literal["rows", "columns", "nothing"] = "nothing"
+    """What tensor ranks divide of the weight."""
 
 
 class Layer(StrictModel):
@@ -103,6 +114,8 @@ class Layer(StrictModel):
     """Bytes per sample all-reduced in a tensor group, in both passes."""
     kept: dict[Recomputation, Kept] = Field(min_length=1)
     """By mode of recomputation."""
+    unused_gradients: list[UnusedGradient] = Field(default_factory=list)
+    """Of its weights, where the framework makes such."""
 
 
 class Table(StrictModel):
@@ -146,6 +159,10 @@ class ReplayData(StrictModel):
     """Logits per sample that the last layer keeps for the loss."""
     logit_bytes: NonNegative = 0.0
     """Bytes of these logits per sample."""
+    unused_head_bytes: NonNegative = 0.0
+    """Bytes of the unused gradient of the last layer's weight, where the framework makes one."""
+    head_input_bytes: NonNegative = 0.0
+    """Bytes per sample of that layer's input; 0 where there is no such gradient."""
     reserved_bytes: NonNegative = 0.0
     """Bytes of each device besides its usable memory."""
     hidden_reduces: bool = False

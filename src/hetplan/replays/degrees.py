@@ -33,7 +33,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 from hetplan.plans.degrees import Degrees
-from hetplan.plans.plan import Plan, Stage
+from hetplan.plans.plan import Plan, Recomputation, Stage
 from hetplan.profiling.models.operators import Layer
 from hetplan.profiling.models.transformer import Cut
 from hetplan.profiling.profiles.predict import predict
@@ -41,7 +41,7 @@ from hetplan.profiling.workload import Workload
 from hetplan.replays.assumptions import Assumptions
 from hetplan.replays.blocks import Pass, block_times
 from hetplan.replays.costs import Costs, prefix_sums
-from hetplan.replays.data import Kept
+from hetplan.replays.data import Kept, Layer as PosedLayer, ReplayData
 from hetplan.replays.degree_checks import check_replayable, ranks_of
 from hetplan.replays.exchanges import EXCHANGED_BYTES, BlockExchanges
 from hetplan.replays.facts import expert_params_of, facts_of
@@ -54,7 +54,7 @@ from hetplan.replays.memory import (
 from hetplan.replays.offers import offers_of_cluster
 from hetplan.replays.overlap import bucket_count, bucket_params, uncovered_buckets
 from hetplan.replays.pose import PLAIN, pose
-from hetplan.replays.ranks import own_shards
+from hetplan.replays.ranks import Ranks, own_shards
 from hetplan.replays.updates import FP32, adam_bytes, host_update_seconds
 from hetplan.replays.zero import Owner, SharedCollectives, ZeroCosts
 from hetplan.schema import Range
@@ -103,13 +103,58 @@ def one_rank(plan: Plan, workload: Workload, degrees: Degrees) -> Workload:
     return replace(workload, model=model, profile=profile, stack=stack, framework=framework)
 
 
-class DegreeCosts(Costs):
-    """The costs of a plan with further degrees.
+def layers_on_ranks(
+    data: ReplayData, workload: Workload, of_rank: Workload, ranks: Ranks[int], degrees: Degrees
+) -> tuple[list[PosedLayer], list[float]]:
+    """(layers as the costs of a rank count them, [L] bytes of each layer's experts as counted).
 
     `Costs` gives each tensor rank an even part of a layer's weights, but experts are divided by
     `Ranks.expert_ranks`. So a layer's `param_bytes` count its experts' bytes times
     tensor / expert_ranks: one tensor-th of the sum is then what a tensor rank holds.
+
+    data: of `of_rank`, the workload with one rank's cut of its model. workload: with the whole one.
     """
+    layers, expert_bytes = [], []
+    for posed, uncut, cut in zip(
+        data.layers, workload.model.layers, of_rank.model.layers, strict=True
+    ):
+        # The parameters of a cut layer are those of all ranks, with all experts among them.
+        all_experts = expert_params_of(uncut) * data.element_bytes
+        dense = posed.param_bytes - all_experts
+        counted_experts = all_experts * ranks.tensor / ranks.expert_ranks
+        kept = {}
+        for mode, plain in posed.kept.items():
+            again = mode == "full"
+            kept[mode] = further_kept(plain, cut, degrees, ranks.tensor, of_rank, again=again)
+        expert_bytes.append(counted_experts)
+        changes = {"param_bytes": dense + counted_experts, "kept": kept}
+        layers.append(posed.model_copy(update=changes))
+    return layers, expert_bytes
+
+
+def bytes_of_rank(
+    workload: Workload, ranks: Ranks[int], degrees: Degrees, mode: Recomputation
+) -> Costs:
+    """Costs of one rank under further degrees, of which only the bytes are used; its seconds are
+    those of one rank's cut of the model on one device.
+
+    Raises UnsupportedError for a model that has no transformer's sizes.
+    """
+    facts = facts_of(workload).divided(
+        Cut(ranks.context, ranks.expert, ranks.tensor // ranks.expert_tensor)
+    )
+    model = replace(workload.model, layers=(facts.embedding, *facts.blocks, facts.head))
+    profile = predict(model, workload.cluster, micro_batches=[1], tensor_degrees=[1])
+    of_rank = replace(workload, model=model, profile=profile)
+    data = pose(of_rank, tuple(dict.fromkeys((*PLAIN, mode))))
+    layers, expert_bytes = layers_on_ranks(data, workload, of_rank, ranks, degrees)
+    costs = Costs(data.model_copy(update={"layers": layers}), mode)
+    costs.expert_sums = prefix_sums(expert_bytes)
+    return costs
+
+
+class DegreeCosts(Costs):
+    """The costs of a plan with further degrees."""
 
     degrees: Degrees
 
@@ -120,21 +165,7 @@ class DegreeCosts(Costs):
         self.tensor = self.ranks.tensor  # ranks of a tensor group
         modes = tuple(dict.fromkeys((*PLAIN, plan.recomputation)))
         data = pose(of_rank, modes)
-        expert_bytes, layers = [], []  # expert_bytes [L]: bytes of each layer's experts, as counted
-        for posed, uncut, cut in zip(
-            data.layers, workload.model.layers, of_rank.model.layers, strict=True
-        ):
-            # The parameters of a cut layer are those of all ranks, with all experts among them.
-            all_experts = expert_params_of(uncut) * data.element_bytes
-            dense = posed.param_bytes - all_experts
-            counted_experts = all_experts * self.tensor / self.ranks.expert_ranks
-            kept = {}
-            for mode, plain in posed.kept.items():
-                again = mode == "full"
-                kept[mode] = further_kept(plain, cut, degrees, self.tensor, of_rank, again=again)
-            expert_bytes.append(counted_experts)
-            changes = {"param_bytes": dense + counted_experts, "kept": kept}
-            layers.append(posed.model_copy(update=changes))
+        layers, expert_bytes = layers_on_ranks(data, workload, of_rank, self.ranks, degrees)
         super().__init__(
             data.model_copy(update={"layers": layers}), plan.recomputation, workload.links
         )

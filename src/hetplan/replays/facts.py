@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from hetplan.errors import UnsupportedError
 from hetplan.profiling.models.model import Model
 from hetplan.profiling.models.operators import BLOCKS, ELEMENT_BYTES, Layer, Matmul, Precision
 from hetplan.profiling.models.transformer import Cut, Transformer, transformer_layers
 from hetplan.profiling.rates.times import CORE_SAVED
 from hetplan.profiling.workload import Workload
-from hetplan.replays.memory import saved_bytes_of
-
-EXPERT_PRODUCTS = ("experts-up", "experts-down")  # operators whose weights are the experts'
+from hetplan.replays.arrays import Ints
+from hetplan.replays.memory import EXPERT_PRODUCTS, saved_bytes_of
 
 
 class SavedBytes(NamedTuple):
@@ -76,6 +77,23 @@ class ModelFacts:
         block_with = {block.operators: block for block in self.blocks}
         count = Counter(block.operators for block in self.blocks)
         return [(block, count[block.operators] / self.layers) for block in block_with.values()]
+
+    @cached_property
+    def kinds_before(self) -> Ints:
+        """[kinds, N + 1] number of blocks of each of `different_blocks` among the first n."""
+        kinds = [block.operators for block, _ in self.different_blocks]
+        is_of_kind = np.array([[block.operators == k for block in self.blocks] for k in kinds])
+        before = np.zeros((len(kinds), self.layers + 1), dtype=np.int64)
+        np.cumsum(is_of_kind, axis=1, out=before[:, 1:])
+        return before
+
+    @cached_property
+    def most_of_kinds(self) -> Ints:
+        """[kinds, N + 1] the most blocks of each of `different_blocks` among n that follow one
+        another."""
+        before, lengths = self.kinds_before, range(self.layers + 1)
+        most = [(before[:, n:] - before[:, : self.layers + 1 - n]).max(axis=1) for n in lengths]
+        return np.stack(most, axis=1)
 
     @cached_property
     def block_params(self) -> float:

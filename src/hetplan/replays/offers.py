@@ -84,6 +84,7 @@ class Offer:
     network_latency: float = NETWORK_LATENCY_US * 1e-6  # seconds per message between nodes
     switch_nodes: int = MAX_DEVICES  # nodes under one switch
     uplink: float = math.inf  # bytes/s of one node to nodes under other switches
+    all_reduce: tuple[tuple[int, float], ...] = ()  # as in `Node`
 
     @property
     def price_per_second(self) -> float | None:
@@ -101,6 +102,7 @@ class Offer:
             network_bandwidth=self.network,
             intra_latency=self.intra_latency,
             network_latency=self.network_latency,
+            all_reduce=self.all_reduce,
         )
 
 
@@ -163,6 +165,7 @@ def offers_of_cluster(cluster: Cluster) -> tuple[Offer, ...]:
             network_latency=max(node.network_latency for node in nodes),
             switch_nodes=min(node.switch_nodes for node in nodes),
             uplink=min(node.uplink for node in nodes),
+            all_reduce=min(node.all_reduce for node in nodes),
         )
         offers.append(offer)
     return tuple(offers)

@@ -7,10 +7,13 @@ The bytes of activations follow from the micro-batches that the schedule keeps a
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Generic, NamedTuple
 
 from hetplan.plans.plan import Plan, Stage
+from hetplan.profiling.frameworks import Size
 from hetplan.replays.arrays import Floats
-from hetplan.replays.costs import Costs
+from hetplan.replays.costs import Costs, StageBytes
+from hetplan.replays.data import ReplayData
 from hetplan.replays.memory import UNUSED, PeakBytes, held_on
 from hetplan.replays.zero import ZeroCosts
 
@@ -51,20 +54,53 @@ def stage_memory(
     computed: dict[tuple[float, float], PeakBytes[float]] = {}
     for device, part, share in zip(stage.all_devices, stage.parts, zero.shares(stage), strict=True):
         if (part, share) not in computed:
-            states = data.framework.held_bytes(
-                part * stage_bytes.weights,
-                part * stage_bytes.largest,
-                data.element_bytes,
-                zero.level,
-                share,
-                staged=staged,
-            )
-            held = held_on(
-                data.framework, states, stage_bytes.passes, kept, rows, data.reserved_bytes
+            held = held_on_device(
+                data, stage_bytes, kept, rows, Shards(part, zero.level, share), staged=staged
             )
             on_device = replace(held, optimizer=held.optimizer * (1 - offloaded))
             computed[part, share] = on_device
         yield device, computed[part, share]
+
+
+class Shards(NamedTuple, Generic[Size]):
+    """What a device holds of its stage's model states."""
+
+    part: float  # its part of the weights of its tensor group
+    level: int  # ZeRO level
+    share: Size  # its share of the states of its part
+
+
+def held_on_device(
+    data: ReplayData,
+    stage_bytes: StageBytes[Size],
+    kept: Size,
+    rows: Size,
+    shards: Shards[Size],
+    *,
+    staged: bool,
+) -> PeakBytes[Size]:
+    """The bytes on a device of a stage at its peak, without offloading; arrays where `stage_bytes`
+    stands for several stages.
+
+    kept, staged: as for `stage_memory`. rows: the device's samples of the largest micro-batch.
+    """
+    states = data.framework.held_bytes(
+        shards.part * stage_bytes.weights,
+        shards.part * stage_bytes.largest,
+        data.element_bytes,
+        shards.level,
+        shards.share,
+        staged=staged,
+    )
+    return held_on(
+        data.framework,
+        states,
+        stage_bytes.passes,
+        kept,
+        rows,
+        data.reserved_bytes,
+        stage_bytes.unused_on(shards.part),
+    )
 
 
 def limits(plan: Plan, costs: Costs) -> tuple[float, ...]:

@@ -6,15 +6,29 @@ from collections.abc import Collection, Sequence
 from hetplan.plans.plan import Recomputation
 from hetplan.profiling.hardware.cluster import Node as ClusterNode
 from hetplan.profiling.models import operators
-from hetplan.profiling.models.operators import ELEMENT_BYTES, REPEATED
+from hetplan.profiling.models.operators import BLOCKS, ELEMENT_BYTES, REPEATED
 from hetplan.profiling.profiles.profile import ProfileTable
 from hetplan.profiling.rates.collectives import node_fabric, stretched
 from hetplan.profiling.rates.products import move_curve
 from hetplan.profiling.rates.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
 from hetplan.replays.costs import Costs
-from hetplan.replays.data import DeviceType, Kept, Layer, Node, ReplayData, Table
-from hetplan.replays.memory import inputs_bytes, logits_of
+from hetplan.replays.data import (
+    DeviceType,
+    Kept,
+    Layer,
+    Node,
+    ReplayData,
+    Table,
+    UnusedGradient,
+)
+from hetplan.replays.memory import (
+    head_of,
+    inputs_bytes,
+    logits_of,
+    weight_shapes,
+    working_gradients,
+)
 from hetplan.schema import derived
 
 # Modes of recomputation in which the blocks do not keep gathered inputs, but gather them again.
@@ -36,6 +50,9 @@ def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> ReplayDa
     if gradient_bytes is None:
         gradient_bytes = element_bytes
     logits, logit_bytes = logits_of(model.layers[-1], workload.precision)
+    head_weight = head_input = 0.0
+    if workload.framework.unused_gradients:
+        head_weight, head_input = head_of(model.layers[-1], workload.precision)
     largest_node = max(node.devices for node in cluster.nodes)  # tensor groups lie within a node
     usable_bytes = workload.device_bytes()
     switches = dict.fromkeys(node.switch for node in cluster.nodes)
@@ -56,6 +73,7 @@ def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> ReplayDa
                 activation_bytes=layer.activation_bytes,
                 tensor_bytes=layer.tensor_bytes,
                 kept={mode: kept_of(workload, l, mode) for mode in modes},
+                unused_gradients=unused_gradients_of(workload, model.layers[l]),
             )
             for l, layer in enumerate(profile.layers)
         ]
@@ -75,6 +93,8 @@ def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> ReplayDa
             gradient_bytes=gradient_bytes,
             logit_elements=logits,
             logit_bytes=logit_bytes,
+            unused_head_bytes=head_weight,
+            head_input_bytes=head_input,
             reserved_bytes=workload.reserved_bytes,
             hidden_reduces=workload.stack.hidden_reduces,
             framework=workload.framework,
@@ -140,27 +160,33 @@ def kept_of(workload: Workload, l: int, mode: Recomputation) -> Kept:
     """
     layer, precision = workload.model.layers[l], workload.precision
     gathered = gathered_bytes(workload, layer)
+    working = replicated_working = 0.0
+    if workload.framework.activation_gradients and layer.kind in REPEATED:
+        working, replicated_working = working_gradients(layer, precision)
     if mode == "none":
         profiled = workload.profile.layers[l]
         return Kept(
             saved_bytes=profiled.saved_bytes,
             replicated_saved_bytes=profiled.replicated_saved_bytes,
+            working_bytes=working,
+            replicated_working_bytes=replicated_working,
             gathered_bytes=gathered,
         )
     input_bytes = workload.profile.layers[l - 1].activation_bytes if l else 0.0
-    saved = kept_bytes(layer, mode, precision, 1, input_bytes)
+    # kernels are fused with their neighbours by a compiler (`operators.Stack.kernels`)
+    compiled = workload.stack.kernels < 1
+    saved = kept_bytes(layer, mode, precision, 1, input_bytes, compiled=compiled)
     # Each of two tensor ranks keeps replicated + (saved - replicated) / 2 bytes.
-    on_each_of_two = kept_bytes(layer, mode, precision, 2, input_bytes)
+    on_each_of_two = kept_bytes(layer, mode, precision, 2, input_bytes, compiled=compiled)
     # The limits hold but for rounding.
     replicated = min(max(2 * on_each_of_two - saved, 0.0), saved)
-    working = replicated_working = 0.0
     gathers_again = False
     if layer.kind in REPEATED:
         all_bytes = sum(t.size(precision) for t in layer.saved)
         all_replicated = sum(t.size(precision) for t in layer.saved if not t.split)
         # What is kept already is not held again. A kept input may exceed all tensors of a layer.
-        working = max(all_bytes - saved, 0.0)
-        replicated_working = max(all_replicated - replicated, 0.0)
+        working += max(all_bytes - saved, 0.0)
+        replicated_working += max(all_replicated - replicated, 0.0)
         gathers_again = mode in GATHERED_AGAIN
     return Kept(
         saved_bytes=saved,
@@ -170,6 +196,17 @@ def kept_of(workload: Workload, l: int, mode: Recomputation) -> Kept:
         gathered_bytes=0.0 if gathers_again else gathered,
         gathered_working_bytes=gathered if gathers_again else 0.0,
     )
+
+
+def unused_gradients_of(workload: Workload, layer: operators.Layer) -> list[UnusedGradient]:
+    """The unused gradients of a block's weights, one for each shape; none where the framework makes
+    none, and for other layers."""
+    if not workload.framework.unused_gradients or layer.kind not in BLOCKS:
+        return []
+    return [
+        UnusedGradient(rows=shape.rows, columns=shape.columns, divided=shape.divided)
+        for shape in weight_shapes(layer)
+    ]
 
 
 def gathered_bytes(workload: Workload, layer: operators.Layer) -> float:

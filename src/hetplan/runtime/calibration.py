@@ -38,6 +38,7 @@ from pydantic import Field
 from hetplan.errors import require
 from hetplan.plans.plan import Plan, load_plan, parse_plan
 from hetplan.profiling.profiles.profile import Profile, ProfileTable
+from hetplan.profiling.rates.collectives import with_intra_bandwidth
 from hetplan.profiling.rates.times import together
 from hetplan.profiling.workload import Workload
 from hetplan.replays.replay import replay
@@ -173,8 +174,7 @@ def adjusted(workload: Workload, values: Mapping[str, float]) -> Workload:
     within, between = values.get(WITHIN, 1.0), values.get(BETWEEN, 1.0)
     nodes = tuple(
         replace(
-            node,
-            intra_bandwidth=node.intra_bandwidth * within,
+            with_intra_bandwidth(node, node.intra_bandwidth * within),
             network_bandwidth=node.network_bandwidth * between,
             flow=node.flow * between,
         )

@@ -30,6 +30,9 @@ class Job:
     """The predicted times; None without a prediction."""
     virtual: bool = False
     """True: the run is a rehearsal, in which ranks sleep through the predicted times."""
+    probe: bool | None = None
+    """Whether to compare the layers of the factory's module with the module before the run (see
+    `engine.probe`). None: where the module is not large."""
     backend: Literal["hetplan", "torch"] = "hetplan"
     """The engine: hetplan's, or stock torch's, which executes fewer plans."""
     optimizer: Literal["sgd", "adamw"] = "adamw"

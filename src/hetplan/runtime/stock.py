@@ -10,6 +10,7 @@ either engine.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -98,7 +99,9 @@ class ModelChunk(nn.Module):
         stock = self.stock[0]
         chain = stock.chain
         first_row, last_row = int(rows[0]), int(rows[-1]) + 1
-        read = chain.read(stock.rows, (first_row, last_row), self.first, self.last, stock.device)
+        read = chain.read(
+            stock.rows, (first_row, last_row), self.first, self.last, stock.device, stock.totals
+        )
         position = replace(stock.position, first_row=first_row)
         for layer, inputs in zip(range(self.first, self.last), read, strict=True):
             x = layer_pass(
@@ -202,12 +205,10 @@ class Stock(Placed):
         batches = self.layout.micro_batches[self.place.replica]
         has_last_layer = self.parts[-1].last == len(self.chain.names)
         with self.watch.during("prepare", 0, step):
-            self.check_data(step, self.rows)
-            rank_weight = 0.0
-            if has_last_layer:
-                weigh = self.chain.source.weigh
-                rank_weight = sum(weigh(self.rows(first, last)) for first, last in batches)
-            weight = host_total(rank_weight)
+            reported = batches if has_last_layer else []
+            data = [partial(self.rows, first, last) for first, last in reported]
+            totals = self.add_up(step, self.rows, data)
+        self.totals, weight = totals.values, totals.weight
         averaged = len(self.plan.replicas)  # torch's engines divide gradients by this number
         self.factor, losses = averaged / weight, list[Tensor]()
         with self.watch.during("backward", 0, step), self.watch.meets():

@@ -47,7 +47,7 @@ def width_divisions(
     if shape.latent is None and not keys_are_shared:
         yield "key and value heads", shape.kv_heads, tensor
     experts = shape.experts
-    if experts is None or experts.every > 1 or experts.dense > 0:
+    if experts is None or not all(map(experts.in_block, range(shape.layers))):
         yield "inner width of feed-forward networks", shape.feed_forward, tensor
     if experts is not None:
         expert_tensor = degrees.expert_tensor if degrees.expert > 1 else tensor

@@ -54,10 +54,15 @@ class Grid:
         self.missing = None
         if not model:
             self.missing = "The arguments of the model are left to you."
-        elif shape is None or shape.function is None:
+        elif shape is None:
             self.missing = (
-                f"The arguments of the model are left to you: what {plan.workload.model} computes "
-                "is not known. --model FILE names its configuration."
+                f"The arguments of the model are left to you: {plan.workload.model} is not known. "
+                "--model FILE names its configuration."
+            )
+        elif shape.function is None:
+            self.missing = (
+                "The arguments of the model are left to you: of its type hetplan knows the sizes, "
+                "not what it computes beyond them."
             )
         self.stages = [stage.layers for stage in first.stages]
         self.widths = [len(stage.devices[0]) for stage in first.stages]

@@ -39,11 +39,12 @@ SAID: dict[type[Any], frozenset[str]] = {
         "positions", "gated", "norm", "attention_bias", "output_bias", "feed_forward_bias", "tied",
         "dropout", "attention", "window", "full_every", "latent", "qk_norm", "block_norms",
         "rotary", "embedding_norm", "embedding_width", "final_norm", "head", "experts", "pattern",
-        "mamba", "function", "cut", "input_bytes",
+        "mamba", "function", "cut", "input_bytes", "mixers",
         "sinks",  # as `Function.sinks`
     }),
     Experts: frozenset({
         "count", "active", "every", "dense", "width", "shared", "latent", "early", "capacity",
+        "blocks", "bare",
         "further",  # parameters that `Router` describes
     }),
     Latent: frozenset({"query", "keys", "rope", "nope", "value"}),
@@ -200,10 +201,8 @@ def latent_settings(latent: Latent, rope: Rope | None) -> Settings:
 
 def expert_settings(experts: Experts, layers: int) -> Settings:
     """The arguments of a mixture of experts. layers: number of blocks."""
-    has_experts = []  # [block] 1 with experts, 0 without, as Megatron's `moe_layer_freq` lists it
-    for block in range(layers):
-        in_turn = (block + 1) % experts.every == 0
-        has_experts.append(int(in_turn and block >= experts.dense))
+    # [block] 1 with experts, 0 without, as Megatron's `moe_layer_freq` lists it
+    has_experts = [int(experts.in_block(block)) for block in range(layers)]
     return {
         "num_experts": experts.count,
         "moe_token_dispatcher_type": "alltoall",
@@ -290,6 +289,10 @@ def unsaid_parts(shape: Transformer, function: Function) -> Iterator[str]:
         yield "no norm before the head"
     if shape.pattern:
         yield "blocks of different kinds"
+    if set(shape.mixers) - {"*", "w"}:  # windows stand in `Function.windowed`
+        yield "blocks with other mixers than attention"
+    if shape.experts is not None and shape.experts.bare and shape.feed_forward_bias:
+        yield "experts without the biases of other networks"
     if shape.block_norms != 2:
         yield f"{shape.block_norms} norm(s) in a block"
     if function.norms != "before":
@@ -297,6 +300,8 @@ def unsaid_parts(shape: Transformer, function: Function) -> Iterator[str]:
         yield f"norms {places[function.norms]}"
     if shape.norm == "pixel":
         yield "norms without parameters"
+    if shape.norm == "scale":
+        yield "LayerNorm without biases"
     if shape.qk_norm == "all":
         yield "norms of queries and keys over all heads"
     biases = (shape.attention_bias, shape.output_bias, shape.feed_forward_bias)

@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, Strict
 
 from hetplan.errors import check_name, require, suggestion
 from hetplan.files import read_yaml
@@ -171,6 +171,7 @@ NETWORK_LATENCY_US = 20.0
 
 Microseconds = Annotated[float, Field(ge=0, le=1e9)]
 NodeCount = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+RankCount = Annotated[int, Field(ge=2, le=MAX_DEVICES), Strict(False)]  # JSON has keys of text
 
 
 class NodeEntry(StrictModel):
@@ -191,6 +192,10 @@ class NodeEntry(StrictModel):
     """Per message."""
     network_latency_us: Microseconds = NETWORK_LATENCY_US
     """Per message."""
+    all_reduce_gbit_per_s: dict[RankCount, Rate] = Field(default_factory=dict, max_length=64)
+    """Number of ranks inside the node -> bus bandwidth that large all-reduces of so many ranks
+    reach, as nccl-tests and `hetplan profile quick` report it. Numbers in between are interpolated.
+    Without it, the curve of the nearest measured fabric counts."""
     nodes_per_switch: NodeCount = MAX_DEVICES
     """Nodes under one switch; the entry's nodes fill one switch after the other."""
     uplink_gbit_per_s: Rate | None = None
@@ -238,6 +243,9 @@ class Node:
     switch_nodes: int = MAX_DEVICES  # the most nodes under that switch
     uplink: float = math.inf  # its part of the switch's links to other switches
     rails: bool = False  # whether every device has a network card of its own, an even part
+    # (ranks, bytes/s of bus bandwidth) of large all-reduces inside it, by ascending ranks, where
+    # the cluster file states them
+    all_reduce: tuple[tuple[int, float], ...] = ()
     flow: float = math.inf  # of one message between nodes, at most
 
 
@@ -382,6 +390,9 @@ def _node(entry: NodeEntry, index: int, number: int) -> Node:
         switch_nodes=entry.nodes_per_switch,
         uplink=(entry.uplink_gbit_per_s or math.inf) * GBIT,
         rails=entry.rails,
+        all_reduce=tuple(
+            (ranks, gbit * GBIT) for ranks, gbit in sorted(entry.all_reduce_gbit_per_s.items())
+        ),
         flow=(entry.flow_gbit_per_s or math.inf) * GBIT,
     )
 

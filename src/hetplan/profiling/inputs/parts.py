@@ -21,6 +21,7 @@ from hetplan.profiling.hardware.cluster import (
     DeviceSpec,
     Node,
     NodeCount,
+    RankCount,
 )
 from hetplan.profiling.inputs.records import Record, Whole, as_record, from_record, record_of
 from hetplan.profiling.models.model import Model
@@ -87,6 +88,8 @@ class NodeRecord(Record):
     uplink: Bandwidth | None = None
     """None: no limit, as infinity in `Node`."""
     rails: bool = False
+    all_reduce: list[tuple[RankCount, Bandwidth]] = Field(default_factory=list, max_length=64)
+    """(ranks, bus bandwidth) of large all-reduces inside a node, where they were stated."""
     flow: Bandwidth | None = None
     """None: no limit, as infinity in `Node`."""
 
@@ -96,6 +99,7 @@ class NodeRecord(Record):
         values = vars(node) | {
             "switch": None if node.switch == ONE_SWITCH else node.switch,
             "uplink": None if math.isinf(node.uplink) else node.uplink,
+            "all_reduce": list(node.all_reduce),
             "flow": None if math.isinf(node.flow) else node.flow,
         }
         return cls(count=count, **values)
@@ -105,6 +109,7 @@ class NodeRecord(Record):
         values = dict(self) | {
             "switch": self.switch or ONE_SWITCH,
             "uplink": math.inf if self.uplink is None else self.uplink,
+            "all_reduce": tuple(self.all_reduce),
             "flow": math.inf if self.flow is None else self.flow,
         }
         del values["count"]

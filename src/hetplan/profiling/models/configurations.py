@@ -42,6 +42,7 @@ from hetplan.profiling.models.transformer import (
 from hetplan.profiling.models.unlisted_types import (
     check_describable,
     described,
+    leans,
     not_understood,
     unlisted_fields,
     unlisted_keys,
@@ -109,7 +110,9 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
         )
     sequence = min(sizes.pop("context", LONGEST_DEFAULT_SEQUENCE), LONGEST_DEFAULT_SEQUENCE)
     shape = shape_of(sizes)
-    shape = replace(shape, function=function_of(kind, part.value, shape))
+    # a type that is listed under another name may have a class with other defaults
+    function = function_of(part.stated, part.value, shape) or function_of(kind, part.value, shape)
+    shape = replace(shape, function=function)
     return text_model(name, source, sequence, shape, notes=tuple(notes))
 
 
@@ -117,7 +120,9 @@ def unlisted_model(part: TextPart, name: str, notes: list[str]) -> ModelSpec:
     """The decoder of a type that is not listed, by its keys. A note says what was taken for
     what."""
     check_describable(part.value, part.kind, part.where)
-    defaults = installed_defaults(part.stated) if part.leans else {}
+    defaults: dict[str, Any] = {}
+    if part.leans and leans(part.value):
+        defaults = installed_defaults(part.stated)
     left_out = [key for key in defaults if key not in part.value]
     value = defaults | part.value
     keys = unlisted_keys(value)

@@ -395,8 +395,6 @@ def unnamed(kind: str, keys: Keys, shape: Transformer) -> list[str]:
     dropouts = [keys.number(name, 0.0) for name in ("embedding_dropout", "hidden_dropout")]
     if "embedding_dropout" in values and dropouts[0] != dropouts[1]:
         names.append(described("embedding_dropout", dropouts[0]))
-    if values.get("mlp_only_layers"):
-        names.append(described("mlp_only_layers", values["mlp_only_layers"]))
     if "attention_bias" in values:
         with_bias = keys.flag("attention_bias", shape.attention_bias)
         if with_bias != shape.attention_bias:

@@ -260,7 +260,7 @@ DECODER_KEYS: dict[str, dict[str, Key]] = {
         "layer_types": KINDS,
         "num_global_key_value_heads": Key(("reaching.kv_heads",), Size | None, None),
         "global_head_dim": Key(("reaching.head_dim",), Size | None, None),
-        "per_layer_config": Key(("per_layer",), dict[str, dict[str, Any]] | None, None),
+        "per_layer_config": Key(("per_layer",), dict[str, dict[str, int]] | None, None),
         "attention_k_eq_v": Key(("reaching.shared",), bool, False),
         "use_double_wide_mlp": Key(("double_wide",), bool, False),
         "enable_moe_block": Key(("has_experts",), bool, False),
@@ -448,6 +448,8 @@ DECODER_KEYS: dict[str, dict[str, Key]] = {
     },
     "youtu": {**LATER, **BIAS, **MLP_BIAS, **LATENT},
 }
+# Types that transformers does not have, with the keys and blocks of Llama
+DECODER_KEYS |= {kind: {**LATER, **BIAS, **MLP_BIAS} for kind in ("baichuan", "exaone")}
 DECODER_KEYS["gemma4_unified_text"] = DECODER_KEYS["gemma4_text"] | {
     key: Key(entry.fields, entry.type, 0)
     for key, entry in LAYER_INPUTS.items()
@@ -460,6 +462,7 @@ ROTARY_GPT: dict[str, Any] = {"rotary": True, "dropout": False}
 DECODER_ALWAYS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         (
+            *("baichuan", "exaone"),
             *("bamba", "cwm", "deepseek_v32", "ernie4_5", "gemma", "glm4_moe"),
             *("glm4_moe_lite", "glm_moe_dsa", "granite", "granitemoe", "granitemoeshared"),
             *("granitemoehybrid", "helium", "hyperclovax", "minicpm3", "ministral", "ministral3"),

@@ -284,6 +284,14 @@ class Stack:
     flash: int = 2  # the version of FlashAttention
     fp8: bool = False  # whether products with weights are computed on 8-bit numbers
     fp4: bool = False  # whether products with weights are computed on 4-bit numbers
+    # The 16-bit elements that a cast to 8 or 4 bits moves for each element of an operand, which is
+    # read in 16 bits, and written in 8 bits twice, as it is and transposed (NVIDIA Transformer
+    # Engine, "FP8 primer"). Scaling by the tensor's present maximum reads it once more, before.
+    cast_elements: float = 2.0
+    # Whether weights are cast in every forward pass (torchao), and not once per step (Transformer
+    # Engine, `is_first_microbatch`). The latter takes a tenth of what the optimizer moves, and is
+    # left out.
+    casts_weights: bool = False
     # whether the collectives of tensor ranks hide behind products (asynchronous tensor parallelism)
     hidden_reduces: bool = False
     # whether tensor ranks divide norms, dropouts and residuals, too (Korthikanti et al. 2022,
@@ -292,6 +300,13 @@ class Stack:
     # whether tensors that are gathered and scattered are copied, since the sequence is not their
     # first dimension
     gather_copies: bool = False
+
+    @property
+    def narrow(self) -> Literal["fp8", "fp4"] | None:
+        """The format of products with weights where it is narrower than the training precision."""
+        if self.fp4:
+            return "fp4"
+        return "fp8" if self.fp8 else None
 
 
 STACKS = {

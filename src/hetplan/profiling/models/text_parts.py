@@ -40,8 +40,6 @@ TEXT_TYPES = {
 }
 # Model type -> the listed type of which its configurations are.
 SAME_AS = {
-    "baichuan": "llama",
-    "exaone": "llama",
     "emu3_text_model": "llama",
     "glm4v_moe_text": "glm4_moe",
     "glm4v_text": "glm4",

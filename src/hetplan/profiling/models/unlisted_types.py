@@ -13,7 +13,6 @@ from typing import Any
 from hetplan.errors import UnsupportedError, require
 from hetplan.profiling.models.configuration_keys import (
     CONTEXT,
-    DEEPSEEK,
     DEPTH,
     EXPERT_WIDTH,
     HEADS,
@@ -30,6 +29,7 @@ from hetplan.profiling.models.configuration_keys import (
     Key,
     Size,
     names_of,
+    required,
 )
 from hetplan.profiling.models.decoder_types import GATED_DELTA, LATENT, MAMBA_2
 from hetplan.profiling.models.transformer import Transformer
@@ -138,9 +138,6 @@ OPTIONAL: dict[str, Key] = {
     "qk_layernorm": Key(("head_qk_norm",), bool, False),
     "qk_norm": Key(("head_qk_norm",), bool, False),
     **{bias: Key(fields, bool, False) for bias, fields in BIASES.items()},
-    **{key: DEEPSEEK[key] for key in LATENT},
-    **GATED_DELTA,
-    **MAMBA_2,
 }
 
 
@@ -213,6 +210,9 @@ def unlisted_keys(value: Mapping[str, Any]) -> dict[str, Key]:
         # transformers 4 writes this key where it is not true
         "tie_word_embeddings": Key(("tied",), bool, True),
     }
+    for first_key, part_keys in PARTS:
+        if value.get(first_key):
+            keys |= {key: needed(key, entry) for key, entry in part_keys.items()}
     for key, entry in OPTIONAL.items():
         given = [value[name] for name in names_of(key) if value.get(name) is not None]
         read_already = [fields for fields in (k.fields for k in keys.values()) if fields]
@@ -222,6 +222,23 @@ def unlisted_keys(value: Mapping[str, Any]) -> dict[str, Key]:
     if learned_positions(value):
         keys["max_position_embeddings"] = Key(POSITIONS, Size, 1024)
     return keys
+
+
+def needed(key: str, entry: Key) -> Key:
+    """A key of a known part, whose class is not known: sizes of heads have no default."""
+    if entry.default is None or entry.default is ... or key.endswith(("kernel_dim", "d_conv")):
+        return entry
+    if key.endswith(("chunk_size", "expand", "n_groups")):
+        return entry
+    return required(f"size {key}", *entry.fields, kind=entry.type)
+
+
+def leans(value: Mapping[str, Any]) -> bool:
+    """Whether a configuration lacks sizes that a class may have: those of a decoder, or the number
+    of heads of keys and values."""
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+             "intermediate_size", "num_key_value_heads")  # fmt: skip
+    return any(all(value.get(name) is None for name in names_of(key)) for key in sizes)
 
 
 def unlisted_fields(value: Mapping[str, Any]) -> dict[str, Any]:

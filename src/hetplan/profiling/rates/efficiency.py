@@ -24,10 +24,10 @@ from random import Random
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, Strict
 
 from hetplan.errors import require
-from hetplan.profiling.hardware.cluster import DeviceSpec, Floats, catalogue
+from hetplan.profiling.hardware.cluster import MAX_DEVICES, DeviceSpec, Floats, catalogue
 from hetplan.profiling.models.operators import Operator, Precision, Shape
 from hetplan.profiling.profiles.measured_collectives import Collectives
 from hetplan.profiling.profiles.profile import Provenance
@@ -129,6 +129,10 @@ class OperatorData(Document):
     bus_bytes_per_second: Positive | None = None
     """Bus bandwidth (bytes that pass each link) of a large all-reduce over this machine's devices.
     """
+    all_reduce_bytes_per_second: dict[
+        Annotated[int, Field(ge=2, le=MAX_DEVICES), Strict(False)], Positive
+    ] = Field(default_factory=dict)
+    """Number of ranks -> bus bandwidth of a large all-reduce over the first so many devices."""
     errors: list[KindError] = Field(default_factory=list)
     """By kind of operator, as `hetplan profile train` computes them."""
 

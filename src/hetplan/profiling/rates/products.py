@@ -1,15 +1,13 @@
 """Seconds of matrix products and of operators without products: from measured rates where a device
 was measured, else from a roofline.
 
-The physics of a product is a roofline over tiles. A library cuts the result into tiles, and also
-the inner dimension where tiles are few. The multiprocessors compute the tiles in waves, and the
-last wave takes as long as a full one (NVIDIA, "Matrix Multiplication Background", tile and wave
-quantisation). The fastest kind of tile that libraries use decides, but a product takes no less than
-its bytes need.
-
-The speed of a device at each kind of tile is fitted to its measured products. Regression trees
-learn the logarithm of measured / physical seconds from the sizes and from the waves of each tile. A
-device that was not measured has the mean of the fits, and no trees.
+The speed of a device at each kind of tile is fitted to its measured products (`tiles`). Where vidur
+or NeuSight measured it, regression trees learn the logarithm of measured / physical seconds from
+the sizes and from the waves of each tile. They measured devices at work for long, so that these
+rates are sustained ones. NVIDIA's aiconfigurator measured bursts, in each format of the operands.
+Their tiles serve all devices of an architecture: in bursts, in 8 and 4 bits, and on Ada and
+Blackwell, which no other source measured, also sustained. Another device has the mean of the fits,
+and no trees.
 
 Like measured seconds, predicted ones are not smooth: they jump where another wave begins, and fall
 a little where a larger product fits its tiles better.
@@ -22,8 +20,7 @@ at the share of those. Operators on 16-bit numbers take the seconds of their byt
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Literal
 
@@ -31,149 +28,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.profiling.hardware.cluster import DeviceSpec, Floats, catalogue
-from hetplan.profiling.models.operators import ELEMENT_BYTES, Precision, Shape
+from hetplan.profiling.models.operators import PRECISIONS, Shape
 from hetplan.profiling.rates.shipped import (
     Errors,
     Estimate,
+    Format,
     MoveRate,
     ProductTrees,
     Tiling,
     shipped,
 )
+from hetplan.profiling.rates.tiles import (
+    PHYSICS,
+    Architecture,
+    Machine,
+    Physics,
+    Regime,
+    architecture,
+    mean_of,
+    physical,
+)
 from hetplan.schema import NonNegative, Positive, StrictModel
-
-
-@dataclass(frozen=True)
-class Physics:
-    """Constants of the roofline over tiles."""
-
-    # [T] rows and columns of each kind of tile of cuBLAS and CUTLASS, and the number of parts into
-    # which it cuts the inner dimension (CUTLASS documentation, "Efficient GEMM in CUDA")
-    rows: tuple[int, ...] = (256, 128, 128, 256, 64, 128, 64, 64, 128, 64, 128, 64)
-    columns: tuple[int, ...] = (128, 256, 128, 64, 256, 64, 128, 64, 128, 64, 128, 64)
-    split: tuple[int, ...] = (1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 4, 4)
-    # share of the peak that large products reach: in 16 bits vidur's A100, A40 and H100 0.69 to
-    # 0.78, in fp32 NeuSight's V100 and A100 0.8 to 0.97
-    share_16: float = 0.8
-    share_32: float = 0.9
-    # joules of an operation; no device computes more than the watts of its board pay for
-    joules_32: float = 19e-12  # fp32, up to Turing (NeuSight's T4: 70 W at 3.7 TFLOP/s)
-    joules_32_new: float = 9.3e-12  # fp32, from Ampere on (NeuSight's L4: 72 W at 7.7 TFLOP/s)
-    # tensor cores up to Turing (a T4: 70 W at 24 TFLOP/s, NVIDIA developer forum 264462)
-    joules_16: float = 2.9e-12
-    joules_16_new: float = 0.97e-12  # from Ampere on (vidur's H100: 700 W at 720 TFLOP/s)
-    multiprocessors: int = 80  # of a device for which the catalogue has no number: a V100's
-    # (exponent of the smooth minimum over tiles, exponent of the smooth maximum of computing and
-    # moving); the minimum is smooth because libraries do not always choose the fastest tile
-    sharpness: tuple[float, float] = (20.0, 10.0)
-    # Measured / physical seconds of a device that was not measured: 10 % of the products lie below
-    # `low`, 10 % above `high`, over all measured devices, each with the mean fit of the others
-    # (`evidence/speed/fit_rates.py`).
-    low: float = 0.77
-    high: float = 1.3
-
-
-PHYSICS = Physics()
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A device as the model of products sees it."""
-
-    peak: float  # FLOP/s of its datasheet
-    reached: float  # FLOP/s of large products
-    bandwidth: float  # bytes/s of its datasheet
-    multiprocessors: int  # tiles that it computes at once; a V100's where the catalogue has none
-    element_bytes: int  # of a number in this precision
-
-    @classmethod
-    def of(cls, spec: DeviceSpec, precision: Precision, physics: Physics = PHYSICS) -> "Machine":
-        """The machine of a catalogue entry. Raises InputError where it lacks `precision`."""
-        from_ampere_on = "bf16" in spec.peak_tflops
-        if precision == "fp32":
-            share = physics.share_32
-            joules = physics.joules_32_new if from_ampere_on else physics.joules_32
-        else:
-            share = physics.share_16
-            joules = physics.joules_16_new if from_ampere_on else physics.joules_16
-        peak = spec.peak_flops(precision)
-        reached = peak * share
-        if spec.tdp_w is not None and energy_is_known(spec):
-            reached = min(reached, spec.tdp_w / joules)
-        return cls(
-            peak=peak,
-            reached=reached,
-            bandwidth=spec.memory_bytes_per_s,
-            multiprocessors=spec.multiprocessors or physics.multiprocessors,
-            element_bytes=ELEMENT_BYTES[precision],
-        )
-
-
-def energy_is_known(spec: DeviceSpec) -> bool:
-    """Whether the joules of `Physics` hold for a device.
-
-    They were measured on NVIDIA's chips before Blackwell, the first ones with 4-bit products. A
-    device that a cluster file describes counts as such a chip.
-    """
-    return spec.vendor in ("nvidia", "other") and "fp4" not in spec.peak_tflops
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """N products cut into each of T kinds of tile on a device."""
-
-    busy: Floats  # [N, T] seconds of all waves at the reached rate, the last one counted as full
-    waves: Floats  # [N, T] number of waves
-    lost: Floats  # [N, T] `busy` over `alone`
-    alone: Floats  # [N, 1] seconds of the product's own operations at the reached rate
-    moved: Floats  # [N, 1] seconds of the product's bytes at the datasheet's bandwidth
-
-    @classmethod
-    def of(cls, machine: Machine, sizes: Floats, physics: Physics = PHYSICS) -> "Tiles":
-        """The tiles of products `sizes` [N, 4]: count, m, k, n, each at least 1."""
-        count, m, k, n = sizes.T[:, :, None]  # [N, 1] each
-        rows, columns, split = map(np.array, (physics.rows, physics.columns, physics.split))
-        tiles = count * np.ceil(m / rows) * np.ceil(n / columns) * split
-        waves = np.ceil(tiles / machine.multiprocessors)
-        inner = np.ceil(k / split / 32) * 32  # kernels take the inner dimension in steps of 32
-        busy = 2.0 * waves * machine.multiprocessors * rows * columns * inner / machine.reached
-        alone = 2.0 * count * m * k * n / machine.reached
-        moved = count * (m * k + k * n + m * n) * machine.element_bytes / machine.bandwidth
-        return cls(busy, waves, busy / alone, alone, moved)
-
-
-def physical(
-    machine: Machine, tiling: Tiling, sizes: Floats, physics: Physics = PHYSICS
-) -> tuple[Floats, Floats]:
-    """(physical seconds [N], features of the trees [N, F]) of products `sizes` [N, 4]: count, m, k
-    and n.
-
-    computed = (sum over tiles of seconds^-sharp)^(-1/sharp), a smooth minimum;
-    seconds = (computed^blunt + moved^blunt)^(1/blunt) + start, a smooth maximum.
-    """
-    sizes = np.maximum(sizes, 1.0)
-    tiles = Tiles.of(machine, sizes, physics)
-    sharp, blunt = physics.sharpness
-    by_tile = tiles.busy * np.array(tiling.slowness) + tiles.waves * np.array(tiling.wave_seconds)
-    best = by_tile.min(axis=1, keepdims=True)
-    by_best = by_tile / best
-    computed = best * (by_best**-sharp).sum(axis=1, keepdims=True) ** (-1 / sharp)
-    moved = tiles.moved / tiling.memory
-    longer = np.maximum(computed, moved)
-    shorter = np.minimum(computed, moved)
-    seconds = longer * (1.0 + (shorter / longer) ** blunt) ** (1 / blunt) + tiling.start_seconds
-    measures = (
-        sizes,
-        tiles.alone * 1e6,  # microseconds
-        tiles.alone / tiles.moved,
-        tiles.waves[:, 2:3],  # of tiles of 128 x 128, the third kind of `Physics.rows`
-        best / moved,
-        tiles.lost,
-        by_best,
-    )
-    # Trees compare whole numbers: thousandths of logarithms to base 2.
-    features = np.round(1e3 * np.log2(np.concatenate(measures, axis=1)))
-    return seconds[:, 0], features
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +82,7 @@ class Trees:
 
 
 @cache
-def measured_products(device: str, precision: Precision) -> tuple[ProductTrees, Trees] | None:
+def measured_products(device: str, precision: Format) -> tuple[ProductTrees, Trees] | None:
     """(table, trees) shipped for a device type; None where it was not measured. bf16 counts as
     fp16, because tensor cores compute both at the same rate."""
     for table in tables_of(precision):
@@ -216,73 +91,87 @@ def measured_products(device: str, precision: Precision) -> tuple[ProductTrees, 
     return None
 
 
-def tables_of(precision: Precision) -> list[ProductTrees]:
+def tables_of(precision: Format) -> list[ProductTrees]:
     """The shipped tables of a precision, for bf16 those of fp16."""
     measured = "fp16" if precision == "bf16" else precision
     return [table for table in shipped().products if table.precision == measured]
 
 
 @cache
-def mean_tiling(precision: Precision) -> Tiling:
+def mean_tiling(precision: Format) -> Tiling:
     """The geometric mean of all measured devices' tilings in a precision."""
     return mean_of([table.tiling for table in tables_of(precision)])
-
-
-def mean_of(tilings: Sequence[Tiling]) -> Tiling:
-    """The tiling whose figures are the geometric means of the tilings' figures."""
-    figures = [[*t.slowness, *t.wave_seconds, t.memory, t.start_seconds] for t in tilings]
-    mean = np.exp(np.log(figures).mean(axis=0)).tolist()
-    tiles = len(tilings[0].slowness)
-    return Tiling(
-        slowness=mean[:tiles], wave_seconds=mean[tiles:-2], memory=mean[-2], start_seconds=mean[-1]
-    )
 
 
 def products_seconds(
     device: str,
     spec: DeviceSpec,
-    precision: Precision,
+    number: Format,
     shapes: tuple[Shape, ...],
     physics: Physics = PHYSICS,
+    regime: Regime = "sustained",
 ) -> tuple[Estimate, ...]:
-    """Estimated seconds of each of `shapes` on a device type.
+    """Estimated seconds of each of `shapes` on a device type, whose operands have the format
+    `number`.
 
     device: its catalogue name, by which measurements are looked up. Raises InputError where the
-    device has no units for `precision`.
+    device has no units for the format.
     """
-    return _estimates(device, Machine.of(spec, precision, physics), precision, shapes, physics)
+    machine = Machine.of(spec, number, physics, regime)
+    kind = architecture(spec)
+    return _estimates(device, machine, kind, number, shapes, physics, regime)
 
 
 def product_seconds(
-    device: str, spec: DeviceSpec, precision: Precision, shape: Shape, physics: Physics = PHYSICS
+    device: str,
+    spec: DeviceSpec,
+    number: Format,
+    shape: Shape,
+    physics: Physics = PHYSICS,
+    regime: Regime = "sustained",
 ) -> Estimate:
     """Estimated seconds of one shape; see `products_seconds`, which is faster for many shapes."""
-    return products_seconds(device, spec, precision, (shape,), physics)[0]
+    return products_seconds(device, spec, number, (shape,), physics, regime)[0]
 
 
 @lru_cache(maxsize=2**16)
 def _estimates(
     device: str,
     machine: Machine,
-    precision: Precision,
+    kind: Architecture,
+    number: Format,
     shapes: tuple[Shape, ...],
     physics: Physics,
+    regime: Regime,
 ) -> tuple[Estimate, ...]:
     """The estimate of each shape; the last answers are cached."""
     # [N, 4] also for N = 0
     sizes = np.array([(s.count, s.m, s.k, s.n) for s in shapes], float).reshape(-1, 4)
-    measured = measured_products(device, precision)
+    measured = measured_products(device, number) if regime == "sustained" else None
+    if measured is not None:
+        return by_trees(*measured, machine, sizes, physics)
+    model = untreed_model(device, kind, number, regime, physics)
+    predicted = within_watts(machine, model, sizes, physics)
+    least = physics.least_width if number in PRECISIONS else physics.least_narrow_width
+    beneath = (
+        sizes[:, 2:].min(axis=1) < least
+    )  # [N] whether k or n is less than any that was fitted
     estimates = []
-    if measured is None:
-        predicted, _ = physical(machine, mean_tiling(precision), sizes, physics)
-        source = "roofline over tiles, never measured"
-        for seconds in predicted.tolist():
-            low, high = seconds * physics.low, seconds * physics.high
-            estimates.append(Estimate(seconds, low, high, source))
-        return tuple(estimates)
-    table, trees = measured
+    for seconds, is_beneath in zip(predicted.tolist(), beneath.tolist(), strict=True):
+        low, high = model.low, model.high
+        if is_beneath:
+            low, high = min(low, physics.unlike_low), max(high, physics.unlike_high)
+        estimates.append(Estimate(seconds, seconds * low, seconds * high, model.source))
+    return tuple(estimates)
+
+
+def by_trees(
+    table: ProductTrees, trees: Trees, machine: Machine, sizes: Floats, physics: Physics
+) -> tuple[Estimate, ...]:
+    """The estimates of products `sizes` [N, 4] on a device that was measured in sustained use."""
     predicted, features = physical(machine, table.tiling, sizes, physics)
     corrected = predicted * np.exp(trees.sums(features))
+    estimates = []
     for seconds, is_beyond in zip(corrected.tolist(), beyond(table, sizes), strict=True):
         low, high, source = table.errors.low, table.errors.high, table.origin
         if is_beyond:
@@ -290,6 +179,73 @@ def _estimates(
             source = f"{table.origin}, beyond its sizes"
         estimates.append(Estimate(seconds, seconds * low, seconds * high, source))
     return tuple(estimates)
+
+
+@dataclass(frozen=True)
+class Untreed:
+    """Tiles of a device without trees, and the ends of its intervals over the seconds."""
+
+    tiling: Tiling
+    of_bursts: bool  # whether bursts were measured, and not what the device reaches in the regime
+    low: float
+    high: float
+    source: str
+
+
+@cache
+def untreed_model(
+    device: str, kind: Architecture, number: Format, regime: Regime, physics: Physics
+) -> Untreed:
+    """The tiles of a device's architecture in a format where they were measured, else the mean of
+    others.
+
+    Measured bursts serve in sustained use, too, within the watts of the board, where no source says
+    more: in 8 and 4 bits, and on Ada and Blackwell.
+    """
+    rates = [rate for rate in shipped().formats if rate.number == burst_format(number)]
+    own = next((rate for rate in rates if rate.architecture == kind), None)
+    lasting = regime == "burst" or number not in PRECISIONS or kind in ("ada", "blackwell")
+    if own is not None and lasting:
+        low, high, source = own.errors.low, own.errors.high, own.origin
+        if device not in own.devices:
+            low, high = wider(low, high, physics.boards)
+            source = f"{own.origin} on {own.devices[0]}"
+        if regime == "sustained" and number in PRECISIONS:
+            low, source = min(low, physics.sustained_low), f"{source}, within the board's watts"
+        return Untreed(own.tiling, True, low, high, source)
+    if number in PRECISIONS:
+        source = "roofline over tiles, never measured"
+        return Untreed(mean_tiling(number), False, physics.low, physics.high, source)
+    tiling = mean_of([rate.tiling for rate in rates])
+    source = f"{number} of other architectures"
+    return Untreed(tiling, True, physics.unlike_low, physics.unlike_high, source)
+
+
+def within_watts(machine: Machine, model: Untreed, sizes: Floats, physics: Physics) -> Floats:
+    """[N] physical seconds of products `sizes` [N, 4]. Bursts take at least the seconds of their
+    operations at the rate that the regime allows: a smooth maximum, as in `physical`."""
+    if not model.of_bursts:
+        return physical(machine, model.tiling, sizes, physics)[0]
+    bursting = replace(machine, reached=machine.bursts)
+    seconds, _ = physical(bursting, model.tiling, sizes, physics)
+    least = 2.0 * sizes.prod(axis=1) / machine.reached
+    blunt = physics.sharpness[1]
+    return np.asarray((seconds**blunt + least**blunt) ** (1 / blunt))
+
+
+def burst_format(number: Format) -> Format:
+    """The measured format that serves for another: tensor cores compute fp16 as fast as bf16."""
+    return "bf16" if number == "fp16" else number
+
+
+def wider(low: float, high: float, deviation: float) -> tuple[float, float]:
+    """The ends of an interval that holds eight of ten where, besides its own errors, a factor is
+    uncertain by a standard deviation of its logarithm. Independent errors add up in squares."""
+    tenth = 1.28 * deviation  # of a normal distribution, one in ten is further above
+    return (
+        math.exp(-math.hypot(math.log(low), tenth)),
+        math.exp(math.hypot(math.log(high), tenth)),
+    )
 
 
 def beyond(table: ProductTrees, sizes: Floats) -> list[bool]:

@@ -17,6 +17,9 @@ from pydantic import Field
 from hetplan.profiling.models.operators import Precision
 from hetplan.schema import Document, Name, NonNegative, Positive, PositiveCount, StrictModel
 
+# How the operands of a product are stored. `fp8-block` has a scale for each block of 128, `fp8` one
+# for each tensor, `fp4` one for each block of 16 (NVFP4).
+Format = Literal["fp32", "fp16", "bf16", "fp8", "fp8-block", "fp4"]
 IntegerRows = Annotated[list[list[int]], Field(min_length=1)]
 
 
@@ -99,6 +102,19 @@ class ProductTrees(StrictModel):
     errors: Errors
 
 
+class FormatRate(StrictModel):
+    """How fast an architecture computes products of one format in bursts, without trees."""
+
+    devices: list[Name]
+    """Catalogue names of the devices that were measured, or have the same chip and power."""
+    architecture: Name
+    """Of `tiles.architecture`."""
+    number: Format
+    origin: Name
+    tiling: Tiling
+    errors: Errors
+
+
 class MoveRate(StrictModel):
     """Shares of the memory bandwidth that one kind of memory-bound operator reaches on one kind of
     device, by bytes and by the length of a row. Shares between the knots are interpolated linearly;
@@ -142,6 +158,7 @@ class ShippedRates(Document):
     version: Literal[1] = 1
     origins: list[Origin]
     products: list[ProductTrees]
+    formats: list[FormatRate] = Field(default_factory=list)
     moves: list[MoveRate]
     collectives: list[Curve]
 

@@ -10,8 +10,9 @@ computes again:
 - none: all tensors are kept;
 - selective: the attention core (scores, softmax, context) is computed again (Korthikanti et al.
   2022, Section 5);
-- operators: the outputs of fused attention and of every second product are kept, and all others are
-  computed again (torchtitan's selective checkpointing per operator);
+- operators: the outputs of fused attention and of every second product, from the first on, are
+  kept, and all others are computed again (torchtitan's selective checkpointing per operator,
+  torchtitan/models/llama3/infra/parallelize.py, `_apply_ac_to_transformer_block`);
 - full: only the layer's input is kept, and its forward pass is repeated (Chen et al. 2016).
 """
 
@@ -49,7 +50,7 @@ from hetplan.profiling.rates.products import (
     move_estimates,
     product_seconds,
 )
-from hetplan.profiling.rates.shipped import Estimate
+from hetplan.profiling.rates.shipped import Estimate, Format
 
 # The share of its speed that a 16-bit product keeps where k or n is no multiple of 8, by the
 # largest power of two that divides both (NVIDIA, "Matrix Multiplication Background": operands of
@@ -57,13 +58,6 @@ from hetplan.profiling.rates.shipped import Estimate
 # of odd sizes cannot use them; the share of odd sizes was taken from the heads of vTrain's single
 # GPUs (50257 columns).
 MISALIGNED = {1: 0.35, 2: 0.7, 4: 0.85}
-# The speed of products of 8-bit numbers over that of 16-bit numbers (twice, by the datasheets of
-# H100 to B200).
-FP8_SPEED = 1.9
-# The 16-bit elements that the cast of an operand moves, for each of its elements: it is read in 16
-# bits, and written in 8 bits twice, as it is and transposed (NVIDIA Transformer Engine, "FP8
-# primer").
-FP8_CASTS = 2.0
 # Kind of a described operator -> the measured kind whose rates it takes.
 MOVES: dict[Kind, MoveKind] = {
     "add": "binary",
@@ -181,13 +175,14 @@ class Rates:
         """The number of an estimate that `edge` names."""
         return float(getattr(estimate, self.edge))
 
-    def product_seconds(self, shape: Shape) -> float:
-        """Seconds of matrix products; misaligned sizes slow 16-bit products down."""
+    def product_seconds(self, shape: Shape, number: Format | None = None) -> float:
+        """Seconds of matrix products in sustained use; misaligned sizes slow 16-bit products, and
+        narrower ones, down. number: format of the operands; None: that of the precision."""
         share = 1.0
         if self.precision != "fp32":
             alignment = math.gcd(int(shape.k), int(shape.n), 8)
             share = MISALIGNED.get(alignment, 1.0)
-        estimate = product_seconds(self.device, self.spec, self.precision, shape)
+        estimate = product_seconds(self.device, self.spec, number or self.precision, shape)
         return self.end_of(estimate) / share
 
     def attention_seconds(self, op: Matmul, shape: Shape) -> tuple[float, float]:
@@ -222,8 +217,8 @@ def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> 
         kind = op.kind if isinstance(op, Elementwise) else "add"
         seconds = rates.moved_seconds(op.moved(micro_batch, tensor), kind)
     if isinstance(op, Matmul):
-        if op.weight and (rates.stack.fp8 or rates.stack.fp4):
-            seconds = narrow_seconds(op.shape(micro_batch, tensor), seconds, rates)
+        if op.weight and rates.stack.narrow is not None:
+            return narrow_time(op, op.shape(micro_batch, tensor), rates.stack.narrow, rates)
         return LayerTime(seconds, seconds * op.backward_products)
     if isinstance(op, Counted):
         return LayerTime(0.0, seconds) if op.backward else LayerTime(seconds, 0.0)
@@ -231,15 +226,24 @@ def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> 
     return LayerTime(rates.stack.kernels * seconds, rates.stack.kernels * seconds_back)
 
 
-def narrow_seconds(shape: Shape, seconds: float, rates: Rates) -> float:
-    """Seconds of a product in 8 or 4 bits, with the casts of its operands. seconds: those of the
-    product in 16 bits."""
-    faster = FP8_SPEED
-    if rates.stack.fp4:
-        peaks = rates.spec.peak_tflops
-        faster *= peaks["fp4"] / peaks["fp8"]
-    operands = shape.count * shape.k * (shape.m + shape.n)
-    return seconds / faster + rates.moved_seconds(FP8_CASTS * operands, "copy")
+def narrow_time(op: Matmul, shape: Shape, number: Format, rates: Rates) -> LayerTime:
+    """Seconds of a product with a weight in 8 or 4 bits, with the casts of its operands: of the
+    input, and of the weight where the stack casts it in every pass, in the forward pass; of the
+    output's gradient in the backward pass."""
+    seconds = rates.product_seconds(shape, number)
+    forward = seconds + cast_seconds(shape.count * shape.m * shape.k, rates)
+    if rates.stack.casts_weights:
+        forward += cast_seconds(shape.count * shape.k * shape.n, rates)
+    backward = 0.0
+    if op.backward_products:
+        cast = cast_seconds(shape.count * shape.m * shape.n, rates)
+        backward = seconds * op.backward_products + cast
+    return LayerTime(forward, backward)
+
+
+def cast_seconds(elements: float, rates: Rates) -> float:
+    """Seconds of casting `elements` numbers of an operand to 8 or 4 bits."""
+    return rates.moved_seconds(rates.stack.cast_elements * elements, "copy")
 
 
 def all_reduce_seconds(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> float:
@@ -288,20 +292,64 @@ def repeated_part(op: Operator, mode: Recomputation) -> float:
     return 1.0
 
 
+def products_of(op: Matmul, layer: Layer) -> list[float]:
+    """Numbers in the outputs of the products that torch computes for one described product.
+
+    Queries, keys and values have a product each, as have the gate and the values of a gated
+    network, whose sizes the kept tensors say.
+    """
+    sizes = {saved.name: float(saved.elements) for saved in layer.saved}
+    if op.name == "qkv" and "queries" in sizes and "keys and values" in sizes:
+        keys = sizes["keys and values"] / 2
+        return [sizes["queries"], keys, keys]
+    written = float(op.m * op.n * op.count)
+    if op.name == "up" and sizes.get("down input"):
+        parts = round(written / sizes["down input"])
+        return [written / parts] * parts
+    return [written]
+
+
+def kept_outputs(layer: Layer, tensor: int, *, compiled: bool) -> float:
+    """Numbers per sample of the outputs of every second product of a layer, from the first on, on
+    each of `tensor` devices.
+
+    A compiled layer does not keep the output of its last product: no backward pass reads it, since
+    the layer only adds it to its input. An eager layer keeps whatever its policy names.
+    """
+    outputs = []
+    for op in layer.operators:
+        if isinstance(op, Matmul) and op.weight:
+            ranks = tensor if op.split == "n" else 1
+            outputs += [written / ranks for written in products_of(op, layer)]
+    last = len(outputs) - 1
+    return sum(
+        written
+        for number, written in enumerate(outputs)
+        if number % 2 == 0 and not (compiled and number == last)
+    )
+
+
 def kept_bytes(
-    layer: Layer, mode: Recomputation, precision: Precision, tensor: int, input_bytes: float
+    layer: Layer,
+    mode: Recomputation,
+    precision: Precision,
+    tensor: int,
+    input_bytes: float,
+    *,
+    compiled: bool = False,
 ) -> float:
     """Bytes per sample that a layer keeps for its backward pass under a mode of recomputation, on
-    each device of a tensor group. input_bytes: bytes per sample of the layer's input."""
+    each device of a tensor group.
+
+    input_bytes: bytes per sample of the layer's input. compiled: whether a compiler decides what
+    `operators` keeps.
+    """
     if mode == "full" and layer.kind in REPEATED:
         return input_bytes
     if mode == "operators" and layer.kind in REPEATED:
-        outputs = 0.0  # numbers in the outputs of products with weights
-        for op in layer.operators:
-            if isinstance(op, Matmul) and op.weight:
-                outputs += op.m * op.n * op.count / (tensor if op.split == "n" else 1)
+        outputs = kept_outputs(layer, tensor, compiled=compiled)
         core = sum(t.size(precision) for t in layer.saved if t.name in FUSED_SAVED) / tensor
-        return input_bytes + core + outputs / 2 * ELEMENT_BYTES[precision]
+        return input_bytes + core + outputs * ELEMENT_BYTES[precision]
     dropped = CORE_SAVED if mode == "selective" else ()
     kept = [saved for saved in layer.saved if saved.name not in dropped]
     return sum(saved.size(precision) / (tensor if saved.split else 1) for saved in kept)

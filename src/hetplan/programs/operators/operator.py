@@ -144,12 +144,12 @@ class Operator:
 
 def zeros(shape: Shape, inputs: Sequence[Tensor]) -> Tensor:
     """Zeros that depend on the inputs in autograd's graph, so that the inputs get gradients of
-    zeros."""
+    zeros. The sum of no elements is zero whatever the inputs hold, inf and nan included."""
     floating = [x for x in inputs if x.is_floating_point()]
     result = floating[0].new_zeros(shape)
     for x in floating:
         if x.requires_grad:
-            result = result + 0 * x.sum()
+            result = result + x.flatten()[:0].sum()
     return result
 
 

@@ -44,8 +44,9 @@ from torch import Tensor, nn
 
 from hetplan.errors import InputError, UnsupportedError, one_line, require
 from hetplan.plans.shares import split
+from hetplan.runtime.engine.rows import LeafForm, forms_of
 from hetplan.runtime.engine.transport import Group, mirrored
-from hetplan.runtime.tracing.split import Divided, Shape, Split, divisions, mapped
+from hetplan.runtime.tracing.split import Divided, Shape, Split, Totals, divisions, mapped
 from hetplan.schema import Range
 
 # (first, last) -> (inputs, targets) of the rows [first, last) of the global batch
@@ -168,9 +169,15 @@ class InputsAndTargets:
     last: int  # number of the last layer
     count: Callable[[Tensor], float]  # the weight of targets: the number of their losses
 
-    def feed(self, data: Callable[[], Any], first: int, last: int) -> list[tuple[Tensor, ...]]:
+    rounds = (1,)  # the weight alone is added up over all ranks
+    inputs = ()  # of a graph: there is none
+
+    def feed(
+        self, data: Callable[[], Any], first: int, last: int, totals: Totals | None = None
+    ) -> list[tuple[Tensor, ...]]:
         """[layer] the data that each of the layers [first, last) reads. data: returns (inputs,
-        targets) of some rows; it is called only where one of the layers reads data."""
+        targets) of some rows; it is called only where one of the layers reads data. totals: none,
+        since the layers of the contract compute a sum."""
         if not self.reads(first, last):
             return [()] * (last - first)
         inputs, targets = data()
@@ -188,9 +195,22 @@ class InputsAndTargets:
         """Whether one of the layers [first, last) reads data."""
         return first == 0 or last > self.last
 
-    def weigh(self, data: Any) -> float:
-        """The weight of some rows, by which their losses are averaged. data: (inputs, targets)."""
-        return self.count(data[1])
+    def measure(self, number: int, data: Any, totals: Totals) -> Tensor:
+        """The weight of some rows, by which their losses are averaged, [1]. data: (inputs,
+        targets)."""
+        return torch.tensor([float(self.count(data[1]))], dtype=torch.float64)
+
+    def known(self, number: int, numbers: Tensor) -> tuple[float, Totals]:
+        """(weight of the losses, no totals), from the sum over all ranks of what `measure`
+        gives."""
+        return float(numbers[0]), {}
+
+    def check_evaluation(self) -> None:
+        """Do nothing: modules of the contract know their mode themselves."""
+
+    def lacks_labels(self, totals: Totals) -> bool:
+        """Whether all that the loss divides by is 0: not by totals, of which there are none."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -204,6 +224,7 @@ class Chain:
     outputs: tuple[tuple[Shape, ...], ...]  # [L - 1] shapes of a layer's outputs, of one sample
     source: InputsAndTargets | Split  # the data that layers read
     compute: Any = None  # floating type of the passes; None: the type of the parameters
+    forms: tuple[LeafForm, ...] = ()  # of the example's data
 
     def check_gathers(self) -> None:
         """Raise UnsupportedError where trained weights cannot be written back to the module from
@@ -214,10 +235,18 @@ class Chain:
                 expected="--factory with any module, or --checkpoint",
             )  # fmt: skip
 
-    def read(self, rows: Rows, local_rows: Range, first: int, last: int, device: Any) -> Any:
+    def read(
+        self,
+        rows: Rows,
+        local_rows: Range,
+        first: int,
+        last: int,
+        device: Any,
+        totals: Totals | None = None,
+    ) -> Any:
         """[layer] the data that each of the layers [first, last) reads of `local_rows`, on a
-        device."""
-        read = self.source.feed(lambda: rows(*local_rows), first, last)
+        device. totals: of the global batch; None: these rows are the global batch."""
+        read = self.source.feed(lambda: rows(*local_rows), first, last, totals)
         return mapped(read, lambda x: x.to(device) if isinstance(x, Tensor) else x)
 
     def call(self, layer: int, values: Sequence[Any]) -> tuple[Tensor, ...]:
@@ -303,6 +332,7 @@ def describe(
     *,
     compute: Any = None,
     loss: Callable[..., Tensor] | None = None,
+    count: Callable[[Any], float] | None = None,
     device: str = "cpu",
     spread: int = 1,
 ) -> Chain:
@@ -311,14 +341,16 @@ def describe(
 
     names: the names of the plan's layers. example: (inputs, targets) of a sample or more. compute:
     as in `Chain`. loss: a function of (output, targets) for a module that does not return its loss.
-    spread: number of ranks over which experts are spread. Raises InputError where the module does
-    not match the plan, UnsupportedError where it cannot be split.
+    count: targets of some rows, or the dictionary of their data -> the number by which a loss that
+    is a sum is divided; None: the module's `count`. spread: number of ranks over which experts are
+    spread. Raises InputError where the module does not match the plan, UnsupportedError where it
+    cannot be split.
     """
-    count = getattr(module, "count", default_count)
     # Layers of the contract compute their loss and all their experts themselves. Only `Split` calls
     # a user's loss, and spreads experts over ranks.
     layers = layers_of(module, names) if loss is None and spread == 1 else None
-    source: InputsAndTargets | Split = InputsAndTargets(len(names) - 1, count)
+    stated_count: Any = count or getattr(module, "count", default_count)
+    source: InputsAndTargets | Split = InputsAndTargets(len(names) - 1, stated_count)
     if layers is None:
         require(
             compute is None,
@@ -328,8 +360,7 @@ def describe(
             expected="fp32",
             kind=UnsupportedError,
         )
-        weigh: Callable[[Any], float] = lambda data: count(data[1])  # noqa: E731
-        source = Split(module, names, example, loss, weigh, device, spread=spread)
+        source = Split(module, names, example, loss, count, device, spread=spread)
         layers, outputs = source.layers, source.outputs
         divided = divisions(module, source)
         for layer in layers:
@@ -339,7 +370,10 @@ def describe(
     # parameters of a split module have their full names already
     prefixes = [f"{name}." if isinstance(source, InputsAndTargets) else "" for name in names]
     parameters, parameter_names = parameters_of(layers, prefixes)
-    return Chain(tuple(names), layers, parameters, parameter_names, outputs, source, compute)
+    return Chain(
+        tuple(names), layers, parameters, parameter_names, outputs, source, compute,
+        forms_of(example),
+    )  # fmt: skip
 
 
 def parameters_of(

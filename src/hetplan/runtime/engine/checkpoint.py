@@ -22,6 +22,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
+from errno import EDQUOT, ENOSPC
 from hashlib import file_digest, sha256
 from pathlib import Path
 from pickle import UnpicklingError
@@ -42,6 +43,7 @@ from hetplan.text import grouped
 
 T = TypeVar("T")
 
+FULL_BYTES = 1 << 20  # a disk with less free space counts as full, where torch hides the error
 MOST_CHECKPOINTS = 2  # complete ones that a folder keeps, the latest
 RECORD_FILE = "hetplan.json"
 
@@ -85,20 +87,51 @@ def read_record(folder: Path) -> Record:
     return record
 
 
-def on_all_ranks(what: str, act: Callable[[], None]) -> None:
+def on_all_ranks(what: str, act: Callable[[], None], folder: Path | None = None) -> None:
     """Call `act` on every rank; all ranks call this together.
 
-    what: the participle of the error, such as "written". Where ranks fail, all ranks raise
-    HetplanError with the failure of the lowest one.
+    what: the participle of the error, such as "written". folder: to which `act` writes; None: it
+    writes nothing. Where ranks fail, all ranks raise HetplanError with the failure of the lowest
+    one.
     """
     failure = ""
     try:
         act()
     except (OSError, RuntimeError, ValueError, UnpicklingError) as error:
         failure = kind_and_text(error)
+        if folder is not None and is_full(error, folder):
+            failure = f"the disk is full ({folder})"
     for rank, text in enumerate(gather_objects(failure)):
         if text:
             raise HetplanError(f"checkpoint cannot be {what}: rank {rank}: {text[:300]}")
+
+
+def is_full(error: BaseException, folder: Path) -> bool:
+    """Whether a file could not be written to a folder because its disk is full. torch and
+    safetensors hide the system's error, or say it in their own words."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (ENOSPC, EDQUOT):
+            return True
+        if "No space left" in str(cause) or "os error 28" in str(cause):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    is_writers = "inline_container" in str(error)  # torch's writer of archives
+    return is_writers and shutil.disk_usage(existing(folder)).free < FULL_BYTES
+
+
+def existing(folder: Path) -> Path:
+    """A folder, or the first one above it that exists."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+
+
+def written(act: Callable[[], None], folder: Path) -> None:
+    """Write files to a folder on this rank. Raises HetplanError where they cannot be written."""
+    try:
+        act()
+    except (OSError, RuntimeError) as error:
+        cause = "the disk is full" if is_full(error, folder) else kind_and_text(error)[:300]
+        raise HetplanError(f"{folder}: model cannot be written: {cause}") from error
 
 
 def write_boxes(folder: Path, boxes: Iterable[Box]) -> None:
@@ -165,11 +198,8 @@ def file_digests(folder: Path) -> dict[str, str]:
     if others:
         what = "holds something that is no file"
         raise InputError(what, where=str(folder), got=others[0])
-    digests: dict[str, str] = {}
-    for file in files[dist.get_rank() :: dist.get_world_size()]:
-        with file.open("rb") as stream:
-            digests[file.name] = file_digest(stream, "sha256").hexdigest()
-    return merged(digests)
+    own_files = files[dist.get_rank() :: dist.get_world_size()]
+    return merged({file.name: digest_of(file) for file in own_files})
 
 
 def merged(of_rank: dict[str, T]) -> dict[str, T]:
@@ -184,15 +214,25 @@ def save(model: TrainedPart, optimizer: Any, folder: str) -> None:
     """Write a checkpoint of the model's current step. All ranks call this together."""
     target = Path(folder) / f"step-{model.step}"
     temporary = target.with_name(f".{target.name}.tmp")
-    if dist.get_rank() == 0:
+    is_first = dist.get_rank() == 0
+
+    def make_folder() -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-    dist.barrier(group=host_group())
+
+    def finish() -> None:
+        record.files[RECORD_FILE] = record.digest()
+        write_text(temporary / RECORD_FILE, to_json(record.model_dump()))
+        # Only an earlier checkpoint of this step is replaced, never a user's folder of its name.
+        if (target / RECORD_FILE).is_file():
+            shutil.rmtree(target)
+        os.replace(temporary, target)
+
+    on_all_ranks("written", make_folder if is_first else nothing, temporary)
     kinds = state_kinds(optimizer)
     boxes = checkpoint_boxes(model, optimizer, kinds, deduplicated=True)
-    on_all_ranks("written", lambda: write_boxes(temporary, boxes))
-    files = file_digests(temporary)
-    if dist.get_rank() == 0:
+    try:
+        on_all_ranks("written", lambda: write_boxes(temporary, boxes), temporary)
         record = Record(
             step=model.step,
             seed=model.seed,
@@ -200,17 +240,21 @@ def save(model: TrainedPart, optimizer: Any, folder: str) -> None:
             shapes={name: list(shape) for name, shape in model.shapes.items()},
             states=kinds,
             scale=asdict(model.scale),
-            files=files,
+            files=file_digests(temporary),
         )
-        record.files[RECORD_FILE] = record.digest()
-        write_text(temporary / RECORD_FILE, to_json(record.model_dump()))
-        # Only an earlier checkpoint of this step is replaced, never a user's folder of its name.
-        if (target / RECORD_FILE).is_file():
-            shutil.rmtree(target)
-        os.replace(temporary, target)
+        on_all_ranks("written", finish if is_first else nothing, temporary)
+    except HetplanError:
+        if is_first:  # what has been written takes room, and is no checkpoint
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if is_first:
         for old in complete_checkpoints(folder)[:-MOST_CHECKPOINTS]:
             shutil.rmtree(old)
     dist.barrier(group=host_group())
+
+
+def nothing() -> None:
+    """Do nothing, while the first rank acts alone."""
 
 
 def complete_checkpoints(folder: str) -> list[Path]:
@@ -230,6 +274,41 @@ def latest_checkpoint(folder: str) -> Path:
     return checkpoints[-1]
 
 
+def intact_record(checkpoint: Path) -> Record:
+    """The record of a checkpoint. The error of a damaged one names a whole checkpoint beside it."""
+    try:
+        return read_record(checkpoint)
+    except InputError as error:
+        advice = whole_beside(checkpoint)
+        raise InputError(f"{error}{advice}") from error
+
+
+def whole_beside(damaged: Path) -> str:
+    """A text for errors that names the latest whole checkpoint in the folder of a damaged one."""
+    for checkpoint in reversed(complete_checkpoints(str(damaged.parent))):
+        if checkpoint != damaged and is_whole(checkpoint):
+            return (
+                f"; {checkpoint.name} beside it is whole: move {damaged.name} away to go on from it"
+            )
+    return "; no other checkpoint beside it is whole"
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether all files of a checkpoint are those that its record names."""
+    try:
+        record = read_record(checkpoint)
+        files = [file for file in checkpoint.iterdir() if file.name != RECORD_FILE]
+        return {file.name: digest_of(file) for file in files} == record.files
+    except (InputError, OSError):
+        return False
+
+
+def digest_of(file: Path) -> str:
+    """The SHA-256 of a file."""
+    with file.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()
+
+
 def check_resumable(folder: str, **options: object) -> None:
     """Raise InputError where a run with these options cannot go on from the latest checkpoint:
     there is none, its record is damaged, or it was written with another value of an option.
@@ -237,7 +316,7 @@ def check_resumable(folder: str, **options: object) -> None:
     options: values of fields of the record, such as `optimizer` and `seed`.
     """
     checkpoint = latest_checkpoint(folder)
-    record = read_record(checkpoint)
+    record = intact_record(checkpoint)
     for name, value in options.items():
         require(
             getattr(record, name) == value,
@@ -273,7 +352,7 @@ def load(model: TrainedPart, optimizer: Any, folder: str) -> None:
     Raises InputError where there is no checkpoint, or one that is damaged or of another model.
     """
     checkpoint = latest_checkpoint(folder)
-    record = read_record(checkpoint)
+    record = intact_record(checkpoint)
     require(
         {name: tuple(shape) for name, shape in record.shapes.items()} == model.shapes,
         "checkpoint is of another model",
@@ -282,11 +361,12 @@ def load(model: TrainedPart, optimizer: Any, folder: str) -> None:
     digests = file_digests(checkpoint)
     names = sorted(digests.keys() | record.files.keys())
     changed = [name for name in names if digests.get(name) != record.files.get(name)]
-    require(
-        not changed,
-        f"checkpoint is not what was written: {', '.join(changed)}",
-        where=str(checkpoint),
-    )
+    if changed:
+        (advice, *_) = gather_objects(whole_beside(checkpoint) if dist.get_rank() == 0 else "")
+        raise InputError(
+            f"checkpoint is not what was written: {', '.join(changed)}{advice}",
+            where=str(checkpoint),
+        )
     add_zero_states(model, optimizer, record.states)
     boxes = checkpoint_boxes(model, optimizer, record.states, deduplicated=False)
     on_all_ranks("read", lambda: read_boxes(checkpoint, boxes))
@@ -340,3 +420,25 @@ def checkpoint_boxes(
                 yield replace(box, name=name)
             elif has_first_element or not deduplicated:
                 yield Box(name, (0,), (1,), (1,), box.values.view(1))
+
+
+class SavedPart(TrainedPart):
+    """A rank's part of a model in training that writes checkpoints, and reads them under this plan
+    or another one."""
+
+    def save(self, folder: str, optimizer: Any) -> None:
+        """Write a checkpoint of this step into a folder, which keeps the last two. All ranks call
+        this together, behind the optimizer's step.
+
+        optimizer: the one that `optimizer` made. Raises HetplanError where a file cannot be
+        written.
+        """
+        save(self, optimizer, str(folder))
+
+    def load(self, folder: str, optimizer: Any) -> None:
+        """Go on from the latest checkpoint of a folder: its parameters, the optimizer's states and
+        the number of the step. All ranks call this together, before the first step.
+
+        Raises InputError where there is none, or one that is damaged or of another model.
+        """
+        load(self, optimizer, str(folder))

@@ -14,18 +14,19 @@ several ranks read. Where no two ranks of a plan read the same rows, nothing is 
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
+from math import inf
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.runtime.engine.position import key_of, splitmix64
 from hetplan.runtime.engine.transport import gather_objects, host_least
 from hetplan.schema import Range
@@ -108,6 +109,28 @@ def check_alike(
         of_ranks = gather_objects(own.get(different[0].rows))
         readers = different[0].ranks
         raise difference(step, different[0], {reader: of_ranks[reader] for reader in readers})
+
+
+def numbers_of_batch(
+    step: int, paths: Sequence[str], read: Mapping[str, Iterable[float]]
+) -> list[float]:
+    """The numbers that the data give for the whole batch. All ranks call this together, with the
+    same paths. Raises InputError on every rank where one differs from rows to rows.
+
+    paths: of the numbers. read: path -> the values that this rank has read.
+    """
+    smallest = [min(read.get(path, ()), default=inf) for path in paths]
+    negative_largest = [-max(read.get(path, ()), default=-inf) for path in paths]
+    least, negative_most = host_least(torch.tensor([smallest, negative_largest]).double())
+    for path, low, high in zip(paths, least.tolist(), (-negative_most).tolist(), strict=True):
+        require(
+            low >= high,
+            "a number for the whole batch differs from rows to rows",
+            where=f"step {step}, {path}",
+            got=f"{low:g} and {high:g}",
+            expected="one number for all rows of the step, those of other ranks included",
+        )
+    return [float(low) for low in least]
 
 
 def difference(

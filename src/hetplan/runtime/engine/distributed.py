@@ -10,8 +10,10 @@ of DDP.
         optimizer.zero_grad()
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from math import floor, inf, isfinite, log2
 from operator import itemgetter
@@ -21,42 +23,52 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_text, require
+from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.plans.making import check_world
 from hetplan.plans.places import Place
 from hetplan.plans.plan import Plan
 from hetplan.plans.refusals import check_executed
 from hetplan.runtime.engine.buckets import LocalCuts, bucket_plans, local_cuts
 from hetplan.runtime.engine.chain import Chain, Rows, TensorGroup, describe
-from hetplan.runtime.engine.data import Reading, check_alike, drawing_data
+from hetplan.runtime.engine.checkpoint import SavedPart
+from hetplan.runtime.engine.data import Reading, check_alike, drawing_data, numbers_of_batch
 from hetplan.runtime.engine.layout import Layout
-from hetplan.runtime.engine.loop import Box, TrainedPart
+from hetplan.runtime.engine.loop import Box
 from hetplan.runtime.engine.pipeline import Mail, Pipeline, streams
 from hetplan.runtime.engine.position import Position
+from hetplan.runtime.engine.probe import check_probe
+from hetplan.runtime.engine.replaced import Replaced
+from hetplan.runtime.engine.rows import check_forms, leaves_of
 from hetplan.runtime.engine.states import States
 from hetplan.runtime.engine.tensors import on_meshes
+from hetplan.runtime.engine.totals import BatchTotals, added_up
 from hetplan.runtime.engine.transport import (
     Group,
     Staging,
     Transport,
     gather_objects,
+    host_sum,
     host_total,
 )
 from hetplan.runtime.events import Watch
 from hetplan.runtime.launch.devices import local_device
+from hetplan.runtime.tracing.evaluation import evaluating
 from hetplan.runtime.tracing.experts import Experts
-from hetplan.runtime.tracing.split import leaves, mapped
+from hetplan.runtime.tracing.layers import paired, requested
+from hetplan.runtime.tracing.split import Split, has_samples, leaves, mapped
 from hetplan.schema import Range
 
 # precision -> type of the passes; None: the parameters' type
 COMPUTE = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Placed(TrainedPart):
+class Placed(SavedPart):
     """This rank's part of a model under a plan.
 
     module: the whole model; this rank's layers are cut in place.
     loss: (outputs, targets) -> loss; None: the module's.
+    count: targets of some rows, or the dictionary of their data -> the number by which a loss that
+        is a sum is divided, over the global batch; None: the module's `count`.
     example: (inputs, targets) of one sample; None: from the module's `batch`.
     device: "cpu", "cuda", "cuda:1" or "auto"; see `local_device`.
     seed: of dropout and of synthetic data.
@@ -64,6 +76,8 @@ class Placed(TrainedPart):
     precision: type of the passes and of the messages between stages. Weights, gradients and updates
         keep their types.
     chain: the module as a chain of layers; None: `describe` makes it.
+    probe: whether to compare the chain with the module first (see `engine.probe`); None: where the
+        module is not large. A given chain is not compared.
     """
 
     def __init__(
@@ -72,12 +86,14 @@ class Placed(TrainedPart):
         plan: Plan,
         *,
         loss: Callable[[Any, Any], Tensor] | None = None,
+        count: Callable[[Any], float] | None = None,
         example: Any = None,
         device: str = "cpu",
         seed: int = 0,
         watch: Watch | None = None,
         precision: Literal["fp32", "bf16", "fp16"] = "fp32",
         chain: Chain | None = None,
+        probe: bool | None = None,
     ) -> None:
         check_executed(plan)
         check_world(plan, dist.get_world_size())
@@ -100,13 +116,22 @@ class Placed(TrainedPart):
         self.device = local_device(device)
         self.layout = Layout(plan)
         self.place = plan.places[dist.get_rank()]
-        self.chain = chain or describe(
-            module, plan.workload.layers, paired(example) if example else example_of(module),
-            compute=COMPUTE[precision], loss=loss, device=self.device,
-            spread=plan.further.expert,
-        )  # fmt: skip
+        spread = plan.further.expert
+        if chain is None:
+            data = paired(example) if example else example_of(module)
+            chain = describe(
+                module, plan.workload.layers, data, compute=COMPUTE[precision], loss=loss,
+                count=count, device=self.device, spread=spread,
+            )  # fmt: skip
+            check_on_first_rank(
+                lambda: check_probe(module, chain, data, loss=loss, spread=spread, wanted=probe)
+            )
+        self.chain = chain
         self.shapes = {name: p.shape for name, p in self.chain.parameters.items()}
         self.watch = watch or Watch()
+        self.numbers: dict[str, set[float]] = {}
+        """Path of a number for the whole batch -> its values in the data that this step has
+        read."""
 
     def take(self, cuts: LocalCuts) -> dict[str, nn.Parameter]:
         """Replace the parameters of this rank's layers by this rank's parts of them, on the device.
@@ -114,6 +139,7 @@ class Placed(TrainedPart):
         cuts: name of a parameter -> this rank's part. Returns name -> new parameter. Layers that
         share a parameter share its part.
         """
+        self.replaced = Replaced(dict(self.module.named_parameters()))
         parameters: dict[str, nn.Parameter] = {}
         for number in self.layout.layers(self.place):
             layer = self.chain.layers[number]
@@ -136,37 +162,77 @@ class Placed(TrainedPart):
         random numbers that it draws are the same on all ranks that read the same rows.
 
         The returned function raises InputError where the data have more or fewer rows than
-        requested.
+        requested, where they have another form than those of the trace, and where a number that
+        they give for the whole batch differs from that of other rows.
         """
+        self.replaced.check_trained()
         source = rows or (lambda first, last: self.module.batch(step, first, last))
+        # Layers that the module states itself take any sizes. Messages between stages do not.
+        fixes_sizes = isinstance(self.chain.source, Split) or self.has_messages
+        self.numbers.clear()
 
         @cache
-        def requested(first: int, last: int) -> Any:
+        def checked(first: int, last: int) -> Any:
             """The data of rows, from the user's code; each range is requested once."""
             with drawing_data(self.seed, step, first):
                 batch = paired(source(first, last))
             expected = last - first
+            where = f"rows {first} to {last}"
             for value in leaves(batch):
-                number = len(value) if isinstance(value, Tensor) else expected
+                number = len(value) if has_samples(value) else expected
                 require(
                     number == expected,
-                    f"data of rows {first} to {last}",
+                    f"data of {where}",
                     got=f"{number} rows",
                     expected=f"{expected}",
                 )
+            if fixes_sizes:
+                check_forms(self.chain.forms, batch, f"{where} of step {step}")
+            for path, value in leaves_of(batch):
+                if isinstance(value, Tensor) and not has_samples(value):
+                    self.numbers.setdefault(path, set()).add(float(value))
             return batch
 
         def read(first: int, last: int) -> Any:
             """The data of rows, which may be a part of a requested range."""
             begin, end = self.layout.requested_rows(self.place.replica, (first, last))
-            batch = requested(begin, end)
+            batch = checked(begin, end)
             if (begin, end) == (first, last):
                 return batch
-            return mapped(
-                batch, lambda x: x[first - begin : last - begin] if isinstance(x, Tensor) else x
-            )
+            return mapped(batch, lambda x: x[first - begin : last - begin] if has_samples(x) else x)
 
         return read
+
+    @cached_property
+    def has_messages(self) -> bool:
+        """Whether stages send values to each other."""
+        return any(len(replica.stages) > 1 for replica in self.plan.replicas)
+
+    def add_up(self, step: int, rows: Rows, batches: Sequence[Callable[[], Any]]) -> BatchTotals:
+        """Compare the data of a step between the ranks, and return the totals of its batch. A
+        collective call: all ranks make it together.
+
+        batches: see `totals.added_up`; none where the rank reports no loss. Raises InputError where
+        ranks have different data of the same rows, or different numbers for the whole batch. A step
+        without labels has a loss of 0, and rank 0 says so.
+        """
+        self.check_data(step, rows)
+        totals = added_up(self.chain.source, batches, host_sum)
+        values = dict(totals.values)
+        paths = [form.path for form in self.chain.forms if form.is_number]
+        if paths:
+            for batch in batches:
+                batch()  # notes the numbers of its rows, also where no total reads them
+            of_path = dict(zip(paths, numbers_of_batch(step, paths, self.numbers), strict=True))
+            for form, leaf in zip(self.chain.forms, self.chain.source.inputs, strict=False):
+                if form.is_number:
+                    values[leaf] = of_path[form.path]
+        if totals.weight != 0 and not self.chain.source.lacks_labels(values):
+            return totals
+        if dist.get_rank() == 0:
+            text = f"hetplan: note: step {step} has no label: its loss is 0"
+            print(text, file=sys.stderr, flush=True)
+        return replace(totals, weight=totals.weight or 1.0)
 
     @cached_property
     def readings(self) -> list[Reading]:
@@ -216,7 +282,17 @@ class Placed(TrainedPart):
                 if parameter.dim():
                     parameter = parameter.movedim(self.chain.parameters[name].dim, 0)
                 parameter.copy_(flat.view(parameter.shape))
+        self.replaced.release()
         return self.module
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """On rank 0 a copy of the unsplit module's state, which `load_state_dict` of the module
+        takes; on the other ranks an empty dictionary. All ranks call this together. Raises
+        UnsupportedError for a module that states its layers itself (see `engine.chain`)."""
+        module = self.gather()
+        if dist.get_rank() != 0:
+            return {}
+        return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
 
 
 class Distributed(Placed):
@@ -243,6 +319,7 @@ class Distributed(Placed):
     ) -> None:
         super().__init__(module, plan, precision=precision, **options)
         self.scaled = precision == "fp16"
+        self.evaluates = False  # whether it has been checked that the trace can evaluate
         plans = bucket_plans(self.layout, self.chain, bucket_bytes)
         group_ranks: list[Sequence[int]] = []
         for number, replica in enumerate(plan.replicas):
@@ -299,15 +376,15 @@ class Distributed(Placed):
         of_step = self.rows_of(step, rows)
         with self.watch.during("prepare", 0, step):
             self.states.begin(self.pipeline.visits)
-            self.check_data(step, of_step)
-            weight = host_total(self.pipeline.weight(of_step))
+            totals = self.add_up(step, of_step, self.pipeline.reported(of_step))
+        weight = totals.weight
         scale = 1.0
         if self.scaled:
             # The power of two brings a token's gradient, which is divided by the weight, near 1
             # (see `LossScale`). The division of gradients by it below is exact.
             scale = 2.0 ** floor(log2(weight)) * self.scale.value
         position = Position(self.seed, step, autocast=self.autocast)
-        summed = self.pipeline.run(of_step, position, weight / scale)
+        summed = self.pipeline.run(of_step, position, weight / scale, totals.values)
         with self.watch.during("synchronise", 0, step):
             self.pipeline.mail.settle()
             self.states.end()
@@ -318,6 +395,30 @@ class Distributed(Placed):
                         parameter.grad = parameter.grad.div_(scale) if finite else None
                 self.scale = self.scale.following(finite=finite)
             return host_total(summed) / weight
+
+    def evaluate(self, rows: Rows | None = None) -> float:
+        """The loss of a global batch in evaluation, the same on every rank: without dropout, and
+        without gradients. All ranks call this together; the number of steps stays.
+
+        rows: as for `train_step`. The first call traces the module once more. Raises
+        UnsupportedError where the module computes something else in evaluation than in training.
+        """
+        if not self.evaluates:
+            self.chain.source.check_evaluation()
+            self.evaluates = True
+        position = Position(self.seed, self.step, autocast=self._autocast("evaluate"))
+        of_step = self.rows_of(self.step, rows)
+        with (
+            torch.no_grad(),
+            torch.autocast(torch.device(self.device).type, enabled=False),
+            evaluating([self.chain.layers[k] for k in self.layout.layers(self.place)]),
+        ):
+            self.states.begin([visit for visit in self.pipeline.visits if not visit[0]])
+            totals = self.add_up(self.step, of_step, self.pipeline.reported(of_step))
+            summed = self.pipeline.evaluate(of_step, position, totals.values)
+            self.pipeline.mail.settle()
+            self.states.end_forward()
+        return host_total(summed) / totals.weight
 
     def updated(self) -> list[tuple[str, nn.Parameter]]:
         """(name, parameter) that this rank updates: its shares of parameters under ZeRO, else its
@@ -346,17 +447,23 @@ class Distributed(Placed):
                 yield from bucket.boxes(values, scalars=scalars)
 
 
-def paired(batch: Any) -> tuple[Any, Any]:
-    """(inputs, targets) of a batch. A dictionary holds all arguments of the module's forward, so
-    that its targets are None."""
-    if isinstance(batch, Mapping):
-        return batch, None
-    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-        raise InputError(
-            "`batch` returned something else", got=type(batch).__name__,
-            expected="(inputs, targets), or a dictionary of what the model's forward takes",
-        )  # fmt: skip
-    return batch[0], batch[1]
+def check_on_first_rank(check: Callable[[], str | None]) -> None:
+    """Make a check on rank 0, and raise its error on all ranks. All ranks call this together.
+
+    check: returns a note, which is printed, or None; raises UnsupportedError.
+    """
+    refused: str | None = None
+    if dist.get_rank() == 0:
+        try:
+            note = check()
+        except UnsupportedError as error:
+            refused = str(error)
+        else:
+            if note is not None:
+                print(f"hetplan: {note}", file=sys.stderr, flush=True)
+    refused = gather_objects(refused)[0]
+    if refused is not None:
+        raise UnsupportedError(refused)
 
 
 def example_of(module: nn.Module) -> tuple[Any, Any]:
@@ -368,10 +475,5 @@ def example_of(module: nn.Module) -> tuple[Any, Any]:
             got=type(module).__name__,
             expected="example=(inputs, targets) of a sample",
         )
-    try:
-        with drawing_data(0, 0, 0):  # any seed: only the shapes of the example matter
-            return paired(batch(0, 0, 1))
-    except HetplanError:
-        raise
-    except Exception as error:  # the author's code
-        raise InputError(f"the model's `batch` raises {kind_and_text(error)}") from error
+    with drawing_data(0, 0, 0):  # any seed: only the shapes of the example matter
+        return requested(batch, 0, 0, 1)

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed as dist, nn
 
 from hetplan.errors import UnsupportedError, require
+from hetplan.plans.plan import Plan
+from hetplan.runtime.engine.failures import told_to_peers
 from hetplan.runtime.engine.transport import gather_objects, host_total
 
 # Optimizers of torch.optim whose update of an element depends on other elements: of its parameter,
@@ -75,6 +77,7 @@ def overlap(first: tuple[int, int], second: tuple[int, int], origin: int) -> tup
 class TrainedPart(ABC):
     """A rank's part of a model in training."""
 
+    plan: Plan
     step: int
     """Iterations begun."""
     seed: int
@@ -116,7 +119,8 @@ class TrainedPart(ABC):
     def train_step(self, rows: Any = None) -> float:
         """Run forward and backward passes of one global batch, and return its loss, the same on
         every rank. Gradients are added to those of the parameters in `updated`, as torch's backward
-        passes do. All ranks call this together.
+        passes do. All ranks call this together. Where one fails, the others raise LostPeer with
+        that rank's error.
 
         rows: (first, last) -> the data of these rows of the global batch, as the model's `batch`
         returns them; default the model's `batch` of this step. Inside torch.autocast of bf16 layers
@@ -124,22 +128,14 @@ class TrainedPart(ABC):
         UnsupportedError inside torch.autocast of fp16.
         """
         device_type = torch.device(self.device).type
-        self.autocast = None
-        if torch.is_autocast_enabled(device_type):
-            self.autocast = torch.get_autocast_dtype(device_type)
-        require(
-            self.autocast in (None, torch.bfloat16),
-            "the passes would need a scaled loss",
-            got=f"train_step inside torch.autocast of {self.autocast}",
-            expected="bf16, or distribute(…, precision='fp16')",
-            kind=UnsupportedError,
-        )
+        self.autocast = self._autocast("train_step")
         step = self.step
         self.step += 1
         earlier_gradients = [(parameter, parameter.grad) for _, parameter in self.updated()]
         for parameter, _ in earlier_gradients:
             parameter.grad = None
-        with torch.autocast(device_type, enabled=False):
+        place = self.plan.rank_text(dist.get_rank())
+        with torch.autocast(device_type, enabled=False), told_to_peers(f"{place}, step {step}"):
             loss = self.iteration(step, rows)
         for parameter, earlier in earlier_gradients:
             if earlier is None:
@@ -148,6 +144,32 @@ class TrainedPart(ABC):
                 earlier += parameter.grad
             parameter.grad = earlier
         return loss
+
+    def evaluate(self, rows: Any = None) -> float:
+        """The loss of a global batch in evaluation, the same on every rank. All ranks call this
+        together. rows: as for `train_step`. Raises UnsupportedError for an engine that only
+        trains."""
+        raise UnsupportedError(
+            "this engine only trains",
+            got="evaluate",
+            expected="a plan of stages and hetplan's own engine, or model.gather()",
+        )
+
+    def _autocast(self, caller: str) -> Any:
+        """The type of torch.autocast around this call, None outside of it. caller: a method's name,
+        for errors."""
+        device_type = torch.device(self.device).type
+        if not torch.is_autocast_enabled(device_type):
+            return None
+        dtype = torch.get_autocast_dtype(device_type)
+        require(
+            dtype == torch.bfloat16,
+            "the passes would need a scaled loss",
+            got=f"{caller} inside torch.autocast of {dtype}",
+            expected="bf16, or distribute(…, precision='fp16')",
+            kind=UnsupportedError,
+        )
+        return dtype
 
     def optimizer(
         self,

@@ -1,6 +1,9 @@
 """The torch module that a job names, and its chain of layers."""
 
+import os
 import pkgutil
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -17,6 +20,7 @@ from hetplan.runtime.engine.checkpoint import check_writable
 from hetplan.runtime.engine.data import seed_generators
 from hetplan.runtime.engine.distributed import COMPUTE, example_of
 from hetplan.runtime.engine.layout import Layout
+from hetplan.runtime.engine.probe import check_probe, in_a_fork
 from hetplan.runtime.engine.tensors import check_meshes
 from hetplan.runtime.job import Job
 from hetplan.runtime.references import build, stand_in
@@ -26,18 +30,33 @@ def described(job: Job) -> tuple[nn.Module, Chain]:
     """The job's module and its chain. Raises InputError for an unusable factory, UnsupportedError
     for layers that the plan's tensor ranks cannot divide."""
     module = make_module(job)
-    chain = describe(
-        module,
-        job.plan.workload.layers,
-        example_of(module),
-        compute=COMPUTE[precision_of(job)],
-        # the stand-in of a rehearsal has no experts
-        spread=1 if job.virtual else job.plan.further.expert,
-    )
+    example = example_of(module)
+    chain = chain_of(job, module, example)
     layout = Layout(job.plan)
     for place in job.plan.places:
         check_meshes(chain, layout, place)
+    # under torchrun one rank compares for all
+    if job.factory is not None and os.environ.get("RANK", "0") == "0":
+        spread = job.plan.further.expert
+        note = in_a_fork(
+            lambda: check_probe(module, chain, example, spread=spread, wanted=job.probe)
+        )
+        if note is not None:
+            print(f"hetplan: {note}", file=sys.stderr, flush=True)
     return module, chain
+
+
+def chain_of(job: Job, module: nn.Module, example: Any, device: str = "cpu") -> Chain:
+    """The chain of a job's module on a device. example: (inputs, targets) of a sample or more."""
+    return describe(
+        module,
+        job.plan.workload.layers,
+        example,
+        compute=COMPUTE[precision_of(job)],
+        device=device,
+        # the stand-in of a rehearsal has no experts
+        spread=1 if job.virtual else job.plan.further.expert,
+    )
 
 
 def check_saved(job: Job, chain: Chain) -> None:
@@ -97,6 +116,23 @@ def from_factory(text: str, plan: Plan | None, *, seed: int = 0) -> nn.Module:
             "--factory made something else", got=type(module).__name__, expected="a torch.nn.Module"
         )
     return module
+
+
+def check_planned(module: nn.Module, names: Sequence[str], wanted: bool | None) -> str | None:
+    """Compare a module that is to be planned with the layers that a plan would train. Returns a
+    note where nothing was compared. Raises UnsupportedError where they differ.
+
+    names: the layers of the module's trace. wanted: as in `engine.probe.check_probe`. A module that
+    cannot be split is not compared: the plan says that it does not run.
+    """
+    if wanted is False:
+        return None
+    example = example_of(module)
+    try:
+        chain = describe(module, names, example)
+    except HetplanError:
+        return None
+    return in_a_fork(lambda: check_probe(module, chain, example, wanted=wanted))
 
 
 def called(text: str, plan: Plan | None, option: str = "--factory", *, seed: int = 0) -> Any:

@@ -13,6 +13,7 @@ over it forward, their gradients backward.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product, zip_longest
 from typing import Any
 
@@ -32,7 +33,7 @@ from hetplan.runtime.engine.layout import Layout
 from hetplan.runtime.engine.position import Position, at, seeded_layer
 from hetplan.runtime.engine.states import States
 from hetplan.runtime.engine.transport import Message, Stream, Transport, done
-from hetplan.runtime.tracing.split import Shape
+from hetplan.runtime.tracing.split import Shape, Totals
 from hetplan.schema import Range
 
 Values = tuple[Tensor, ...]  # activations that one layer passes to the next
@@ -269,29 +270,28 @@ class Pipeline:
         self.position = Position()
         self.total: Tensor | float = 0.0
         """Sum of the losses of the iteration so far."""
+        self.totals: Totals = {}
 
-    def weight(self, rows: Rows) -> float:
-        """The weight of this rank's targets, which is added up over all ranks.
-
-        It is 0 where the rank has no loss, or another rank reports the loss of the same rows.
-        """
+    def reported(self, rows: Rows) -> list[Callable[[], Any]]:
+        """Functions that return the data of this rank's micro-batches; none where the rank has no
+        loss, or another rank reports the loss of the same rows."""
         has_loss = self.ranges[-1][1] == self.end
         if not has_loss or not self.layout.reports_loss(self.place):
-            return 0.0
-        weights = []
+            return []
+        batches: list[Callable[[], Any]] = []
         for batch in range(self.replica.steps):
             first_row, last_row = self.layout.local_rows(self.place, batch)
             if first_row < last_row:
-                weights.append(self.chain.source.weigh(rows(first_row, last_row)))
-        return float(sum(weights))
+                batches.append(partial(rows, first_row, last_row))
+        return batches
 
-    def run(self, rows: Rows, position: Position, weight: float) -> float:
+    def run(self, rows: Rows, position: Position, weight: float, totals: Totals) -> float:
         """Run all passes of an iteration; gradients add up on the parameters.
 
-        weight: the sum of all ranks' weights, by which the losses are divided before the backward
-        passes. Returns the sum of the losses that this rank reports.
+        weight: the number by which the losses are divided before the backward passes. totals: of
+        the global batch. Returns the sum of the losses that this rank reports.
         """
-        self.total, self.position = 0.0, position
+        self.total, self.position, self.totals = 0.0, position, totals
         self._expect(*self.actions[0])
         for (backward, chunk, batch), following in zip_longest(self.actions, self.actions[1:]):
             if following is not None:
@@ -301,6 +301,19 @@ class Pipeline:
             else:
                 self._forward(chunk, batch, rows)
         assert not self.saved, "a forward pass has no backward pass"
+        return float(self.total) if self.layout.reports_loss(self.place) else 0.0
+
+    def evaluate(self, rows: Rows, position: Position, totals: Totals) -> float:
+        """Run the forward passes of an iteration alone. Returns the sum of the losses that this
+        rank reports. Parameters and totals are as in `run`."""
+        self.total, self.position, self.totals = 0.0, position, totals
+        actions = [action for action in self.actions if not action[0]]
+        self._expect(*actions[0])
+        for (_, chunk, batch), following in zip_longest(actions, actions[1:]):
+            if following is not None:
+                self._expect(*following)
+            self._forward(chunk, batch, rows)
+            del self.saved[chunk, batch]  # no backward pass follows
         return float(self.total) if self.layout.reports_loss(self.place) else 0.0
 
     def _virtual_stage(self, chunk: int) -> int:
@@ -318,7 +331,8 @@ class Pipeline:
             if first > 0:
                 x = tuple(self._receive(chunk, batch, forward=True))
             device = self.mail.transport.device
-            data = self.chain.read(rows, (first_row, last_row), first, last, device)
+            local_rows = (first_row, last_row)
+            data = self.chain.read(rows, local_rows, first, last, device, self.totals)
         kept: list[Saved] = []
         with self.watch.during("forward", chunk, batch):
             for k in range(first, last):

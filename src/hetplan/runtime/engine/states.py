@@ -123,6 +123,10 @@ class States:
             self._pending.popleft()()
         self._release(self.buckets)
 
+    def end_forward(self) -> None:
+        """End forward passes without backward passes: release the parameters."""
+        self._release(self.buckets)
+
     def _of_layer(self, layer: int | None) -> list[Bucket]:
         """The buckets that are gathered and released with a layer; none but under ZeRO 3 layer by
         layer."""

@@ -32,7 +32,8 @@ from hetplan.plans.places import Place
 from hetplan.runtime.engine.chain import Chain
 from hetplan.runtime.engine.layout import Layout
 from hetplan.runtime.engine.transport import Group, mirrored
-from hetplan.runtime.tracing.split import RESHAPES, Shape, Split, mapped, name_of
+from hetplan.runtime.tracing.losses import name_of
+from hetplan.runtime.tracing.split import RESHAPES, Shape, Split, mapped
 
 ATTENTION = "scaled_dot_product_attention"
 Form = Sequence[Any]  # the placements of a DTensor, one for each dimension of its mesh

@@ -61,9 +61,13 @@ def gather_objects(value: object) -> list[Any]:
 
 def host_total(value: float) -> float:
     """The sum of the values of all ranks. All ranks call this together."""
-    total = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(total, group=host_group())
-    return float(total)
+    return float(host_sum(torch.tensor(value, dtype=torch.float64)))
+
+
+def host_sum(values: Tensor) -> Tensor:
+    """The elementwise sum over all ranks, in place. All ranks call this together."""
+    dist.all_reduce(values, group=host_group())
+    return values
 
 
 def host_least(values: Tensor) -> Tensor:

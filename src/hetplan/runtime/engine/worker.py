@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,12 +18,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from hetplan.errors import (
-    HetplanError,
-    InputError,
-    kind_and_text,
-    one_line,
-)
+from hetplan.errors import InputError, one_line
 from hetplan.plans.plan import Plan
 from hetplan.plans.refusals import check_executed
 from hetplan.runtime.engine.checkpoint import (
@@ -31,7 +27,9 @@ from hetplan.runtime.engine.checkpoint import (
     complete_checkpoints,
     load,
     save,
+    written,
 )
+from hetplan.runtime.engine.failures import error_text, is_lost
 from hetplan.runtime.engine.transport import gather_objects, host_total
 from hetplan.runtime.events import PASSES, WAITS, Watch
 from hetplan.runtime.execution.choice import engine_of
@@ -118,10 +116,17 @@ def train(
     if job.save is not None:
         with watch.during("checkpoint", 0, last):
             trained = model.gather()
-            if dist.get_rank() == 0 and hasattr(trained, "save_pretrained"):
-                trained.save_pretrained(job.save)
-            elif dist.get_rank() == 0:
-                torch.save(trained.state_dict(), Path(job.save) / "model.pt")
+            if dist.get_rank() == 0:
+                folder = Path(job.save)
+                written(partial(write_module, trained, folder), folder)
+
+
+def write_module(module: Any, folder: Path) -> None:
+    """Write a trained module into a folder, by its own `save_pretrained` where it has one."""
+    if hasattr(module, "save_pretrained"):
+        module.save_pretrained(folder)
+    else:
+        torch.save(module.state_dict(), folder / "model.pt")
 
 
 def step_report(
@@ -268,31 +273,3 @@ def give_up(plan: Plan, rank: int, why: str) -> NoReturn:
     text = one_line(f"hetplan: {plan.rank_text(rank)}: hangs; {why}")
     print(text, file=sys.stderr, flush=True)
     os._exit(1)
-
-
-# Words in errors of torch.distributed that another rank is gone. Errors of gloo have the paths of
-# its source files.
-PEER_GONE = (
-    "connection closed", "connection reset", "broken pipe", "connection refused", "timed out",
-    "socket closed", "peer closed", "read error", "aborted", "gloo",
-)  # fmt: skip
-
-
-def is_lost(error: BaseException) -> bool:
-    """Whether a rank's error says that another rank is gone."""
-    if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
-        return False
-    text = str(error).lower()
-    return any(word in text for word in PEER_GONE)
-
-
-def error_text(error: BaseException) -> str:
-    """An error as one line."""
-    if isinstance(error, HetplanError):
-        return str(error)
-    text = one_line(str(error))
-    # torch's allocator on the CPU raises a plain RuntimeError
-    of_cpu_allocator = isinstance(error, RuntimeError) and "allocate memory" in text
-    if of_cpu_allocator or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return f"out of memory: {text[:300]}"
-    return kind_and_text(error)

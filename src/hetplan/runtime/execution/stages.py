@@ -70,9 +70,13 @@ class StageEngine:
 
     def part(self, job: Job, watch: Watch, device: str, shared: Any) -> ModelPart:
         """The rank's part of the job's model, with the job's data."""
-        from hetplan.runtime.engine.models import make_module, precision_of
+        from hetplan.runtime.engine.distributed import example_of
+        from hetplan.runtime.engine.models import chain_of, make_module, precision_of
 
         module, chain = shared or (make_module(job), None)
+        if chain is None or device != "cpu":
+            # the shared chain reads its data on the CPU; a rank on a GPU makes one for the GPU
+            chain = chain_of(job, module, example_of(module), device)
         part: ModelPart = self.trained(
             module,
             job.plan,
@@ -80,8 +84,7 @@ class StageEngine:
             seed=job.seed,
             watch=watch,
             precision=precision_of(job),
-            # the shared chain reads its data on the CPU; a rank on a GPU makes one for the GPU
-            chain=chain if device == "cpu" else None,
+            chain=chain,
         )
         return part
 

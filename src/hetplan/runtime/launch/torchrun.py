@@ -48,14 +48,8 @@ def serve_rank(job: Job) -> Measured | None:
     torch = required_torch("running plans")
     from torch import distributed as dist
 
-    from hetplan.runtime.engine.worker import (
-        check_job,
-        error_text,
-        is_lost,
-        look_after,
-        train,
-        watch_of,
-    )
+    from hetplan.runtime.engine.failures import LostPeer, error_text, is_lost
+    from hetplan.runtime.engine.worker import check_job, look_after, train, watch_of
 
     shared = check_job(job)
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -77,6 +71,8 @@ def serve_rank(job: Job) -> Measured | None:
         look_after(watch, job.hang_seconds, job.plan)
         train(job, watch, reports.append, lambda: bool(received_signals), shared)
         watch.begins("end", 0, 0)
+    except LostPeer as error:
+        raise RankError(str(error)) from error
     except HetplanError:
         raise
     except Exception as error:

@@ -132,8 +132,8 @@ def measure_quickly(
     name: str | None = None,
     operators: Sequence[Sizes] = QUICK,
 ) -> OperatorData:
-    """Measure a few typical operators of transformers and, where the machine has several GPUs, an
-    all-reduce over all of them.
+    """Measure a few typical operators of transformers and, where the machine has several GPUs,
+    all-reduces over two, four, eight and so on, and over all of them.
 
     operators: sizes on a GPU. A CPU gets an eighth of the rows and a sixty-fourth of the elements.
     name: see `operators_of`. Raises InputError where there is no such device.
@@ -149,17 +149,31 @@ def measure_quickly(
     gpus = 0 if device == "cpu" else usable_gpus()
     if gpus < 2:
         return data
+    rates = {ranks: bus_bandwidth(ranks, device) for ranks in rank_counts(gpus)}
+    return data.model_copy(
+        update={"bus_bytes_per_second": rates[gpus], "all_reduce_bytes_per_second": rates}
+    )
+
+
+def rank_counts(gpus: int) -> list[int]:
+    """Powers of two up to the number of GPUs of a machine, and this number."""
+    powers = [2**i for i in range(1, gpus.bit_length()) if 2**i < gpus]
+    return [*powers, gpus]
+
+
+def bus_bandwidth(ranks: int, device: str) -> float:
+    """Bytes/s that pass each link in a large all-reduce over the first `ranks` GPUs, as nccl-tests
+    report it."""
     # fp32: 4 bytes an element
-    tensors = [torch.ones(QUICK_BYTES // 4, device=f"cuda:{i}") for i in range(gpus)]
+    tensors = [torch.ones(QUICK_BYTES // 4, device=f"cuda:{i}") for i in range(ranks)]
 
     def all_reduce() -> None:
         torch.cuda.nccl.all_reduce(tensors)
-        for i in range(gpus):
+        for i in range(ranks):
             torch.cuda.synchronize(i)
 
-    bytes_per_link = 2 * (gpus - 1) / gpus * QUICK_BYTES  # in a ring all-reduce
-    bus_bytes_per_second = bytes_per_link / min(timed(all_reduce, device, 10))
-    return data.model_copy(update={"bus_bytes_per_second": bus_bytes_per_second})
+    bytes_per_link = 2 * (ranks - 1) / ranks * QUICK_BYTES  # in a ring all-reduce
+    return bytes_per_link / min(timed(all_reduce, device, 10))
 
 
 def cpu_name(threads: int) -> str:

@@ -22,8 +22,9 @@ from hetplan.plans.plan import Plan
 from hetplan.programs.decided import Shard
 from hetplan.programs.program import SingleProgram
 from hetplan.programs.proofs import read_program
+from hetplan.runtime.engine.checkpoint import SavedPart
 from hetplan.runtime.engine.data import Reading, check_alike, drawing_data
-from hetplan.runtime.engine.loop import Box, TrainedPart
+from hetplan.runtime.engine.loop import Box
 from hetplan.runtime.engine.transport import Staging, Transport, host_group, host_total
 from hetplan.runtime.events import Watch
 from hetplan.runtime.spmd.machine import Machine, copied, piece
@@ -41,7 +42,7 @@ from hetplan.runtime.spmd.models import (
 Data = Callable[[int, int], Mapping[str, Array]]
 
 
-class DistributedProgram(TrainedPart):
+class DistributedProgram(SavedPart):
     """A rank's part of a program under an SPMD plan."""
 
     def __init__(

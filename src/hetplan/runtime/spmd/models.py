@@ -24,6 +24,7 @@ from hetplan.runtime.engine.chain import check_names
 from hetplan.runtime.engine.data import drawing_data
 from hetplan.runtime.engine.models import called
 from hetplan.runtime.job import Job
+from hetplan.runtime.tracing.layers import requested
 from hetplan.runtime.tracing.program import trace_samples
 
 Array = NDArray[Any]  # or a torch tensor
@@ -161,10 +162,10 @@ def traced_model(module: Any, plan: Plan) -> ProgramModel:
     samples = samples_of(plan)
     with drawing_data(0, 0, 0):
         traced = trace_samples(module, samples, name=plan.workload.model)
-        values = traced.values(module, module.batch(0, 0, samples))
+        values = traced.values(module, requested(module.batch, 0, 0, samples))
     return ProgramModel(
         traced.program,
-        lambda step, first, last: traced.data(module.batch(step, first, last)),
+        lambda step, first, last: traced.data(requested(module.batch, step, first, last)),
         lambda name, _: values[name],
     )
 

@@ -31,7 +31,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
     "DataDependentOutputException",
@@ -41,6 +41,7 @@ __all__ = [
     "next_node",
     "running_node",
     "tree_leaves",
+    "tree_map",
 ]
 
 

@@ -13,15 +13,23 @@ both results.
 import datetime
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from hetplan.errors import InputError, UnsupportedError, one_line, require
+from hetplan.errors import (
+    HetplanError,
+    InputError,
+    UnsupportedError,
+    kind_and_text,
+    one_line,
+    require,
+)
 from hetplan.profiling.models.operators import ELEMENT_BYTES, Counted, Line, Precision
 from hetplan.profiling.models.traced_model import LayerEntry, ModelFile
 from hetplan.runtime.tracing.counter import (
@@ -37,7 +45,10 @@ from hetplan.runtime.tracing.counter import (
     numbered,
     saved_by_autograd,
     storage,
+    tree_leaves,
+    tree_map,
 )
+from hetplan.runtime.tracing.failures import exporting
 
 SAMPLES = (2, 3)  # two sizes, as a straight line is through two points
 # Exceptions of modules that do not run on tensors without values.
@@ -134,6 +145,30 @@ def counted(few: Call, more: Call, width: int, where: str) -> Counted:
     )
 
 
+def paired(batch: Any) -> tuple[Any, Any]:
+    """(inputs, targets) of a batch. A dictionary holds all arguments of the module's forward, so
+    that its targets are None."""
+    if isinstance(batch, Mapping):
+        return batch, None
+    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+        raise InputError(
+            "`batch` returned something else", got=type(batch).__name__,
+            expected="(inputs, targets), or a dictionary of what the model's forward takes",
+        )  # fmt: skip
+    return batch[0], batch[1]
+
+
+def requested(batch: Callable[..., Any], step: int, first: int, last: int) -> tuple[Any, Any]:
+    """(inputs, targets) that a module's `batch` returns for some rows of a step. Raises InputError
+    for any exception of it."""
+    try:
+        return paired(batch(step, first, last))
+    except HetplanError:
+        raise
+    except Exception as error:  # the author's code
+        raise InputError(f"the model's `batch` raises {kind_and_text(error)}") from error
+
+
 def joined(products: Sequence[Product]) -> Product | None:
     """Several products as one: it has the first product's count, m and n, and a k with which its
     work is the work of all of them. None without products."""
@@ -171,7 +206,7 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
             "module has no data",
             where=name,
             got=type(module).__name__,
-            expected="a method batch(step, first, last) -> (inputs, targets)",
+            expected="a method batch(step, first, last) -> (inputs, targets) or a dictionary",
         )
     layers, dtype = Layers(), DTYPES[precision]
     saved: dict[int, float] = defaultdict(float)
@@ -180,12 +215,13 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
         """Count bytes that autograd saves for the layer that runs."""
         saved[layers.now] += size
 
-    rows = batch(0, 0, samples)  # real tensors, since the user's code may read their values
+    # real tensors, since the user's code may read their values
+    rows = requested(batch, 0, 0, samples)
     with FakeTensorMode(allow_non_fake_inputs=True):
         state = {f"module.{key}": value for key, value in faked(module, dtype).items()}
-        data = tuple(fake(value, dtype) for value in rows)
+        data = tree_map(lambda value: fake(value, dtype), rows)
         of_parameters = {storage(tensor) for tensor in state.values()}
-        of_data = {storage(value) for value in data if isinstance(value, Tensor)}
+        of_data = {storage(value) for value in tree_leaves(data) if isinstance(value, Tensor)}
         counter = Counter(layers, of_parameters | of_data)
         try:
             with Fused(), saved_by_autograd(of_parameters, keep), _watched(module, layers), counter:
@@ -207,8 +243,6 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
     if not layers.names:
         layers.enter(type(module).__name__)
     params, tied = _owned(module, state, counter, len(layers.names))
-    inputs = data[0]
-    is_text = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
     return Passes(
         names=tuple(layers.names),
         calls=tuple(counter.calls),
@@ -216,8 +250,18 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
         crossing=tuple(counter.crossing()),
         params=tuple(params),
         tied=tuple(tied),
-        tokens=inputs.shape[1] if is_text else None,
+        tokens=tokens_of(rows[0]),
     )
+
+
+def tokens_of(inputs: Any) -> int | None:
+    """The number of tokens of a sample; None where the inputs are no texts. The inputs of a text
+    are one tensor of whole numbers [rows, tokens], or a dictionary with the key `input_ids`."""
+    if isinstance(inputs, Mapping):
+        inputs = inputs.get("input_ids")
+    if not isinstance(inputs, Tensor) or inputs.dim() != 2 or inputs.is_floating_point():
+        return None
+    return int(inputs.shape[1])
 
 
 def _place(name: str, layers: Layers) -> str:
@@ -274,19 +318,37 @@ class Called(nn.Module):
 
 def graph_of(module: nn.Module, arguments: Any, where: str, **options: Any) -> Any:
     """The program with gradients that torch.export makes of a module. Raises UnsupportedError with
-    the first line of an exception of torch or of the module."""
-    was_training = module.training
+    the cause of an exception of torch or of the module."""
+    in_training = {submodule: submodule.training for submodule in module.modules()}
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), without_reentrant_checkpoints(), exporting(where):
             return torch.export.export(module, arguments, strict=False, **options)
-    except Exception as error:  # any exception of torch or of the module
-        first = next((line for line in str(error).splitlines() if line.strip()), "no message")
-        raise UnsupportedError(
-            f"torch.export finds no graph: {type(error).__name__}: {first.strip()[:300]}",
-            where=where,
-        ) from error
     finally:
-        module.train(was_training)
+        for submodule, training in in_training.items():
+            submodule.training = training
+
+
+@contextmanager
+def without_reentrant_checkpoints() -> Iterator[None]:
+    """A context in which torch's reentrant checkpoints run their function and nothing else. Their
+    backward pass runs the function again for the same gradients, and a trace has no place for
+    that."""
+
+    class Plain:
+        """Stands for `CheckpointFunction`."""
+
+        @staticmethod
+        def apply(function: Callable[..., Any], _: bool, *arguments: Any) -> Any:
+            """The function's outputs."""
+            return function(*arguments)
+
+    place: Any = torch.utils.checkpoint
+    reentrant = place.CheckpointFunction
+    place.CheckpointFunction = Plain
+    try:
+        yield
+    finally:
+        place.CheckpointFunction = reentrant
 
 
 def chain_of(module: nn.Module) -> dict[str, nn.Module]:

@@ -33,7 +33,7 @@ from hetplan.programs.operators.operator import Shape
 from hetplan.programs.program import PARAMETER, Node, SingleProgram, Writer
 from hetplan.runtime.tracing.aten import RULES, MissingRule, Tensor, Unsupported, Walker
 from hetplan.runtime.tracing.counter import Layers, name_of, tree_leaves
-from hetplan.runtime.tracing.layers import Called, chain_of, graph_of, labels
+from hetplan.runtime.tracing.layers import Called, chain_of, graph_of, labels, requested
 from hetplan.text import counted, grouped
 
 # Assertions that torch.export writes into graphs; they have no output.
@@ -179,7 +179,7 @@ def trace_samples(module: Any, samples: int, *, name: str = "module") -> Traced:
     module: offers `batch(step, first, last)` -> (inputs, targets), and returns the mean loss; or is
     a chain (see `engine.chain`). Raises as `trace` does.
     """
-    return trace(PerTarget(module), module.batch(0, 0, samples), name=name)
+    return trace(PerTarget(module), requested(module.batch, 0, 0, samples), name=name)
 
 
 def listed(unsupported: Sequence[Unsupported]) -> str:

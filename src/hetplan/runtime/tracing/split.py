@@ -7,12 +7,13 @@ A value of the graph is of one of three kinds.
 - table: a value that is the same for all samples, or that pointwise operators compute from tables
   and data (position embeddings, relative biases). Every layer that reads a table computes it; these
   layers then share its parameters.
-- layer: any other value. The values that are alive at a cut pass to the next layer as a tuple of
-  tensors, with the samples in their first dimension.
+- layer: any other value, and random numbers. The values that are alive at a cut pass to the next
+  layer as a tuple of tensors, with the samples in their first dimension.
 
-The model's loss is a mean over samples or tokens. Here it becomes a sum, and the number of these
-samples or tokens is the weight of the rows, by which the engine divides. So micro-batches of any
-size give the same gradient.
+The model's loss becomes a sum over micro-batches (`tracing.losses`), so that micro-batches of any
+size give the same gradient. What it divides by, such as the number of labels, is a total: a sum
+over the rows of the global batch of what the data say. The engine adds totals up over all ranks
+before the passes, and layers read them like other data.
 
 Where tensor ranks have equal shares, `divisions` says how they divide the weights of a split
 module. It follows a tensor plan in the words of `transformers`: patterns of the paths of inner
@@ -28,7 +29,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -40,8 +42,20 @@ from torch.fx.node import map_arg
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.runtime.tracing.counter import numbered
+from hetplan.runtime.tracing.draws import draws
+from hetplan.runtime.tracing.evaluation import check_alike, operators_of
 from hetplan.runtime.tracing.experts import Experts, as_nodes
 from hetplan.runtime.tracing.layers import Called, graph_of, labels
+from hetplan.runtime.tracing.losses import (
+    SUMMED,
+    Sums,
+    as_numbers,
+    divide_means,
+    from_numbers,
+    name_of,
+    sizes_of,
+    without_changes_in_place,
+)
 
 # The tensor plan of modules without one: names in GPT-2, BERT, ViT, T5 and other models.
 COLUMNS = (
@@ -56,13 +70,7 @@ WEIGHTS = {"linear": (1, 0), "addmm": (2, 1), "mm": (1, 1), "matmul": (1, 1)}
 RESHAPES = ("view", "reshape", "_unsafe_view")
 DATA, TABLE, LAYER = range(3)  # a value computed from values of two kinds is of the later kind
 Shape = tuple[tuple[int, ...], Any]  # (sizes of one sample, dtype) of a value between layers
-# Losses whose targets are classes, and losses whose targets are values.
-CLASSES = ("cross_entropy_loss", "nll_loss_nd")
-ELEMENTS = (
-    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-)  # fmt: skip
-MEAN, SUM = 1, 2  # torch's numbers of reductions
+Totals = Mapping[Node, Any]  # total -> its value for the global batch
 # Operators that may return a view of their first argument, whether or not their schemas say so.
 VIEWS = ("reshape", "contiguous", "to", "getitem", "flatten")
 
@@ -84,6 +92,11 @@ def leaves(value: Any) -> list[Any]:
     return leaves
 
 
+def has_samples(x: Any) -> bool:
+    """Whether a leaf of the data has one row for each sample: any tensor but a single number."""
+    return isinstance(x, Tensor) and x.dim() > 0
+
+
 def exported(
     module: nn.Module, data: Any, loss: Callable[..., Tensor] | None, device: str, *, spread: int
 ) -> Any:
@@ -93,19 +106,12 @@ def exported(
     torch.export cannot make a graph.
     """
     # torch.export takes a size of 1 for a constant, so that it gets two rows
-    two_rows = mapped(data, lambda x: torch.cat([x[:1], x[:1]]) if isinstance(x, Tensor) else x)
-    dims = mapped(two_rows, lambda x: {0: Dim("rows")} if isinstance(x, Tensor) else None)
+    two_rows = mapped(data, lambda x: torch.cat([x[:1], x[:1]]) if has_samples(x) else x)
+    dims = mapped(two_rows, lambda x: {0: Dim("rows")} if has_samples(x) else None)
     called, where = Called(module, loss), type(module).__name__
     with as_nodes(module, spread) if spread > 1 else nullcontext():
         program = graph_of(called, two_rows, where, dynamic_shapes=dims)
     return move_to_device_pass(program, device).module()
-
-
-def name_of(node: Node) -> str:
-    """The name of a node's operator without namespace and overload: "add_" for aten.add_.Tensor."""
-    schema = getattr(node.target, "_schema", None)
-    named = schema.name if schema else getattr(node.target, "__name__", "")
-    return str(named).rpartition("::")[2]
 
 
 def path_of(node: Node) -> str:
@@ -132,7 +138,8 @@ class Split:
     """A module that is split into L layers.
 
     layers [L]: the modules of the layers. outputs [L - 1]: shapes of the values that pass from each
-    layer to the next. inlets [L]: nodes of the data that each layer reads.
+    layer to the next. inlets [L]: nodes of the data that each layer reads. totals: the totals in
+    rounds; those of a round follow from the rows and the totals of earlier rounds.
     """
 
     def __init__(
@@ -141,20 +148,24 @@ class Split:
         names: Sequence[str],
         data: Any,
         loss: Callable[..., Tensor] | None,
-        weigh: Callable[[Any], float],
+        count: Callable[[Any], float] | None,
         device: str,
         *,
         spread: int = 1,
     ) -> None:
         """names: [L] of the plan's layers. data: (inputs, targets) of a row or more. loss: see
-        `Called`. weigh: (inputs, targets) -> the weight of rows, for a model whose loss is a sum.
-        spread: number of ranks over which experts are spread.
+        `Called`. count: targets of some rows, or the dictionary of their data -> the number by
+        which a loss that is a sum is divided; None: such a loss stays a sum. spread: number of
+        ranks over which experts are spread.
 
         Raises UnsupportedError where the module cannot be split, InputError where the names do not
         match the module's submodules.
         """
-        exported_module = exported(module, data, loss, device, spread=spread)
+        self.export = partial(exported, module, data, loss, device, spread=spread)
+        exported_module = self.export()
         graph = exported_module.graph
+        self.operators = operators_of(graph)
+        """The operators of a forward pass in training."""
         self.module, self.nodes, self.device = module, graph.nodes, device
         self.inputs = graph.find_nodes(op="placeholder")
         named = dict(module.named_parameters(remove_duplicate=False))
@@ -166,8 +177,6 @@ class Split:
             path = str(node.target).removeprefix("module.")
             value = operator.attrgetter(node.target)(exported_module)
             self.attributes[node] = first_named.get(id(named.get(path)), (path, value))
-        self.weigh = weigh
-        self.loss = self._summed(graph)
         self.kinds: dict[Node, int] = {}
         """Node -> DATA, TABLE or LAYER."""
         self.sources: dict[Node, list[Node]] = {}
@@ -176,52 +185,57 @@ class Split:
         """Node -> the node of whose value its value is a view; the node itself if it is no view."""
         self.changes: dict[Node, list[Node]] = defaultdict(list)
         """Base -> the nodes that change its value in place."""
-        for node in self.nodes:
-            self._classify(node)
-        self.readers: dict[tuple[Node, ...], nn.Module] = {}
-        """Nodes of kind DATA -> the module that computes their values from the data."""
+        self.totals = self._add_up(graph, type(module).__name__)
+        require(
+            count is None or not self.denominators,
+            "`count` is for a loss that is a sum, and the model's loss divides itself",
+            where=type(module).__name__,
+            kind=UnsupportedError,
+        )
+        if count is None and not self.denominators:
+            stated = getattr(module, "count", None)
+            count = stated if callable(stated) else None
+        self.count = count
+        self.readers: dict[tuple[Node, ...], tuple[nn.Module, list[Node]]] = {}
+        """Nodes of kind DATA -> (the module that computes their values from the data and from
+        totals, these totals)."""
+        self.counters: dict[int, tuple[nn.Module, list[Node]]] = {}
+        """Round -> the same for the round's totals, from those of earlier rounds."""
         self._drop_causal_masks(data)
         self.layers, self.outputs, self.inlets = self._cut(self._places(module, names), len(names))
 
-    def _summed(self, graph: fx.Graph) -> Node:
-        """The node of the loss as a sum. Where the loss was a mean, `weigh` becomes the number of
-        samples or tokens that it was a mean over."""
+    def _add_up(self, graph: fx.Graph, where: str) -> list[list[Node]]:
+        """Make the loss a sum over micro-batches, see `tracing.losses`. Returns the totals in
+        rounds. Raises UnsupportedError where the loss is no such sum."""
+        without_changes_in_place(graph)
+        divide_means(graph)
+        self._classify_all()
+        sums = Sums(graph, self._from_data)
+        self._classify_all()
         loss: Any = graph.output_node().args[0][0]
-        name, schema = name_of(loss), getattr(loss.target, "_schema", None)
-        arguments = schema.arguments if schema else []
-        values = {argument.name: argument.default_value for argument in arguments}
-        by_position = dict(zip(values, loss.args, strict=False))  # of the first arguments
-        values = {**values, **by_position, **loss.kwargs}
-        if name == "sum" or values.get("reduction") == SUM:
-            return loss
-        counted: Any = values.get("target", values.get("self"))  # the mean is over its elements
-        has_classes = name in CLASSES and not counted.meta["val"].is_floating_point()
-        # whether `weight_by_classes` or `weight_by_rows` gives the number that a mean divides by
-        is_known = (has_classes and values["weight"] is None) or name in ELEMENTS
-        with graph.inserting_before(loss):
-            if name == "mean" and len(loss.args) == 1:
-                summed = graph.call_function(torch.ops.aten.sum.default, loss.args)
-            elif is_known and values["reduction"] == MEAN:
-                summed = graph.call_function(loss.target, (), values | {"reduction": SUM})
-            else:
-                raise UnsupportedError(
-                    "the model's loss is not known as a mean over samples or tokens", got=name,
-                    expected=f"one number by mean, {', '.join((*CLASSES, *ELEMENTS))}",
-                )  # fmt: skip
-        # the graph is for any number of rows; its hint is the size for the example's two rows
-        elements_per_row = counted.meta["val"].numel().node.hint // 2
-        ignored_class = values.get("ignore_index")
+        cone = self.cone([loss], lambda _: False)
+        sums.check(loss, cone, where)
+        self.loss = loss
+        self.tail = {node for node in cone if sums.forms[node].kind == SUMMED}
+        self.denominators = [node for node in sums.denominators if node in cone]
+        return sums.rounds(lambda node: self.cone([node], lambda _: False), cone)
 
-        def weight_by_rows(data: Any) -> float:
-            first_tensor = next(x for x in leaves(data) if isinstance(x, Tensor))
-            return float(elements_per_row * len(first_tensor))
+    def _from_data(self, node: Node) -> bool:
+        """Whether a node's value follows from the data alone."""
+        if node not in self.kinds:  # a node that has been inserted since
+            for argument in node.all_input_nodes:
+                self._from_data(argument)
+            self._classify(node)
+        return self.kinds[node] == DATA
 
-        def weight_by_classes(data: Any) -> float:
-            (targets,) = self.read(data, (counted,))
-            return float((targets != ignored_class).sum())
-
-        self.weigh = weight_by_classes if has_classes else weight_by_rows
-        return summed
+    def _classify_all(self) -> None:
+        """Classify all nodes anew."""
+        self.kinds.clear()
+        self.sources.clear()
+        self.bases.clear()
+        self.changes.clear()
+        for node in self.nodes:
+            self._classify(node)
 
     def _classify(self, node: Node) -> None:
         """Set the `kinds`, `sources` and `bases` of a node, and add it to the `changes` of its base
@@ -242,6 +256,10 @@ class Split:
             is_table = same_for_all or torch.Tag.pointwise in tags or name_of(node) in VIEWS
             if torch.Tag.nondeterministic_seeded in tags or not is_table:
                 kinds.add(LAYER)
+        if draws(node):
+            # Every rank that read the numbers as data would draw others. As a layer's they are
+            # drawn once, and pass on to the layers that read them.
+            kinds.add(LAYER)
         # a node that reads no other is an argument of the module, or depends on nothing
         self.kinds[node] = max(kinds, default=DATA)
         schema = getattr(node.target, "_schema", None)
@@ -251,6 +269,9 @@ class Split:
         self.bases[node] = base
         if alias is not None and alias.is_write:
             self.changes[base].append(node)
+            is_new = base.op == "call_function" and set(base.users) <= {*self.changes[base], node}
+            if draws(node) and is_new:  # numbers drawn into a new tensor that no other node reads
+                self.kinds[base] = self.kinds[node]
             require(
                 self.kinds[node] == self.kinds[base] and base not in self.attributes,
                 "the model changes in place what is not one layer's",
@@ -334,7 +355,7 @@ class Split:
             # an item of a tuple belongs to the layer of the tuple
             is_item = node.target is operator.getitem
             layer_of[node] = layer_of[node.args[0]] if is_item else layer
-        return layer_of | {self.loss: len(names) - 1}
+        return layer_of | dict.fromkeys(self.tail, len(names) - 1)
 
     def _cut(self, layer_of: Mapping[Node, int], count: int) -> Any:
         """`layers`, `outputs` and `inlets` of this class, for `count` layers."""
@@ -361,6 +382,18 @@ class Split:
             layers.append(self.piece([*before, *inlets[-1]], after))
         outputs = tuple(tuple(map(shape_of, nodes)) for nodes in alive)
         return tuple(layers), outputs, tuple(inlets)
+
+    def check_evaluation(self) -> None:
+        """Raise UnsupportedError where the module computes something else in evaluation than in
+        training, dropout aside."""
+        modes = {submodule: submodule.training for submodule in self.module.modules()}
+        try:
+            self.module.eval()
+            operators = operators_of(self.export().graph)
+        finally:
+            for submodule, training in modes.items():
+                submodule.training = training
+        check_alike(self.operators, operators, type(self.module).__name__)
 
     def cone(self, outputs: Iterable[Node], ends: Callable[[Node], bool]) -> set[Node]:
         """The nodes from which outputs are computed, with the outputs. The search does not go
@@ -401,25 +434,103 @@ class Split:
         graph.output(tuple(copy_of[node] for node in outputs))
         return fx.GraphModule(root, graph)
 
-    def read(self, data: Any, nodes: tuple[Node, ...]) -> Any:
-        """The values of some nodes of kind DATA for the data of some rows, on the device."""
+    def read(self, data: Any, nodes: tuple[Node, ...], totals: Totals | None = None) -> Any:
+        """The values of some nodes of kind DATA for the data of some rows, on the device. totals:
+        total -> its value; None: the rows are the whole batch."""
         if nodes not in self.readers:
-            self.readers[nodes] = self.piece(self.inputs, nodes).to(self.device)
+            self.readers[nodes] = self._reader(nodes, chain.from_iterable(self.totals))
+        return self._values(self.readers[nodes], data, totals)
+
+    def _reader(
+        self, nodes: tuple[Node, ...], totals: Iterable[Node]
+    ) -> tuple[nn.Module, list[Node]]:
+        """(module that computes the values of nodes from the data and from totals, those of the
+        totals that it reads)."""
+        given = set(totals)
+        cone = self.cone(nodes, {*self.inputs, *given}.__contains__)
+        drawn = next(filter(draws, cone), None)
+        require(
+            drawn is None,
+            "the weight of samples in the loss depends on numbers that forward draws",
+            where=type(self.module).__name__,
+            got=None if drawn is None else name_of(drawn),
+            expected="a mean over what the data alone tell",
+            kind=UnsupportedError,
+        )
+        read = [total for total in self.nodes if total in given & cone]
+        return self.piece([*self.inputs, *read], nodes).to(self.device), read
+
+    def _values(
+        self, reader: tuple[nn.Module, list[Node]], data: Any, totals: Totals | None
+    ) -> Any:
+        """What a reader computes from the data of some rows."""
+        module, read = reader
+        if read and totals is None:
+            totals = self.totals_of(data)
         on_device = [x.to(self.device) if isinstance(x, Tensor) else x for x in leaves(data)]
-        return self.readers[nodes](*on_device)
+        return module(*on_device, *((totals or {})[total] for total in read))
+
+    @property
+    def rounds(self) -> list[int]:
+        """[round] number of numbers that `measure` gives, and that are added up over all ranks."""
+        numbers = [sizes_of(totals) for totals in self.totals]
+        if self.count is None:
+            return numbers
+        return [1, *numbers]
+
+    def measure(self, number: int, data: Any, totals: Totals) -> Tensor:
+        """The numbers of a round for the data of some rows, [`rounds`] in fp64. totals: those of
+        earlier rounds."""
+        if self.count is not None:
+            if number == 0:
+                inputs, targets = data
+                counted = self.count(inputs if targets is None else targets)
+                return torch.tensor([float(counted)], dtype=torch.float64)
+            number -= 1
+        if number not in self.counters:
+            earlier = chain.from_iterable(self.totals[:number])
+            self.counters[number] = self._reader(tuple(self.totals[number]), earlier)
+        return as_numbers(self._values(self.counters[number], data, totals))
+
+    def known(self, number: int, numbers: Tensor) -> tuple[float, Totals]:
+        """(weight of the losses, totals) of a round, from the sum of its numbers over all ranks.
+        The weight is 1 unless the round is that of `count`."""
+        if self.count is not None:
+            if number == 0:
+                return float(numbers[0]), {}
+            number -= 1
+        return 1.0, from_numbers(self.totals[number], numbers, self.device)
+
+    def totals_of(self, data: Any) -> Totals:
+        """The totals where some rows are the whole batch."""
+        totals: dict[Node, Any] = {}
+        for number in range(len(self.rounds)):
+            totals |= self.known(number, self.measure(number, data, totals))[1]
+        return totals
+
+    def lacks_labels(self, values: Totals) -> bool:
+        """Whether all that the loss divides by is 0. values: of totals, and of inputs that are
+        numbers for the whole batch."""
+        ends = set(values)
+        divisors = self.cone(self.denominators, ends.__contains__) & ends
+        counted = [torch.as_tensor(values[node]) for node in divisors]
+        return bool(counted) and not any(bool(x.any()) for x in counted)
 
     def reads(self, first: int, last: int) -> bool:
         """Whether one of the layers [first, last) reads data."""
         return any(self.inlets[first:last])
 
-    def feed(self, data: Callable[[], Any], first: int, last: int) -> list[tuple[Any, ...]]:
+    def feed(
+        self, data: Callable[[], Any], first: int, last: int, totals: Totals | None = None
+    ) -> list[tuple[Any, ...]]:
         """[layer] the data that each of the layers [first, last) reads. data: returns (inputs,
-        targets) of some rows; it is called only where one of the layers reads data."""
+        targets) of some rows; it is called only where one of the layers reads data. totals: as in
+        `read`."""
         inlets = self.inlets[first:last]
         nodes = tuple(dict.fromkeys(node for inlet in inlets for node in inlet))
         values: dict[Node, Any] = {}
         if nodes:
-            values = dict(zip(nodes, self.read(data(), nodes), strict=True))
+            values = dict(zip(nodes, self.read(data(), nodes, totals), strict=True))
         return [tuple(values[node] for node in inlet) for inlet in inlets]
 
 

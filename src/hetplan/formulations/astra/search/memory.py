@@ -2,19 +2,20 @@
 
 The formula is that of the replay (`hetplan.replays.memory`) and depends on the framework. A device
 holds model states of its stage's layers, activations of the micro-batches in flight, the logits at
-the loss or the layer that is recomputed, gathered layers, buffers and workspace.
+the loss or what a block's backward pass needs, gathered layers, buffers and workspace.
 
 P stages j, K micro-batches, v virtual stages on each device. Under 1F1B, stage j has
 min(K, P - j) micro-batches in flight. Under the interleaved schedule it has
-min(K v, 2 (P - j - 1) + (v - 1) P + 1) chunks in flight, each of 1/v of a stage. Only the first and
-the last stage are checked: the first has the most micro-batches in flight, and the last has the
-head. Optimizer states are offloaded `auto`: by the smallest share that makes the stage fit.
+min(K v, 2 (P - j - 1) + (v - 1) P + 1) chunks in flight, each of 1/v of a stage. Optimizer states
+are offloaded `auto`: by the smallest share that makes the stage fit.
 
-Blocks of different sizes count as equal blocks of the average size, but for gathered layers, where
-the largest block counts.
+Blocks of different kinds count as what they are: a stage has those of its own places in the model,
+virtual stage i of stage j those of place i P + j.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from hetplan.formulations.astra.search.pricing import Priced
 from hetplan.formulations.astra.search.table import METHODS, Strategies
 from hetplan.profiling.frameworks import StateBytes
 from hetplan.profiling.models.operators import ELEMENT_BYTES, Layer
+from hetplan.profiling.rates.times import CORE_SAVED
 from hetplan.replays.arrays import Floats, Ints
 from hetplan.replays.assumptions import Assumptions
 from hetplan.replays.facts import ModelFacts, expert_params_of
@@ -30,11 +32,17 @@ from hetplan.replays.memory import (
     ATTENTION_OUTPUT,
     Passes,
     PeakBytes,
+    UnusedGradients,
     gathered_for_experts,
+    head_inputs,
+    head_of,
     held_on,
     inputs_bytes,
     logits_of,
     on_a_rank,
+    saved_bytes_of,
+    weight_shapes,
+    working_gradients,
 )
 from hetplan.replays.offers import Offer
 
@@ -58,25 +66,105 @@ def divided_tokens(priced: Priced) -> NDArray[np.bool_]:
     return np.asarray((priced.sp == 1) | priced.assumed.framework.sequence_parallel)
 
 
-def block_bytes(priced: Priced) -> tuple[Floats, Floats]:
-    """([R] all, [R] the attention core's): bytes per sample that a rank keeps of an average block.
+@dataclass(frozen=True)
+class Chunk:
+    """Blocks of a stage that follow one another, in each of R strategies: a virtual stage; or all
+    blocks of a stage, where all blocks of the model are alike."""
+
+    count: tuple[Ints, ...]  # [kinds][R] blocks of each of the model's `different_blocks`
+    plain: tuple[Ints, ...]  # [kinds][R] those of them that are not fully recomputed
+
+    @property
+    def layers(self) -> Ints:
+        """[R] number of blocks."""
+        return np.asarray(sum(self.count))
+
+
+def boundary(priced: Priced, number: Ints) -> Ints:
+    """[R] the first block of virtual stage `number` where all blocks are divided over all virtual
+    stages, whose sizes differ by at most one, the larger ones first."""
+    each, rest = np.divmod(priced.facts.layers, priced.pp * priced.v)
+    return np.asarray(number * each + np.minimum(number, rest))
+
+
+def chunk_between(priced: Priced, begin: Ints, end: Ints) -> Chunk:
+    """The chunk of blocks [begin, end) of each strategy. The method `block` recomputes the first
+    blocks of a chunk."""
+    before = priced.facts.kinds_before
+    again = np.minimum(priced.recomputed_of_chunk(end - begin), end - begin)
+    count = tuple(of_kind[end] - of_kind[begin] for of_kind in before)
+    plain = tuple(of_kind[end] - of_kind[begin + again] for of_kind in before)
+    return Chunk(count, plain)
+
+
+def chunks_of(
+    priced: Priced, layers: Ints, place: Ints, begin: Ints | None = None
+) -> tuple[Chunk, ...]:
+    """The chunks of stage number `place`, which has so many `layers`.
+
+    begin: the first block of a stage of one chunk; None: stages divide the blocks evenly. Where all
+    blocks are alike, the stage is one chunk.
+    """
+    if len(priced.facts.different_blocks) == 1:
+        again = priced.fully_recomputed(layers).astype(np.int64)
+        return (Chunk((layers,), (layers - again,)),)
+    chunks = []
+    for number in range(int(priced.v.max())):
+        virtual_stage = np.minimum(number * priced.pp + place, priced.pp * priced.v - 1)
+        first, end = boundary(priced, virtual_stage), boundary(priced, virtual_stage + 1)
+        if number == 0:
+            # a stage of one chunk may be given more layers than an even division has
+            alone = np.minimum(first, priced.facts.layers - layers) if begin is None else begin
+            first = np.where(priced.v == 1, alone, first)
+            end = np.where(priced.v == 1, alone + layers, end)
+        first = np.where(number < priced.v, first, end)  # further chunks have no blocks
+        chunks.append(chunk_between(priced, first, end))
+    return tuple(chunks)
+
+
+def fullest_chunk(priced: Priced, layers: Ints) -> Chunk:
+    """A chunk with as many blocks of each kind as any `layers` blocks that follow one another have:
+    no stage of so many blocks needs more memory."""
+    count = tuple(of_kind[layers] for of_kind in priced.facts.most_of_kinds)
+    all_again = priced.fully_recomputed(layers) >= layers
+    return Chunk(count, tuple(np.where(all_again, 0, of_kind) for of_kind in count))
+
+
+class BlockBytes(NamedTuple):
+    """[R] bytes per sample that a rank needs of a block of one kind."""
+
+    entire: Floats  # kept without recomputation
+    core: Floats  # the part of attention's core
+    gradients: Floats  # of activations in its backward pass, where the framework counts them
+
+
+def block_bytes(priced: Priced, block: Layer) -> BlockBytes:
+    """Bytes per sample that a rank needs of a block.
 
     Context ranks that exchange tokens for heads keep the attention's output before and after the
     exchange. Tensor ranks that divide tokens may keep the inputs that they gather. Where tensor
     ranks divide experts, they keep the activations that the divided columns of an expert share.
     """
-    facts, framework = priced.facts, priced.assumed.framework
-    split, whole, core = facts.saved
-    gathered = np.zeros_like(priced.rank_samples)
-    for block, share in facts.different_blocks:
-        inputs = 0.0
-        if framework.whole_inputs:
-            inputs = inputs_bytes(block, facts.precision)
-        common = gathered_for_experts(block, facts.precision, priced.tp, priced.etp)
-        gathered = gathered + share * np.maximum(inputs, common)
-    exchanged_output = np.where(priced.exchanged, facts.tensor_bytes(ATTENTION_OUTPUT), 0.0)
-    entire = on_a_rank(split + exchanged_output, whole, gathered, priced.tp, divided_tokens(priced))
-    return entire, core / priced.tp
+    precision, framework = priced.facts.precision, priced.assumed.framework
+    divided = divided_tokens(priced)
+    whole = block.replicated_saved_bytes(precision)
+    split = block.saved_bytes(precision) - whole
+    inputs = inputs_bytes(block, precision) if framework.whole_inputs else 0.0
+    common = gathered_for_experts(block, precision, priced.tp, priced.etp)
+    output = saved_bytes_of(block, ATTENTION_OUTPUT, precision)
+    exchanged_output = np.where(priced.exchanged, output, 0.0)
+    core = sum(saved_bytes_of(block, name, precision) for name in CORE_SAVED)
+    all_gradients = whole_gradients = 0.0
+    if framework.activation_gradients:
+        all_gradients, whole_gradients = working_gradients(block, precision)
+    split_gradients = all_gradients - whole_gradients
+    return BlockBytes(
+        entire=on_a_rank(
+            split + exchanged_output, whole, np.maximum(inputs, common), priced.tp, divided
+        ),
+        core=core / priced.tp,
+        gradients=on_a_rank(split_gradients, whole_gradients, 0.0, priced.tp, divided),
+    )
 
 
 def end_bytes(priced: Priced, layer: Layer) -> Floats:
@@ -90,36 +178,98 @@ def end_bytes(priced: Priced, layer: Layer) -> Floats:
     return on_a_rank(split, whole, inputs, priced.tp, divided_tokens(priced))
 
 
-def passes_of(priced: Priced, layers: Ints, last: Floats | float) -> Passes[Floats]:
-    """Bytes per sample that the passes of a stage keep on each rank; `saved` counts its blocks
-    only.
+def kept_group(priced: Priced) -> Ints:
+    """[R] layers of which full recomputation keeps one input: a group by the method `uniform`."""
+    uniform = priced.method == METHODS.index("uniform")
+    return np.where(uniform, np.maximum(priced.recomputed, 1), 1)
+
+
+def kept_by_chunk(priced: Priced, chunk: Chunk) -> Floats:
+    """[R] bytes per sample that a rank keeps of the blocks of a chunk.
 
     Without recomputation all activations are kept. Selective recomputation frees those of the
     attention core. Of a fully recomputed layer the input is kept; by the method `uniform`, one
-    input for each group of layers. One such layer or group is held whole while it is recomputed.
+    input for each group of layers.
+    """
+    again = chunk.layers - np.asarray(sum(chunk.plain))
+    kept = np.ceil(again / kept_group(priced)) * block_input(priced)
+    for (block, _), plain in zip(priced.facts.different_blocks, chunk.plain, strict=True):
+        each = block_bytes(priced, block)
+        kept = kept + plain * np.where(priced.selective, each.entire - each.core, each.entire)
+    return np.asarray(kept)
 
-    layers: number of the stage's blocks. last: 1 where the stage has the head, else 0.
+
+def block_input(priced: Priced) -> Floats:
+    """[R] bytes per sample of a block's input on a rank, as large as its output."""
+    return np.asarray(priced.facts.boundary_bytes / np.where(divided_tokens(priced), priced.tp, 1))
+
+
+def passes_of(priced: Priced, chunks: Sequence[Chunk], last: Floats | float) -> Passes[Floats]:
+    """Bytes per sample that the passes of a stage keep on each rank; `saved` counts its blocks
+    only.
+
+    A fully recomputed layer, or group of layers, is held whole while it is recomputed, and its
+    gradients with it.
+
+    last: 1 where the stage has the head, else 0.
     """
     facts, framework = priced.facts, priced.assumed.framework
-    entire, core = block_bytes(priced)
-    boundary = facts.boundary_bytes / np.where(divided_tokens(priced), priced.tp, 1)
-    again = priced.fully_recomputed(layers)
-    uniform = priced.method == METHODS.index("uniform")
-    group = np.where(uniform, np.maximum(priced.recomputed, 1), 1)  # layers with one kept input
-    inputs = np.ceil(again / group) * boundary
-    kept_block = np.where(priced.selective, entire - core, entire)  # of a block not in `again`
-    # the input of the group is counted in `inputs`
-    whole_group = np.minimum(group, layers) * entire - boundary
-    core_if_selective = np.where(priced.selective, core, 0.0)
+    boundary = block_input(priced)
+    layers = np.asarray(sum(chunk.layers for chunk in chunks))
+    group = np.minimum(kept_group(priced), layers)
+    working = np.zeros(priced.table.rows)
+    for kind, (block, _) in enumerate(facts.different_blocks):
+        each = block_bytes(priced, block)
+        count = np.asarray(sum(chunk.count[kind] for chunk in chunks))
+        plain = np.asarray(sum(chunk.plain[kind] for chunk in chunks))
+        # the input of the group is counted as kept
+        whole_group = group * each.entire - boundary + each.gradients
+        core = np.where(priced.selective, each.core, 0.0) + each.gradients
+        working = np.maximum(working, np.where(count > plain, whole_group, 0.0))
+        working = np.maximum(working, np.where(plain > 0, core, 0.0))
     logits, logit_bytes = logits_of(facts.head, facts.precision)
     loss = by_degree(priced.tp, lambda tensor: framework.loss_bytes(logits, logit_bytes, tensor))
+    head = np.zeros(priced.table.rows)
+    if framework.unused_gradients:
+        _, head_input = head_of(facts.head, facts.precision)
+        if head_input:
+            head = logits * ELEMENT_BYTES[facts.precision] / priced.tp
+            head = head + head_inputs(head_input, priced.tp, divided_tokens(priced))
     return Passes(
-        saved=inputs + (layers - again) * kept_block,
-        working=np.where(again > 0, whole_group, core_if_selective),
+        saved=np.asarray(sum(kept_by_chunk(priced, chunk) for chunk in chunks)),
+        working=working,
         logits=last * logit_bytes / priced.tp,
         loss=last * loss,
+        head=last * head,
         boundary=np.where(priced.pp * priced.v > 1, boundary, 0.0),
     )
+
+
+def unused_of(
+    priced: Priced, chunks: Sequence[Chunk], last: Floats | float
+) -> UnusedGradients[Floats]:
+    """Bytes on a rank of the gradients of weights that nobody reads. last: as for `passes_of`."""
+    facts, framework = priced.facts, priced.assumed.framework
+    nothing = np.zeros(priced.table.rows)
+    if not framework.unused_gradients:
+        return UnusedGradients(nothing, nothing)
+    width = ELEMENT_BYTES[facts.precision]
+    # rows and columns of weights on a rank, and the strategies that have such a weight
+    seen: list[tuple[Floats, Floats, NDArray[np.bool_]]] = []
+    of_blocks = nothing
+    for kind, (block, _) in enumerate(facts.different_blocks):
+        has_kind = np.asarray(sum(chunk.count[kind] for chunk in chunks)) > 0
+        for shape in weight_shapes(block):
+            ranks = priced.etp if shape.expert else priced.tp
+            rows, columns = (np.asarray(size) for size in shape.on_a_rank(ranks))
+            is_new = has_kind
+            for other_rows, other_columns, present in seen:
+                same = (rows == other_rows) & (columns == other_columns)
+                is_new = is_new & ~(present & same)
+            of_blocks = of_blocks + np.where(is_new, width * rows * columns, 0.0)
+            seen.append((rows, columns, has_kind))
+    head_weight, _ = head_of(facts.head, facts.precision)
+    return UnusedGradients(of_blocks, last * head_weight / priced.tp)
 
 
 def in_flight(priced: Priced, stage: Ints) -> Floats:
@@ -143,22 +293,81 @@ def first_in_flight(priced: Priced) -> Floats:
     return np.asarray(np.minimum(priced.K, rounds * priced.pp), dtype=np.float64)
 
 
-def largest_params(priced: Priced, first: Floats | float, last: Floats | float) -> Floats:
+def interleaved_kept(P: Ints, v: Ints, K: Ints, place: Ints, kept: Sequence[Floats]) -> Floats:
+    """[n] the most bytes per sample that stages of the interleaved schedule keep at a time.
+
+    Forward passes take P micro-batches through each chunk in turn, backward passes through the
+    chunks in reverse order. After the first passes, forward and backward passes alternate. While
+    neither changes its chunk, the bytes grow or fall steadily, so that the most is kept where one
+    of them does.
+
+    P, v, K, place: [n] stages, chunks of a stage, micro-batches, number of the stage. kept:
+    [chunks][n] bytes per sample of each chunk.
+    """
+    round_passes, passes = P * v, K * v
+    warm_up = np.minimum(2 * (P - place - 1) + (v - 1) * P + 1, passes)
+
+    def done(number: Ints, chunk: Ints) -> Ints:
+        """[n] passes of a chunk among the first `number` ones."""
+        rounds, rest = np.divmod(number, round_passes)
+        return np.asarray(rounds * P + np.clip(rest - chunk * P, 0, P))
+
+    most = np.zeros(len(P))
+    for turn in range(int(v.max(initial=0)) + 1):
+        # steps after which backward passes change their chunk, and those for forward passes
+        for step in (turn * P, turn * P + (-warm_up) % P):
+            backward = np.minimum(step, passes - warm_up)
+            forward = warm_up + backward
+            here = np.zeros(len(P))
+            for number, of_chunk in enumerate(kept):
+                chunk = np.full_like(P, number)
+                alive = done(forward, chunk) - done(backward, v - 1 - chunk)
+                here = here + np.where(number < v, alive * of_chunk, 0.0)
+            most = np.maximum(most, here)
+    return most
+
+
+def kept_blocks(priced: Priced, place: Ints, chunks: Sequence[Chunk]) -> Floats:
+    """[R] the most bytes per sample that a stage keeps of its blocks at a time."""
+    kept = [kept_by_chunk(priced, chunk) for chunk in chunks]
+    most = np.asarray(in_flight(priced, place) * np.asarray(sum(kept)))
+    if len(kept) > 1:
+        rows = np.flatnonzero(priced.v > 1)
+        most[rows] = interleaved_kept(
+            priced.pp[rows],
+            priced.v[rows],
+            priced.K[rows],
+            place[rows],
+            [of_chunk[rows] for of_chunk in kept],
+        )
+    return most
+
+
+def largest_params(
+    priced: Priced, chunks: Sequence[Chunk], first: Floats | float, last: Floats | float
+) -> Floats:
     """[R] parameters on a rank of the largest layer of a stage with blocks. first, last: 1 where
     the stage has embedding or head, else 0."""
     embedding, head = priced.end_params
     largest = np.maximum(first * embedding, last * head)
-    for block, _ in priced.facts.different_blocks:
-        experts = expert_params_of(block)
-        params = (block.params - experts) / priced.tp + experts / (priced.etp * priced.ep)
-        largest = np.maximum(largest, params)
+    for kind, (block, _) in enumerate(priced.facts.different_blocks):
+        count = np.asarray(sum(chunk.count[kind] for chunk in chunks))
+        params = np.sum(block_params(priced, block), axis=0)
+        largest = np.maximum(largest, np.where(count > 0, params, 0.0))
     return np.asarray(largest)
 
 
+def block_params(priced: Priced, block: Layer) -> tuple[Floats, Floats]:
+    """([R] dense parameters, [R] parameters of experts) of a block on a rank."""
+    experts = expert_params_of(block)
+    dense = (block.params - experts) / priced.tp
+    return np.asarray(dense), np.asarray(experts / (priced.etp * priced.ep))
+
+
 def states_of(
-    priced: Priced, layers: Ints, first: Floats | float, last: Floats | float
+    priced: Priced, chunks: Sequence[Chunk], first: Floats | float, last: Floats | float
 ) -> StateBytes[Floats]:
-    """Bytes of the model states of a stage with so many `layers` on each rank.
+    """Bytes of the model states of a stage on each rank.
 
     Frozen parameters have neither gradients nor optimizer states; under FP8 they are held in 8
     bits. first, last: 1 where the stage has embedding or head, else 0.
@@ -167,13 +376,15 @@ def states_of(
     framework, width = assumed.framework, ELEMENT_BYTES[facts.precision]
     trained = facts.trained_share
     embedding, head = priced.end_params
-    dense = layers * priced.stage_params + first * embedding + last * head
-    experts = layers * priced.expert_stage_params
-    largest = width * largest_params(priced, first, last)
+    dense = first * embedding + last * head
+    experts = np.zeros_like(dense)
+    for kind, (block, _) in enumerate(facts.different_blocks):
+        count = np.asarray(sum(chunk.count[kind] for chunk in chunks))
+        of_block, experts_of_block = block_params(priced, block)
+        dense, experts = dense + count * of_block, experts + count * experts_of_block
+    largest = width * largest_params(priced, chunks, first, last)
     weights = width * (dense + experts)
-    # a stage without layers has no parameters to share
-    trained_params = np.maximum(trained * (dense + experts), 1.0)
-    share = priced.optimizer_params(dense, experts) / trained_params
+    share = priced.share_of_states(dense, experts)
     zero_level = np.where(priced.fsdp, 3, np.where(priced.sharded, 1, 0))
     sharded_stages = priced.fsdp & (priced.pp > 1)
     # the states under each of LEVELS, and the strategies that have this level
@@ -199,29 +410,48 @@ def states_of(
 
 
 def held_by(
-    priced: Priced, layers: Ints, place: Ints, first: Floats | float, last: Floats | float
+    priced: Priced,
+    layers: Ints,
+    place: Ints,
+    first: Floats | float,
+    last: Floats | float,
+    chunks: Sequence[Chunk] | None = None,
 ) -> PeakBytes[Floats]:
     """Bytes that the devices of a stage hold, by what they are for, without offloading.
 
     layers: number of the stage's blocks. place: number of the stage in the pipeline. first, last: 1
-    where the stage has embedding or head, else 0.
+    where the stage has embedding or head, else 0. chunks: the stage's blocks; None: those of
+    `chunks_of`.
     """
-    assumed, passes = priced.assumed, passes_of(priced, layers, last)
+    if chunks is None:
+        chunks = chunks_of(priced, layers, place)
+    assumed, passes = priced.assumed, passes_of(priced, chunks, last)
     # activations per sample of a micro-batch on the rank
-    of_blocks = in_flight(priced, place) * passes.saved
     of_embedding = first * first_in_flight(priced) * end_bytes(priced, priced.facts.embedding)
     of_head = last * end_bytes(priced, priced.facts.head)
-    kept = priced.rank_samples * (of_blocks + of_embedding + of_head)
-    states = states_of(priced, layers, first, last)
-    return held_on(assumed.framework, states, passes, kept, priced.rank_samples, assumed.reserved)
+    kept = priced.rank_samples * (kept_blocks(priced, place, chunks) + of_embedding + of_head)
+    return held_on(
+        assumed.framework,
+        states_of(priced, chunks, first, last),
+        passes,
+        kept,
+        priced.rank_samples,
+        assumed.reserved,
+        unused_of(priced, chunks, last),
+    )
 
 
 def stage_bytes(
-    priced: Priced, layers: Ints, place: Ints, first: Floats | float, last: Floats | float
+    priced: Priced,
+    layers: Ints,
+    place: Ints,
+    first: Floats | float,
+    last: Floats | float,
+    chunks: Sequence[Chunk] | None = None,
 ) -> tuple[Floats, Floats]:
     """(all bytes with the reserve, bytes of optimizer states among them) of a stage; parameters as
     for `held_by`."""
-    peak = held_by(priced, layers, place, first, last)
+    peak = held_by(priced, layers, place, first, last, chunks)
     return peak.allocated + peak.reserved, peak.optimizer
 
 
@@ -241,15 +471,21 @@ def share_needed(priced: Priced, layers: Ints) -> Floats:
     """[R] least share of the optimizer states to offload so that stages of so many `layers` fit in
     memory; below 0 where memory is left over.
 
-    Only the first and the last stage are checked. A stage between them has no more layers than the
-    first, no embedding and fewer micro-batches in flight, so it fits where the first one does.
+    Where all blocks are alike, only the first and the last stage are checked. A stage between them
+    has no more layers than the first, no embedding and fewer micro-batches in flight, so it fits
+    where the first one does. Otherwise every stage is checked.
     """
-    alone, capacity = (priced.pp == 1).astype(float), usable_bytes(priced)
-    first, first_states = stage_bytes(priced, layers, np.zeros_like(priced.pp), 1.0, alone)
-    last, last_states = stage_bytes(priced, layers, priced.pp - 1, alone, 1.0)
-    share_of_first = (first - capacity) / first_states
-    share_of_last = (last - capacity) / last_states
-    return np.asarray(np.maximum(share_of_first, share_of_last))
+    capacity, last_place = usable_bytes(priced), priced.pp - 1
+    places = [np.zeros_like(priced.pp), last_place]
+    if len(priced.facts.different_blocks) > 1:
+        places = [np.minimum(place, last_place) for place in range(int(priced.pp.max()))]
+    needed = np.full(priced.table.rows, -np.inf)
+    for place in places:
+        first, last = (place == 0).astype(float), (place == last_place).astype(float)
+        held, states = stage_bytes(priced, layers, place, first, last)
+        # a model whose weights are all frozen has no states: at least a byte, to divide by
+        needed = np.maximum(needed, (held - capacity) / np.maximum(states, 1.0))
+    return needed
 
 
 def stage_peaks(
@@ -270,5 +506,6 @@ def stage_peaks(
     place = np.arange(P)
     layers = np.array([layers for _, layers in stages], dtype=np.int64)
     first, last = (place == 0).astype(float), (place == P - 1).astype(float)
-    total, states = stage_bytes(priced, layers, place, first, last)
+    chunks = chunks_of(priced, layers, place, begin=np.cumsum(layers) - layers)
+    total, states = stage_bytes(priced, layers, place, first, last, chunks)
     return tuple(float(peak) for peak in total - offloaded * states)

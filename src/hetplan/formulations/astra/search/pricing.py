@@ -198,6 +198,15 @@ class Priced:
         uniform = (self.granularity == FULL) & (self.method == METHODS.index("uniform"))
         return np.where(uniform, layers, again).astype(float)
 
+    def recomputed_of_chunk(self, layers: Ints) -> Ints:
+        """The number of the first layers of a virtual stage that are fully recomputed.
+
+        layers: number of the virtual stage's layers.
+        """
+        first = np.where(self.granularity >= FULL, np.maximum(self.recomputed, 0), 0)
+        uniform = (self.granularity == FULL) & (self.method == METHODS.index("uniform"))
+        return np.where(uniform, layers, np.minimum(first, layers))
+
     def layers_seconds(self, layers: Ints) -> Floats:
         """Seconds of forward, backward and recomputation of one micro-batch in a stage.
 
@@ -287,17 +296,27 @@ class Priced:
         bucket_seconds = self.group_seconds(operation, size, stride, ranks)
         return uncovered_buckets(bucket_seconds, bucket_count(params, bucket), window)
 
-    def optimizer_params(self, dense: Floats, experts: Floats) -> Floats:
-        """The number of parameters that a rank updates: the trained ones among the parameters that
-        it holds; with the distributed optimizer or full sharding, its shard of these.
+    def share_of_states(self, dense: Floats, experts: Floats) -> Floats:
+        """The share of a rank's parameters whose model states it holds: all of them, or with the
+        distributed optimizer or full sharding its shard.
 
         dense, experts: parameters that a rank holds.
         """
         divided = self.sharded | self.fsdp
         sharing = np.where(divided, self.ranks.sharing, 1)
         expert_sharing = np.where(divided, self.ranks.expert_sharing, 1)
-        sharded = own_shards(dense, experts, sharing, expert_sharing)
-        return np.asarray(self.facts.trained_share * sharded)
+        # a stage without layers has no parameters to share
+        all_params = np.maximum(dense + experts, 1.0)
+        return np.asarray(own_shards(dense, experts, sharing, expert_sharing) / all_params)
+
+    def optimizer_params(self, dense: Floats, experts: Floats) -> Floats:
+        """The number of parameters that a rank updates: the trained ones among the parameters that
+        it holds; with the distributed optimizer or full sharding, its shard of these.
+
+        dense, experts: parameters that a rank holds.
+        """
+        shard = self.share_of_states(dense, experts) * (dense + experts)
+        return np.asarray(self.facts.trained_share * shard)
 
     def optimizer_seconds(self, params: Floats, offloaded: Floats, covered: Floats) -> Floats:
         """Seconds of Adam on the device, and on the host for offloaded optimizer states.

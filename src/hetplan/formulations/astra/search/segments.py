@@ -39,7 +39,12 @@ from numpy.typing import NDArray
 
 from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.formulations.astra.problem import stage_counts
-from hetplan.formulations.astra.search.memory import share_needed, stage_bytes, usable_bytes
+from hetplan.formulations.astra.search.memory import (
+    fullest_chunk,
+    share_needed,
+    stage_bytes,
+    usable_bytes,
+)
 from hetplan.formulations.astra.search.pricing import EMBEDDING, HEAD, Priced, after_pipeline
 from hetplan.formulations.astra.search.result import pareto, tied
 from hetplan.formulations.astra.search.space import Space
@@ -220,7 +225,8 @@ def _caps(priced: Priced, offloaded: Floats) -> Ints:
         low, high = zero, np.full_like(priced.pp, priced.facts.layers)
         while (low < high).any():
             layers = (low + high + 1) // 2
-            needed, states = stage_bytes(priced, layers, place, embedding, head)
+            chunks = (fullest_chunk(priced, layers),)  # wherever the stage begins
+            needed, states = stage_bytes(priced, layers, place, embedding, head, chunks)
             fits = needed - offloaded * states <= usable_bytes(priced)
             low, high = np.where(fits, layers, low), np.where(fits, high, layers - 1)
         caps.append(low)
