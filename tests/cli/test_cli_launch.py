@@ -117,6 +117,7 @@ def test_keys_are_the_options_of_the_two_commands(hetplan: Call) -> None:
     for command, known in (("plan", launch.PLAN), ("run", launch.RUN)):
         shown = set(re.findall(r"^  (?:-\w, )?--([a-z-]+)", hetplan(command, "--help").out, re.M))
         named = {key.replace("_", "-") for key in known}
+        assert all(key.isidentifier() for key in known)
         assert named <= shown <= named | {*launch.LEFT_OUT, "help"}
     schema = hetplan("instances", "schema", "job").json
     assert {"launcher", "cluster", "steps"} <= schema["properties"].keys()

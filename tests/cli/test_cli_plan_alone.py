@@ -358,7 +358,7 @@ def test_every_command_tells_a_changed_file(hetplan: Call, files: Files) -> None
     save_plan(files.plan_with_inputs("stages"), plan)
     commands: list[tuple[object, ...]] = [
         ("export", plan, "--to", "torchrun"),
-        ("export", plan, "--to", "torchrun", "--model", "gpt2"),
+        ("export", plan, "--to", "torchrun", "--model", files.folder / "tiny" / "config.json"),
         ("run", plan, "--virtual", "--steps", 1, "-q"),
     ]
     for command in commands:
@@ -416,7 +416,7 @@ def test_a_predictor_of_another_version_is_told(hetplan: Call, files: Files) -> 
     plan.write_text(json.dumps(document))
     ran = hetplan("plan", "simulate", plan)
     assert ran.code == 0
-    assert "the predictor of costs is version 2, the plan's was 1" in ran.err
+    assert "the predictor of costs is version 3, the plan's was 1" in ran.err
 
 
 def test_an_old_plan_is_read_and_asks_once_for_all_that_it_lacks(

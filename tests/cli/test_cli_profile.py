@@ -143,7 +143,9 @@ def test_a_missing_dimension_is_one_line(
     config = tmp_path / "tiny.json"
     config.write_text(json.dumps({key: value for key, value in TINY.items() if key != "n_embd"}))
     ran = hetplan(*command, "--model", config, *ARGUMENTS[command[-1]])
-    expected = "the width of the hidden states, which every gpt2 configuration gives"
+    expected = (
+        "the width of the hidden states, without which the size of this gpt2 model is not known"
+    )
     assert ran.error == f"{config}: n_embd: key is missing (expected {expected})"
 
 

@@ -3,10 +3,10 @@ file cannot say of it."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,14 @@ def every_degree(hetplan: Call, tmp_path: Path) -> Path:
     return file
 
 
+def parallelism(program: str) -> dict[str, Any]:
+    """The constant PARALLELISM of a Python module."""
+    for statement in ast.parse(program).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "PARALLELISM":
+            return dict(ast.literal_eval(statement.value))
+    raise AssertionError(program)
+
+
 def test_every_degree_is_written(hetplan: Call, every_degree: Path) -> None:
     """16 GPUs: 2 stages of 2 chunks, 2 tensor, 2 context and 2 data ranks; 4 x 1 of each stage's 8
     ranks hold the experts of a block."""
@@ -169,11 +177,9 @@ def test_every_degree_is_written(hetplan: Call, every_degree: Path) -> None:
         "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--hidden-dropout 0.0",
     ):  # fmt: skip
         assert f"  {flag}\n" in megatron.out, flag
-    titan = tomllib.loads(hetplan("export", every_degree, "--to", "torchtitan").out)
-    way = titan["parallelism"]
+    way = parallelism(hetplan("export", every_degree, "--to", "torchtitan").out)
     assert way["context_parallel_degree"] == 2 and way["expert_parallel_degree"] == 4
     assert (way["data_parallel_shard_degree"], way["data_parallel_replicate_degree"]) == (2, 1)
-    assert way["expert_tensor_parallel_degree"] == 1
     whole = hetplan("export", every_degree, "--to", "bridge", "-m", config)
     bridge = yaml.safe_load(whole.out)
     assert bridge["model"]["num_moe_experts"] == 8 and not bridge["model"]["add_bias_linear"]
@@ -202,7 +208,7 @@ def test_shard_groups_and_all_to_all_are_written(hetplan: Call, every_degree: Pa
             continue
         assert "  --num-distributed-optimizer-instances 2\n" in megatron.out
         assert "  --outer-dp-sharding-strategy no_shard\n" in megatron.out
-        way = tomllib.loads(titan.out)["parallelism"]
+        way = parallelism(titan.out)
         assert (way["data_parallel_replicate_degree"], way["data_parallel_shard_degree"]) == (2, 1)
     with pytest.raises(ValueError, match=r"degrees\.shard_groups is 3, expected a divisor"):
         Plan.model_validate(plan.model_dump() | {"degrees": {"context": 2, "shard_groups": 3}})
@@ -303,6 +309,7 @@ def test_offloading_is_written(hetplan: Call, tmp_path: Path) -> None:
     )  # fmt: skip
     degrees = Plan.load(file).degrees
     assert offloaded.code == 0 and degrees is not None and 0.9 < degrees.offloaded < 1
-    assert "--optimizer-offload-fraction 0.9" in hetplan("export", file, "--to", "megatron").out
+    # Megatron's optimizer on the host needs ZeRO 1
+    assert "use_distributed_optimizer" in hetplan("export", file, "--to", "megatron").err
     nowhere = hetplan("plan", "search", "-m", "gpt2", "-g", "A800:8", "--write-plan", file)
     assert nowhere.code == 2 and "expected --cluster" in nowhere.err

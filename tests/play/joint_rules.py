@@ -152,7 +152,11 @@ class Reader:
     def __init__(self, data: Data) -> None:
         self.data = JointData.model_validate(data)
         self.nodes = [
-            SimpleNamespace(**dict(node), uplink=node.uplink_bandwidth or math.inf)
+            SimpleNamespace(
+                **dict(node),
+                uplink=node.uplink_bandwidth or math.inf,
+                flow=node.flow_bandwidth or math.inf,
+            )
             for node in self.data.nodes
         ]
         names = [node.device for node in self.data.nodes for _ in range(node.devices)]

@@ -399,8 +399,10 @@ def keys(command: Callable[..., int]) -> dict[str, tuple[Any, Any]]:
     fields: dict[str, tuple[Any, Any]] = {}
     for parameter in inspect.signature(with_groups_as_options(command)).parameters.values():
         kind, option, *_ = get_args(parameter.annotation)
-        # In an annotation, typer stores an option's first name as its default.
-        key = str(option.default).removeprefix("--").replace("-", "_")
+        # In an annotation, typer stores an option's first name as its default; that of a switch
+        # has its opposite behind a slash.
+        name = str(option.default).partition("/")[0]
+        key = name.removeprefix("--").replace("-", "_")
         if key in LEFT_OUT:
             continue
         if Path in get_args(kind):  # `Path | None`: a job file's paths are texts

@@ -16,8 +16,9 @@ from hetplan.profiling.rates.times import LayerTime, Rates, layer_time
 from hetplan.schema import derived
 
 # The predictor's version, which predicted profiles state. Version 1 (2025) was a roofline of shares
-# of the datasheets' peaks; version 2 has measured rates, fused attention and the host's seconds.
-PREDICTOR = 2
+# of the datasheets' peaks; version 2 has measured rates, fused attention and the host's seconds;
+# version 3 has rates by number format and by sustained watts, and curves of PCIe collectives.
+PREDICTOR = 3
 LARGEST_MICRO_BATCH = 64  # samples, of the default micro-batches
 LARGEST_GLOBAL_BATCH = 10**9  # samples
 
