@@ -13,9 +13,9 @@ plan is faster than the devices compute alone (`computing_alone`), and devices t
 make that bound longer. So a box of choices, from counts `low` to counts `high`, has a lower bound:
 the seconds of `high` with the devices and the price of `low`. The search takes the box of the
 least bound first, divides it, and plans the choices that are left (branch and bound). What the
-bounds rule out is proven for all plans of stages. A choice that was planned without meeting the
-target, although its bound would meet it, is not ruled out: another plan might. These choices are
-told as undecided.
+bounds rule out is proven for all plans of stages. A choice that was planned, the winner too, may
+have a faster plan than the one that is found, down to its bound; so the least value of all choices
+is that of bounds. Other choices whose bounds are better than the winner are told as undecided.
 """
 
 import heapq
@@ -35,7 +35,7 @@ from hetplan.formulations.joint.evaluate import plan_of
 from hetplan.formulations.joint.search import Parameters
 from hetplan.planner.variants import Part, on_part, useful_modes
 from hetplan.plans.making import with_inputs
-from hetplan.plans.plan import Plan
+from hetplan.plans.plan import Plan, Recomputation
 from hetplan.profiling.hardware.cluster import Cluster, Node
 from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.workload import Workload
@@ -43,11 +43,13 @@ from hetplan.replays.arrays import Floats
 from hetplan.replays.costs import Costs
 from hetplan.replays.data import ReplayData
 from hetplan.replays.pose import pose
+from hetplan.solvers.branch_and_bound import Expansion, Incumbent, search
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 from hetplan.text import grouped
 
 Counts = tuple[int, ...]  # nodes of each kind
+Box = tuple[Counts, Counts]  # all choices from the first counts to the second ones
 Least = Literal["gpus", "money", "time"]
 HOUR = 3600.0  # seconds
 MOST_CHOICES = 10**6
@@ -143,10 +145,15 @@ class Choice:
 
     counts: Counts
     devices: int
-    per_hour: float | None  # dollars; None: unknown
+    per_hour: float | None  # dollars; None where any of the nodes that can be had has no price
     bound: float  # seconds of an iteration that no plan of stages beats
     seconds: float | None = None  # of an iteration of the plan; None: no plan was found that fits
     plan: Plan | None = None
+
+    @property
+    def cost(self) -> float:
+        """What the frontier holds against time: dollars per hour, or devices without prices."""
+        return float(self.devices) if self.per_hour is None else self.per_hour
 
 
 @dataclass(frozen=True)
@@ -181,14 +188,12 @@ class Recommendation:
         return self.goal.value(choice.devices, choice.per_hour, choice.seconds)
 
     def frontier(self) -> list[int]:
-        """Indices of the planned choices that no other planned choice beats in money per hour (in
-        devices where prices are unknown) and in time, the cheapest first."""
-        priced = all(kind.price is not None for kind in self.kinds)
+        """Indices of the planned choices that no other planned choice beats in cost and in time,
+        the cheapest first."""
         rows = []
         for i, choice in enumerate(self.choices):
             if choice.seconds is not None:
-                cost = choice.per_hour if priced else choice.devices
-                rows.append((cost, choice.seconds, i))
+                rows.append((choice.cost, choice.seconds, i))
         rows.sort()
         front: list[int] = []
         fastest = math.inf
@@ -206,19 +211,18 @@ class Offers:
         """workload: on the cluster of all nodes that can be had."""
         self.workload, self.moves = workload, moves
         self.kinds = kinds_of(workload.cluster)
-        posed = pose(workload, ("none", *useful_modes(workload)))
-        self.work = least_work(posed, [kind.node for kind in self.kinds])
+        self.modes: tuple[Recomputation, ...] = ("none", *useful_modes(workload))
+        self.work = least_work(pose(workload, self.modes), [kind.node for kind in self.kinds])
 
     def choice(self, counts: Counts) -> Choice:
         """A choice with its bound."""
         devices = sum(n * kind.node.devices for n, kind in zip(counts, self.kinds, strict=True))
-        prices = [kind.price for kind in self.kinds]
         per_hour: float | None = 0.0
-        for n, price in zip(counts, prices, strict=True):
-            if price is None or per_hour is None:
+        for n, kind in zip(counts, self.kinds, strict=True):
+            if kind.price is None or per_hour is None:
                 per_hour = None
             else:
-                per_hour += n * price
+                per_hour += n * kind.price
         return Choice(counts, devices, per_hour, self.bound(counts))
 
     def bound(self, counts: Counts) -> float:
@@ -239,10 +243,9 @@ class Offers:
         ]
         name = choice_text(choice.counts, self.kinds)
         workload = on_part(self.workload, Part(name, tuple(sorted(numbers))))
-        data = pose(workload, ("none", *useful_modes(workload)))
-        result = solve(
-            family("joint"), data, "search", run, parameters=Parameters(steps=self.moves)
-        )
+        data, parameters = pose(workload, self.modes), Parameters(steps=self.moves)
+        # A part of the run: the search's incumbents are seconds, those of `run` the goal's values.
+        result = solve(family("joint"), data, "search", run.part(), parameters=parameters)
         if result.decision is None:
             return choice
         made = plan_of(data, result.decision).model_copy(update={"origin": "recommend"})
@@ -276,62 +279,65 @@ def least_work(data: ReplayData, nodes: Sequence[Node]) -> Floats:
     return np.asarray(work * data.global_batch)
 
 
+@dataclass(frozen=True)
+class Searched:
+    """The end of the branch and bound over choices; see the fields of `Recommendation`."""
+
+    choices: list[Choice]
+    winner: int | None
+    undecided: list[int]
+    left: int
+    least: float
+
+
 def recommend(
     most: Counts,
     goal: Goal,
     choice_of: Callable[[Counts], Choice],
     planned: Callable[[Choice], Choice],
-    stopped: Callable[[], bool] = lambda: False,
-) -> tuple[list[Choice], int | None, list[int], int, float]:
-    """Branch and bound over choices: (planned choices, winner, undecided, left, least value), the
-    fields of `Recommendation`.
+    run: Run,
+) -> Searched:
+    """Branch and bound over choices, whose nodes are boxes of them.
 
     most: [kinds] nodes that can be had. choice_of: a choice with its bound. planned: a choice with
-    its plan. stopped: whether the time is over.
+    its plan. run: when to stop.
     """
-    number = count()  # orders boxes of equal bounds: the first one first
     choices: list[Choice] = []
-    winner: int | None = None
-    best, least = math.inf, math.inf
-    boxes: list[tuple[float, int, Counts, Counts]] = []
+    incumbent = Incumbent[int](run, gap=ROUNDING)  # the decision is the index of a choice
+    open_boxes: dict[Box, float] = {}  # box -> its bound on the objective
 
-    def add(low: Counts, high: Counts) -> None:
-        """Put a box among the others, unless its bound breaks a rule."""
+    def bounded(low: Counts, high: Counts) -> Iterator[tuple[float, Box]]:
+        """The box with its bound, unless it has no node or its bound breaks a rule."""
         cheapest, fastest = choice_of(low), choice_of(high)
-        if goal.allows(cheapest.per_hour, fastest.bound):
-            value = goal.value(cheapest.devices, cheapest.per_hour, fastest.bound)
-            heapq.heappush(boxes, (value, next(number), low, high))
+        if any(high) and goal.allows(cheapest.per_hour, fastest.bound):
+            bound = goal.value(cheapest.devices, cheapest.per_hour, fastest.bound)
+            open_boxes[low, high] = bound
+            yield bound, (low, high)
 
-    add(tuple(0 for _ in most), most)
-    while boxes:
-        value, _, low, high = heapq.heappop(boxes)
-        if value >= best * (1 - ROUNDING):
-            break
-        if stopped():
-            least = min(least, value)
-            heapq.heappush(boxes, (value, next(number), low, high))
-            break
+    def expand(box: Box, threshold: float) -> Expansion[Box]:
+        """The halves of a box; a single choice is planned, and dropped with its own bound, because
+        another plan may be better than the one that is found."""
+        bound = open_boxes.pop(box)
+        low, high = box
         if low != high:
-            for part in halves(low, high):
-                add(*part)
-            continue
-        if not any(low):
-            continue
+            return Expansion([child for half in halves(low, high) for child in bounded(*half)])
         choice = planned(choice_of(low))
         choices.append(choice)
-        if choice.seconds is None or not goal.allows(choice.per_hour, choice.seconds):
-            continue
-        reached = goal.value(choice.devices, choice.per_hour, choice.seconds)
-        if reached < best:
-            best, winner = reached, len(choices) - 1
-    left = sum(size(low, high) for value, _, low, high in boxes if value < best * (1 - ROUNDING))
+        if choice.seconds is not None and goal.allows(choice.per_hour, choice.seconds):
+            value = goal.value(choice.devices, choice.per_hour, choice.seconds)
+            incumbent.offer(value, len(choices) - 1)
+        return Expansion(dropped_bound=bound)
+
+    proof = search(bounded(tuple(0 for _ in most), most), expand, incumbent, run)
+    winner = incumbent.decision
     undecided = []
     for i, choice in enumerate(choices):
-        value = goal.value(choice.devices, choice.per_hour, choice.bound)
-        if i != winner and value < best * (1 - ROUNDING):
+        bound = goal.value(choice.devices, choice.per_hour, choice.bound)
+        if i != winner and bound < incumbent.threshold:
             undecided.append(i)
-            least = min(least, value)
-    return choices, winner, undecided, left, min(least, best)
+    left = sum(size(*box) for box, bound in open_boxes.items() if bound < incumbent.threshold)
+    least = math.inf if proof.bound is None else proof.bound
+    return Searched(choices, winner, undecided, left, least)
 
 
 def size(low: Counts, high: Counts) -> int:
@@ -346,11 +352,10 @@ def frontier(
     planned: Callable[[Choice], Choice],
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[Choice]:
-    """Plans the choices that may be on the frontier of cost and time, the cheapest first: dollars
-    per hour, or devices where a price is unknown.
+    """Plans the choices that may be on the frontier of cost and time, the cheapest first.
 
-    A box is left out where its bound is no faster than a plan that costs no more. The arguments are
-    those of `recommend`.
+    A box is left out where its bound is no faster than a plan that costs no more. most, choice_of,
+    planned: as for `recommend`. stopped: whether the time is over.
     """
     number = count()
     choices: list[Choice] = []
@@ -358,9 +363,7 @@ def frontier(
     boxes: list[tuple[float, int, Counts, Counts]] = []
 
     def add(low: Counts, high: Counts) -> None:
-        cheapest = choice_of(low)
-        cost = cheapest.devices if cheapest.per_hour is None else cheapest.per_hour
-        heapq.heappush(boxes, (cost, next(number), low, high))
+        heapq.heappush(boxes, (choice_of(low).cost, next(number), low, high))
 
     add(tuple(0 for _ in most), most)
     while boxes and not stopped():
@@ -423,14 +426,24 @@ def recommendation(
             run.report(note=f"{len(plans)} of {every} choices planned")
         return plans[choice.counts]
 
-    choices, winner, undecided, left, least = recommend(
-        most, goal, choice_of, planned, lambda: run.should_stop
-    )
-    ruled_out = every - len(choices) - left
+    searched = recommend(most, goal, choice_of, planned, run)
+    choices = searched.choices
+    ruled_out = every - len(choices) - searched.left
     if whole_frontier:
-        further = frontier(most, choice_of, planned, lambda: run.should_stop)
-        choices += [choice for choice in further if choice not in choices]
-    return Recommendation(offers.kinds, goal, choices, winner, undecided, ruled_out, left, least)
+        looked_at = {choice.counts for choice in choices}
+        for choice in frontier(most, choice_of, planned, lambda: run.should_stop):
+            if choice.counts not in looked_at:
+                choices.append(choice)
+    return Recommendation(
+        kinds=offers.kinds,
+        goal=goal,
+        choices=choices,
+        winner=searched.winner,
+        undecided=searched.undecided,
+        ruled_out=ruled_out,
+        left=searched.left,
+        least=searched.least,
+    )
 
 
 def document_of(answer: Recommendation, workload: Workload) -> dict[str, Any]:
@@ -438,7 +451,9 @@ def document_of(answer: Recommendation, workload: Workload) -> dict[str, Any]:
 
     def row(choice: Choice) -> dict[str, Any]:
         counts = dict(zip([kind.name for kind in answer.kinds], choice.counts, strict=True))
-        seconds, total = choice.seconds, None
+        seconds, speed, total = choice.seconds, None, None
+        if seconds is not None:
+            speed = workload.tokens_per_iteration / seconds
         if seconds is not None and choice.per_hour is not None and answer.goal.iterations:
             total = answer.goal.dollars(choice.per_hour, seconds)
         return {
@@ -447,7 +462,7 @@ def document_of(answer: Recommendation, workload: Workload) -> dict[str, Any]:
             "price_per_hour": choice.per_hour,
             "bound_seconds": choice.bound,
             "seconds": seconds,
-            "tokens_per_second": seconds and workload.tokens_per_iteration / seconds,
+            "tokens_per_second": speed,
             "money": total,
             "meets_target": seconds is not None and answer.goal.allows(choice.per_hour, seconds),
         }
