@@ -424,6 +424,16 @@ PyomoOption = Annotated[
 ]
 
 
+def check_picture(path: Path | None) -> None:
+    """Raise InputError for a picture's file of an unknown format."""
+    require(
+        path is None or path.suffix.lower() in (".svg", ".png"),
+        "unknown kind of picture",
+        where=str(path),
+        expected=".svg, .png",
+    )
+
+
 def require_option(holds: bool, option: str, got: object, expected: str) -> None:
     """Raise InputError for an option whose value does not satisfy the condition `holds`."""
     require(holds, "not usable", where=option, got=got, expected=expected)

@@ -22,6 +22,7 @@ from hetplan.cli.options import (
     QuietOption,
     SequenceOption,
     StackOption,
+    check_picture,
     make_options,
     number,
     offered,
@@ -157,12 +158,7 @@ def recommend(
     Choices that no plan can make fast or cheap enough are ruled out by bounds. Exit code 0 when a
     choice meets the target, 1 when none is found.
     """
-    require(
-        plot is None or plot.suffix.lower() in (".svg", ".png"),
-        "unknown kind of picture",
-        where=str(plot),
-        expected="a file that ends in .svg or .png",
-    )
+    check_picture(plot)
     check_target(tokens_per_second, tokens, days, budget)
     # Made before the search, so that a missing matplotlib is noticed at once.
     empty_plot = None if plot is None else figure(4.8)  # inches of its height
@@ -234,11 +230,14 @@ def goal_of(
     least: Least | None,
 ) -> Goal:
     """The goal of the options. speed: tokens per second at least; None: any."""
-    if least is None:
-        prices = [workload.cluster.specs[name].price_per_hour for name in workload.cluster.types]
-        least = "time" if budget is not None else "gpus" if None in prices else "money"
+    prices = [workload.cluster.specs[name].price_per_hour for name in workload.cluster.types]
+    usual: Least = "money"
+    if budget is not None:
+        usual = "time"
+    elif None in prices:
+        usual = "gpus"
     return Goal(
-        least,
+        least or usual,
         seconds=math.inf if speed is None else workload.tokens_per_iteration / speed,
         iterations=None if tokens is None else tokens / workload.tokens_per_iteration,
         budget=math.inf if budget is None else budget,
@@ -318,8 +317,7 @@ def frontier_picture(
 
     def point(choice: Choice) -> tuple[float, float]:
         assert choice.seconds is not None
-        cost = choice.per_hour if priced and choice.per_hour is not None else choice.devices
-        return cost, workload.tokens_per_iteration / choice.seconds
+        return choice.cost, workload.tokens_per_iteration / choice.seconds
 
     planned = [point(choice) for choice in answer.choices if choice.seconds is not None]
     require(planned, "nothing to plot", where=str(path), expected="a choice that has a plan")

@@ -23,6 +23,7 @@ from hetplan.cli.options import (
     StackOption,
     TimeOption,
     Trainer,
+    check_picture,
     make_options,
     number,
     offered,
@@ -282,12 +283,7 @@ class Written:
     def check(self, cluster: str | None) -> None:
         """Raise InputError for a picture in an unknown format, and for a plan or a replay without a
         cluster."""
-        require(
-            self.plot is None or self.plot.suffix.lower() in (".svg", ".png"),
-            "unknown kind of picture",
-            where=str(self.plot),
-            expected=".svg, .png",
-        )
+        check_picture(self.plot)
         for option, value in (("--write-plan", self.write_plan), ("--replay", self.replayed)):
             require(
                 not value or cluster is not None,
