@@ -167,9 +167,11 @@ def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
         best = BestKnown.parsed(value, where=where)
         check_problem(best.problem, instance, where)
         return [claim_of_record(best, instance, where)]
-    if isinstance(value, dict) and "answers" in value:
-        parts = answers_by_place(value, where)
-        names = [part.instance for part, _ in parts]
+    if not isinstance(value, dict) or not {"answers", "results"} & value.keys():
+        return [Claim(source="decision", decision=parse_decision(value, instance, where))]
+    documents = answers_by_place(value, where)
+    if "answers" in value:
+        names = [answers.instance for answers, _ in documents]
         require(
             instance.name in names,
             "no answer for this instance",
@@ -177,11 +179,8 @@ def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
             got=", ".join(names),
             expected=instance.name,
         )
-        number = names.index(instance.name)
-        return read_claims(value["answers"][number], instance, where=f"{where}: answers[{number}]")
-    if not isinstance(value, dict) or "results" not in value:
-        return [Claim(source="decision", decision=parse_decision(value, instance, where))]
-    answers = parse(AnswerFile, value, where=where)
+        documents = documents[names.index(instance.name) :]
+    answers, where = documents[0]
     check_problem(answers.problem, instance, where)
     require(
         bool(answers.results),
