@@ -46,7 +46,7 @@ from hetplan.replays.pose import pose
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent, search
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
-from hetplan.text import grouped
+from hetplan.text import counted, grouped
 
 Counts = tuple[int, ...]  # nodes of each kind
 Box = tuple[Counts, Counts]  # all choices from the first counts to the second ones
@@ -258,7 +258,7 @@ def choice_text(counts: Counts, kinds: Sequence[Kind]) -> str:
     parts = []
     for n, kind in zip(counts, kinds, strict=True):
         if n > 0:
-            parts.append(f"{n} {'node' if n == 1 else 'nodes'} of {kind.name}")
+            parts.append(f"{counted(n, 'node')} of {kind.name}")
     return ", ".join(parts)
 
 

@@ -29,6 +29,7 @@ from hetplan.profiling.hardware.hosts import (
     check_number_of_hosts,
 )
 from hetplan.profiling.hardware.node_lists import OUTER_COMMA, node_names
+from hetplan.text import grouped
 
 EXPECTED = "HOST slots=N, HOST:N or HOST"
 # The names under which Open MPI takes a number of slots, and what beside it changes nothing here.
@@ -72,9 +73,7 @@ def read_hostfile(path: str) -> list[Host]:
             entries += entries_of(content, f"{path}: line {number}")
             check_number_of_hosts(len({entry.name for entry in entries}), path)
     require(entries, "no host", where=path, expected=f"lines {EXPECTED}")
-    by_name: dict[str, list[Entry]] = {}
-    for entry in entries:
-        by_name.setdefault(entry.name, []).append(entry)
+    by_name = grouped((entry.name, entry) for entry in entries)
     forms = {entry.form for entry in entries}
     some_name_again = any(
         len(of_host) > 1 and of_host[0].form is Form.NAME for of_host in by_name.values()
