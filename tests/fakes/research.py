@@ -27,7 +27,7 @@ RIGHT, NOISY = "right", "noisy"
 ROWS, BACKWARD, STATE = "samples influence each other", "backward pass has code", "state"
 DRAWN, IN_PLACE, GRAPH = "Python's or numpy's", "changes in place", "finds no graph"
 # Losses that may be refused as such before samples are compared.
-ROWS_OR_LOSS = f"{ROWS}|not known as a mean|a value between layers|{GRAPH}"
+ROWS_OR_LOSS = f"{ROWS}|does not add up over micro-batches|a value between layers|{GRAPH}"
 
 
 class Block(nn.Module):
@@ -230,8 +230,10 @@ class LargestOfBatch(Net):
         return x / x.abs().amax()
 
 
-@is_(ROWS)
+@is_(RIGHT)
 class WeighedByBatch(Net):
+    """The mean of the weights is a total of the batch, like a number of labels."""
+
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         each = F.cross_entropy(self.head(x).flatten(0, 1), y.flatten(), reduction="none")
         weights = 1.0 + y.flatten().to(x.dtype)
@@ -251,7 +253,7 @@ class SoftOverSamples(Net):
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         weights = x.mean((1, 2)).softmax(0)
         each = F.cross_entropy(self.head(x).flatten(0, 1), y.flatten(), reduction="none")
-        return (each.view_as(y).mean(1) * weights * len(weights)).mean()
+        return (each.view_as(y).mean(1) * weights * weights.shape[0]).mean()
 
 
 @is_(ROWS)
@@ -303,9 +305,9 @@ class Balanced(Net):
         return (each + balance).mean()
 
 
-@is_(ROWS)
+@is_(RIGHT)
 class Frequencies(Net):
-    """Weights by how often a class is in the batch."""
+    """Weights by how often a class is in the batch, which is a total of the batch."""
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         counts = F.one_hot(y, CLASSES).sum((0, 1)).to(x.dtype)
@@ -503,9 +505,9 @@ class Quantised(Net):
 # ---- state -------------------------------------------------------------------------------------
 
 
-@is_(STATE)
+@is_(ROWS)
 class Averaged(Net):
-    """A moving average of the values, kept under no_grad."""
+    """A moving average of the values over all samples, kept under no_grad."""
 
     def more(self) -> None:
         self.register_buffer("mean", torch.zeros(WIDTH))
@@ -516,7 +518,7 @@ class Averaged(Net):
         return x - self.mean
 
 
-@is_(STATE)
+@is_(ROWS)
 class Assigned(Net):
     mean: Tensor
 

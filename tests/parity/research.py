@@ -71,7 +71,7 @@ def prepare() -> None:
         for name in TRAINED:
             module = made(name)
             data = example_of(module)
-            PREPARED[name] = module, Split(module, LAYERS, data, None, lambda data: 0.0, "cpu")
+            PREPARED[name] = module, Split(module, LAYERS, data, None, None, "cpu")
 
 
 def work(rank: int, world: int, folder: Path) -> None:

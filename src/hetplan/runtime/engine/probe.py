@@ -313,8 +313,11 @@ def check_probe(
     on what is not known where nothing was compared, else None.
 
     example: (inputs, targets) of one sample or more. loss, spread: those with which the chain was
-    described. wanted: whether to compare; None: where the module is not large.
+    described. wanted: whether to compare; None: where the module is not large. A module without a
+    `forward` states its layers and nothing else: there is nothing to compare them with.
     """
+    if type(module).forward is nn.Module.forward:
+        return None
     count = sum(parameter.numel() for parameter in module.parameters())
     why = None
     if wanted is False:
