@@ -30,6 +30,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+
+# As `runtime/launch/torchrun.serve` has it: torch reads it when it is imported.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
 import torch
 
 POLL, LIMIT = 0.05, 600.0  # seconds

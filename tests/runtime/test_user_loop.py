@@ -77,7 +77,9 @@ def test_changed_checkpoints_and_full_disks_are_named(tmp_path: Path) -> None:
             place = tmp_path / name / "step-1"
             alone = "; no other checkpoint beside it is whole"
             assert told[name] == f"{place}: checkpoint is not what was written: {file}{alone}"
-        assert told["harm"].startswith("checkpoint cannot be read: rank 0: ValueError: rank-1.pt is no file")
+        assert told["harm"].startswith(
+            "checkpoint cannot be read: rank 0: ValueError: rank-1.pt is no file"
+        )
         assert not (tmp_path / "harm" / "harm").exists()
         full = f"checkpoint cannot be written: rank 1: the disk is full ({tmp_path})"
         assert told["full"] == full

@@ -33,6 +33,9 @@ def serve(job: Job) -> Measured | None:
     An error is printed as one line with the rank's place, and ends this process at once: if the
     interpreter ended first, gloo's threads would abort the process when a peer dies.
     """
+    # Where rank 0 has ended with an error of all ranks, its store is gone, and torch would print a
+    # page of C++ frames for each rank that still asks it. torch reads this when it is imported.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         check_world(job.plan, int(os.environ["WORLD_SIZE"]))
         return serve_rank(on_devices(job, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
