@@ -11,7 +11,9 @@ from random import Random
 import pytest
 
 from hetplan.formulations.joint import cp
-from hetplan.formulations.joint.cp import Parameters, Variables, build, longest, read, solve
+from hetplan.formulations.joint.cp import Parameters, build, longest, solve
+from hetplan.formulations.joint.cp_plans import read
+from hetplan.formulations.joint.cp_variables import Variables
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.evaluate import decision_of, evaluate
 from hetplan.formulations.joint.prices import Prices, Run as Layers, computing_alone
