@@ -22,6 +22,7 @@ three machines for each of two jobs that take 2 and 3 seconds on a machine of sp
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -71,3 +72,21 @@ class ConstraintModel:
         """A variable in ticks. largest: seconds that it does not exceed; None: `totals.largest`."""
         most = self.most_ticks if largest is None else math.ceil(largest * self.scale.per_unit)
         return self.cp.new_int_var(0, most, name)
+
+    def product(
+        self, name: str, factors: Sequence[cp_model.LinearExprT], largest: Sequence[int], most: int
+    ) -> cp_model.IntVar:
+        """A variable that is no less than the product of expressions that are never negative.
+
+        It equals the product at the optimum of a model that gains nothing from a larger one. Each
+        factor is a variable of its own, no less than its expression. An equality would let presolve
+        put a multiple of a 0-1 variable in its place, upon which OR-Tools 9.14 may end the process
+        ("int_prod with arity > 2"). largest: the most of each factor. most: that of the product.
+        """
+        bounded = []
+        for i, (factor, upper) in enumerate(zip(factors, largest, strict=True)):
+            bounded.append(self.cp.new_int_var(0, upper, f"{name}_factor_{i}"))
+            self.cp.add(bounded[i] >= factor)
+        product = self.cp.new_int_var(0, most, name)
+        self.cp.add_multiplication_equality(product, bounded)
+        return product

@@ -19,7 +19,7 @@ Min    sum_j t_j + sum_j again_j + steady,  s.t.
 (4) theta = max_j t_j                                        maximum         `take_the_slowest`
 (5) one j is slowest: t_j >= (1 - TIE) theta, s = j          conditions      `place_the_slowest`
 (6) again_j >= t_j where j < s                               conditions      `drain_again`
-(7) steady = (N_b - 1 - s) theta                             product         `stay_steady`
+(7) steady >= (N_b - 1 - s) theta                            product         `stay_steady`
 (8) begin_j >= least_jo[end_j] where on[j, o]                elements        `fit_memory`
 (9) theta >= a constant, sum_j t_j >= W                      implied         `outlast_the_fastest`
 S <= N_b, since there are no more places. The objective is T = T1 + T2 + T3: k* = S - 1 - s, and T3
@@ -360,8 +360,10 @@ def drain_again(model: ConstraintModel, instance: Instance, v: Variables) -> Non
 
 def stay_steady(model: ConstraintModel, instance: Instance, v: Variables) -> None:  # (7)
     """The steady phase and k* itself in T3 take theta N_b - 1 - s times."""
-    times = instance.data.micro_batches - 1 - v.s
-    model.cp.add_multiplication_equality(v.steady, [times, v.theta])
+    batches = instance.data.micro_batches
+    factors = (batches - 1 - v.s, v.theta)
+    product = model.product("steady_ticks", factors, (batches, v.most), batches * v.most)
+    model.cp.add(v.steady >= product)
 
 
 def fit_memory(model: ConstraintModel, instance: Instance, v: Variables) -> None:  # (8)

@@ -46,7 +46,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from ortools.sat.python.cp_model import IntVar
+from ortools.sat.python.cp_model import IntVar, LinearExprT
 
 from hetplan.formulations.hap.cp_programs import (
     Known,
@@ -286,23 +286,25 @@ def wait_for_the_slowest(model: ConstraintModel, theory: Theory, v: Variables) -
             for k in v.for_ratio:
                 # all devices together need no longer than the stage
                 most = theory.largest * theory.speed / (group.speed * group.count)
-                shared = model.time(f"shared_{s}_{k}_{d}", most)
-                parts = [ticks * v.inside[e, s] for e, ticks in shared_ticks[k, d].items()]
-                model.cp.add(shared >= sum(parts))
-                products.append(product_of(model, theory, shared, v.share[k, d]))
+                work = sum(ticks * v.inside[e, s] for e, ticks in shared_ticks[k, d].items())
+                name = f"shared_{s}_{k}_{d}"
+                products.append(product_of(model, theory, name, work, most, v.share[k, d]))
             model.cp.add(G * (computing - fixed) + G - 1 >= sum(products))
 
 
-def product_of(model: ConstraintModel, theory: Theory, shared: IntVar, share: IntVar) -> IntVar:
-    """A variable for the product of some shared work, in ticks, and the share of a group.
-
-    `shared` is at least the work, not equal to it, which is the same at the optimum. Where it is a
-    multiple of a 0-1 variable, OR-Tools 9.14 ends the process ("int_prod with arity > 2").
-    """
-    most = theory.steps * (model.most_ticks + 1)
-    product = model.cp.new_int_var(0, most, f"{shared.name}_of_{share.name}")
-    model.cp.add_multiplication_equality(product, [shared, share])
-    return product
+def product_of(
+    model: ConstraintModel,
+    theory: Theory,
+    name: str,
+    work: LinearExprT,
+    most: float,
+    share: IntVar,
+) -> IntVar:
+    """A variable for the product of some shared work, in ticks, and the share of a group. most:
+    seconds that the work does not exceed."""
+    largest = (math.ceil(most * model.scale.per_unit), theory.steps)
+    longest = theory.steps * (model.most_ticks + 1)
+    return model.product(name, (work, share), largest, longest)
 
 
 def pay_for_the_largest(model: ConstraintModel, theory: Theory, v: Variables) -> None:  # (8)
@@ -312,14 +314,13 @@ def pay_for_the_largest(model: ConstraintModel, theory: Theory, v: Variables) ->
         for d, group in enumerate(theory.groups):
             # the largest ratio is no smaller than the average one
             most = theory.largest * theory.devices / group.count
-            shared = model.time(f"shared_comm_{k}_{d}", most)
-            parts = [
+            work = sum(
                 model.tick(triple.shared_seconds / group.count) * v.used[c]
                 for c, triple in theory.collectives.items()
                 if triple.segment == k
-            ]
-            model.cp.add(shared >= sum(parts))
-            paid = product_of(model, theory, shared, v.share[k, d])
+            )
+            name = f"shared_comm_{k}_{d}"
+            paid = product_of(model, theory, name, work, most, v.share[k, d])
             model.cp.add(G * for_ratio + G - 1 >= paid)
 
 
@@ -336,15 +337,13 @@ def fit_memory(model: ConstraintModel, theory: Theory, v: Variables) -> None:  #
         cp.add(fixed == sum(held))
         products = []
         for k in v.for_ratio:
-            shared = cp.new_int_var(0, most, f"shared_bytes_{k}_{d}")
-            held = [
+            held_by_share = sum(
                 in_steps((t.shared_bytes or 0.0) / group.count, unit) * v.used[i]
                 for i, t in theory.triples.items()
                 if t.segment == k
-            ]
-            cp.add(shared >= sum(held))
-            products.append(cp.new_int_var(0, G * room, f"bytes_{k}_{d}"))
-            cp.add_multiplication_equality(products[-1], [shared, v.share[k, d]])
+            )
+            factors, largest = (held_by_share, v.share[k, d]), (most, G)
+            products.append(model.product(f"bytes_{k}_{d}", factors, largest, G * room))
         cp.add(sum(products) <= G * (room - fixed))
 
 
