@@ -10,7 +10,7 @@ its own figures stand beside. Every method of a table has a process of its own, 
 table's first case once before anything is timed, so that kernels are compiled and back ends loaded.
 One thread; methods have time limits: 10 minutes at most on two cores, one with --quick. --write
 puts the tables between `<!-- generated: python -m evidence.speed reproductions -->` and
-`<!-- end -->` of a page.
+`<!-- end -->` of a page; with --only it renews those tables there, and leaves the others.
 """
 
 from __future__ import annotations
@@ -372,14 +372,50 @@ def search_text(rows: Sequence[Row]) -> str:
     return markdown("Astra, Table 1: the search", header, cells) + note
 
 
+MARK = "<!-- generated: python -m evidence.speed reproductions -->"
+TITLE = re.compile(r"^\*\*(.+)\*\*$", flags=re.MULTILINE)  # the first line of a table
+
+
 def written(page: str, text: str) -> str:
     """The page with its block renewed; raises ValueError where it has none."""
-    mark = "<!-- generated: python -m evidence.speed reproductions -->"
-    pattern = rf"({mark}\n).*?(<!-- end -->)"
-    new, count = re.subn(pattern, lambda found: found[1] + text + found[2], page, flags=re.DOTALL)
-    if count != 1:
-        raise ValueError(f"{count} places for the tables, expected 1")
-    return new
+    return page.replace(block_of(page), text)
+
+
+def block_of(page: str) -> str:
+    """What a page has between its marks; raises ValueError where it has none."""
+    blocks = re.findall(rf"{MARK}\n(.*?)<!-- end -->", page, flags=re.DOTALL)
+    if len(blocks) != 1:
+        raise ValueError(f"{len(blocks)} places for the tables, expected 1")
+    return str(blocks[0])
+
+
+def with_tables(block: str, tables: Sequence[str], conditions: str) -> str:
+    """A page's block with these tables alone renewed, and a line that says when that was.
+
+    conditions: of the tables' run. Raises ValueError where the block lacks one of the tables.
+    """
+    for table in tables:
+        title = title_of(table)
+        starts = {found[1]: found.start() for found in TITLE.finditer(block)}
+        if title not in starts:
+            raise ValueError(f"table {title!r} is not in the block, expected one of {list(starts)}")
+        later = [start for start in starts.values() if start > starts[title]]
+        # behind the last table stand the conditions of the whole run
+        end = min(later, default=block.rindex("\ndate ") + 1)
+        block = block[: starts[title]] + table.strip() + "\n\n" + block[end:]
+        again = f"- {title}, again: "
+        kept = [line for line in block.splitlines() if not line.startswith(again)]
+        if not kept[-1].startswith("- "):
+            kept.append("")  # begins the list
+        block = "\n".join([*kept, again + conditions]) + "\n"
+    return block
+
+
+def title_of(table: str) -> str:
+    """The title of a table's text."""
+    found = TITLE.search(table)
+    assert found is not None, "every table has a title"
+    return found[1]
 
 
 def main() -> None:
@@ -407,10 +443,12 @@ def main() -> None:
     spent = f"{told}; {clock.elapsed:.0f} s in all" + (f"; {given.note}" if given.note else "")
     save(given.output, [*tables, spent], rows)
     if given.write is not None:
-        page = written(
-            given.write.read_text(encoding="utf-8"), "\n" + "\n".join([*tables, spent]) + "\n"
-        )
-        write_text(given.write, page)
+        page = given.write.read_text(encoding="utf-8")
+        if given.only:
+            block = with_tables(block_of(page), tables, spent)
+        else:
+            block = "\n" + "\n".join([*tables, spent]) + "\n"
+        write_text(given.write, written(page, block))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,52 @@ def test_a_page_is_renewed_between_its_marks() -> None:
         script.written("a\n", "new\n")
 
 
+def test_one_table_is_renewed_alone() -> None:
+    tables = "\n**A**\n\n| 1 |\n\nof A\n\n**B**\n\n| 2 |\n\n- of B\n\n"
+    block = tables + "date 1, all tables\n"
+    renewed = script.with_tables(block, ["**A**\n\n| 3 |\n"], "date 2")
+    assert renewed == (
+        "\n**A**\n\n| 3 |\n\n**B**\n\n| 2 |\n\n- of B\n\ndate 1, all tables\n\n- A, again: date 2\n"
+    )
+    both = script.with_tables(renewed, ["\n**B**\n\n| 4 |\n", "\n**A**\n\n| 5 |\n"], "date 3")
+    assert both == (
+        "\n**A**\n\n| 5 |\n\n**B**\n\n| 4 |\n\ndate 1, all tables\n\n"
+        "- B, again: date 3\n- A, again: date 3\n"
+    )
+    with pytest.raises(ValueError, match="table 'C' is not in the block"):
+        script.with_tables(block, ["**C**\n"], "date 2")
+
+
+def test_every_table_of_the_page_can_be_renewed_alone() -> None:
+    """A run of one table leaves the other tables and the conditions as they are."""
+    page = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf-8")
+    block = script.block_of(page)
+    titles = script.TITLE.findall(block)
+    assert len(titles) == 6
+    for title in titles:
+        renewed = script.with_tables(block, [f"**{title}**\n\nnew"], "date 2")
+        assert script.TITLE.findall(renewed) == titles
+        cut = block.index(f"**{title}**")
+        assert renewed.startswith(block[:cut] + f"**{title}**\n\nnew\n\n")
+        tail = (
+            block[block.index("**", cut + len(title) + 4) :] if title != titles[-1] else "\ndate "
+        )
+        assert tail in renewed
+
+
+def test_only_and_write_renew_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command, with a table that takes no time."""
+    page = tmp_path / "page.md"
+    page.write_text(f"a\n{script.MARK}\n**A**\n\nold\n\n**B**\n\nkept\n\ndate 1\n<!-- end -->\nb\n")
+    monkeypatch.setattr(script, "table_rows", lambda key, quick: [])
+    monkeypatch.setattr(script, "table_text", lambda key, rows: "**A**\n\nnew\n")
+    monkeypatch.setattr(sys, "argv", ["reproductions", "--only", "amp", "--write", str(page)])
+    script.main()
+    text = page.read_text()
+    assert "**A**\n\nnew\n\n**B**\n\nkept\n\ndate 1\n" in text
+    assert "- A, again: date " in text and text.endswith("<!-- end -->\nb\n")
+
+
 def test_the_page_has_every_case() -> None:
     page = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf-8")
     for table in script.TABLES.values():
