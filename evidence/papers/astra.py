@@ -142,7 +142,10 @@ def scaling(fixed: Row, row: Row) -> Row:
 
 
 def offloading(fixed: Row, row: Row) -> Row:
-    """Figure 10: with offloading over without; the same with one assumption changed at a time."""
+    """Figure 10: with offloading over without; the same with one assumption changed at a time.
+
+    The last columns are throughput per GPU without offloading, as a share of what 64 GPUs reach.
+    """
     growing = {"batch": fixed["samples"] * row["GPUs"]}
     cases: dict[str, tuple[str, str, Row]] = {
         "ratio": ("hybrid", "no offloading", {}),
@@ -155,6 +158,12 @@ def offloading(fixed: Row, row: Row) -> Row:
         whole, part = (tokens(row, SPACES[key], **changed) for key in (space, against))
         if whole is not None:
             figures[name] = "needs it" if part is None else whole / part
+    for name in ("ratio", "whole states"):
+        _, without, _ = cases[name]
+        each = tokens(row, SPACES[without])
+        few = tokens(row, SPACES[without], GPUs=64)
+        if each is not None and few is not None:
+            figures[f"{without}, of 64 GPUs'"] = (each / row["GPUs"]) / (few / 64)
     return figures
 
 

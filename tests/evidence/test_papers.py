@@ -161,6 +161,16 @@ def test_astra_offloading_gains_as_much_on_more_gpus_with_more_samples() -> None
     assert many[text] == pytest.approx(few[text], rel=1e-2) and many["whole states"] < few[text]
 
 
+def test_astra_without_offloading_small_models_fall_most() -> None:
+    """Figure 10: larger models fall per GPU as their number grows, but less than small ones."""
+    text = "no offloading, of 64 GPUs'"
+    shares = [
+        astra.offloading({"samples": 16}, {"model": model, "type": "A800", "GPUs": 4096})[text]
+        for model in ("llama2-7b", "llama2-70b", "glm-130b")
+    ]
+    assert shares == pytest.approx([0.475, 0.645, 0.697], abs=0.01)
+
+
 def test_amp_bytes_between_narrow_layers_decide_table_5() -> None:
     """With as many bytes as wide layers send, AMP beats Megatron with either cut."""
     setting = {"model": "transgan-amp", "cluster": "p3-4", "batch": 64}
