@@ -13,10 +13,10 @@ of seconds, with the target; and of the best plan that a search by hand had foun
 of then (its ports were fewer). In brackets stand the same plans where senders block until their
 message is sent. Seconds are those of the processor: the machine may be shared. Without seeds it
 prints the bounds alone, after each number of seconds, beside the best plan known and the bound of
-an earlier version, with the seconds of the clock and of the processor that it took; `--ladder`: the bounds of all plans and of classes of
-plans, each class after so many seconds, with their gaps to the best plan known; `--exact`: how
-long `exact` takes on so many random instances of 4 devices and 10 to 12 layers, as the tests draw
-them.
+an earlier version, with the seconds of the clock and of the processor that it took; `--ladder`: the
+bounds of all plans and of classes of plans, each class after so many seconds, with their gaps to
+the best plan known; `--exact`: how long `exact` takes on so many random instances of 4 devices and
+10 to 12 layers, as the tests draw them.
 """
 
 from __future__ import annotations
