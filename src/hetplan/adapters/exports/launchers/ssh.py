@@ -1,12 +1,11 @@
 """Export for ssh: a script that calls `node.sh` on every host."""
 
-import re
 import shlex
-from typing import NamedTuple
 
 from hetplan.adapters.exports.grid import heading
 from hetplan.adapters.exports.launchers.start import Start
 from hetplan.errors import require
+from hetplan.profiling.hardware.ssh_hosts import target_of
 
 SUBMIT = """#!/usr/bin/env bash
 {comments}
@@ -44,38 +43,3 @@ def ssh(start: Start) -> dict[str, str]:
     )
     slots = [f"{targets[node].login} slots={len(ranks)}\n" for node, ranks in nodes.items()]
     return {"submit.sh": script, "hostfile": "".join(slots)}
-
-
-class Target(NamedTuple):
-    """A host as ssh takes it."""
-
-    login: str  # USER@ADDRESS, or the address alone
-    address: str  # name or IP address
-    port: str  # of ssh; empty: its own default
-
-    @property
-    def words(self) -> list[str]:
-        """The words of ssh's command line that name the host."""
-        return [*(["-p", self.port] if self.port else []), self.login]
-
-
-def target_of(host: str, where: str) -> Target:
-    """The host of a job file: [USER@]NAME[:PORT], with an IPv6 address in brackets where a port
-    follows. Raises InputError for another port than 1 to 65535. where: its place, for messages."""
-    user, at, place = host.rpartition("@")
-    bracketed = re.fullmatch(r"\[([0-9A-Fa-f:.]+)\](?::(.*))?", place)
-    if bracketed:
-        address, port = bracketed[1], bracketed[2]
-    elif place.count(":") == 1:
-        address, port = place.split(":")
-    else:  # a name or an IPv6 address
-        address, port = place, None
-    is_port = port is None or (re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536)
-    require(
-        address and is_port,
-        "is not a host of ssh",
-        where=where,
-        got=host,
-        expected="[USER@]HOST[:PORT]",
-    )
-    return Target(f"{user}{at}{address}", address, port or "")
