@@ -300,6 +300,9 @@ class Stack:
     # whether tensors that are gathered and scattered are copied, since the sequence is not their
     # first dimension
     gather_copies: bool = False
+    # whether tokens travel to experts once for each node that they visit (DeepEP, HybridEP), and
+    # not once for each expert
+    one_copy: bool = False
 
     @property
     def narrow(self) -> Literal["fp8", "fp4"] | None:
