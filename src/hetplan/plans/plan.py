@@ -469,8 +469,7 @@ def stages_hold_every_layer(plan: Plan, replica: Replica, where: str) -> Iterato
             yield f"{where}.stages[{j}].layers[{c}] begins at layer {first}, expected {begin}"
         if first >= last:
             yield (
-                f"{where}.stages[{j}].layers[{c}] is [{first}, {last}), "
-                "expected one layer at least"
+                f"{where}.stages[{j}].layers[{c}] is [{first}, {last}), expected one layer at least"
             )
         begin = last
     if begin != count:

@@ -202,9 +202,7 @@ class Replica:
     @cached_property
     def order_key(self) -> OrderKey:
         """What the orders of its passes depend on."""
-        return OrderKey(
-            self.schedule, self.stages, self.micro_batches, self.chunks, self.explicit
-        )
+        return OrderKey(self.schedule, self.stages, self.micro_batches, self.chunks, self.explicit)
 
     @cached_property
     def split(self) -> bool:
@@ -377,9 +375,7 @@ def _shape(replica: Replica, buckets: tuple[int, ...]) -> _Shape:
     passes."""
     S, C, M = replica.stages, replica.chunks, replica.micro_batches
     shape = _cached_shape if S * C * M <= LARGEST_CACHED_SHAPE else _new_shape
-    return shape(
-        replica.order_key, replica.folded, replica.sends, bool(replica.reduces), buckets
-    )
+    return shape(replica.order_key, replica.folded, replica.sends, bool(replica.reduces), buckets)
 
 
 def _new_shape(

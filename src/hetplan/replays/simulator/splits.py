@@ -36,7 +36,9 @@ WAYS = {"v-half": (1, 2, 1, 2), "v-min": (1, 1, 1, 1)}
 def split_orders(schedule: SplitSchedule, stages: int, batches: int) -> Orders:
     """[stage] the passes of a named schedule with split backward passes."""
     if schedule in ("zb-h1", "zb-h2"):
-        return tuple(zero_bubble(schedule, stages - stage, stage, batches) for stage in range(stages))
+        return tuple(
+            zero_bubble(schedule, stages - stage, stage, batches) for stage in range(stages)
+        )
     if schedule in WAYS:
         return repeated_block(WAYS[schedule], stages, batches)
     of_stage = zbv if schedule == "zbv" else dual_pipe_v

@@ -363,8 +363,7 @@ class Pipeline:
             arriving[chunk, forward] = deque(
                 one.batch
                 for one in orders[stage]
-                if one.chunk == its_chunk
-                and (one.kind == "F" if forward else one.sends_gradients)
+                if one.chunk == its_chunk and (one.kind == "F" if forward else one.sends_gradients)
             )
         return arriving
 
