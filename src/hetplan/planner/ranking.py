@@ -50,6 +50,8 @@ def make_plans(
     run, criteria, first = (run or Run()).share(END), criteria or Criteria(), in_precisions[0]
     picked = make_strategies() if strategies is None else list(strategies)
     criteria.check(first)
+    if criteria.zero_levels:
+        picked = [strategy.within_levels(criteria.zero_levels) for strategy in picked]
     several = len(in_precisions) > 1
     variants = [(w, Variant(precision=w.precision if several else None)) for w in in_precisions]
     # where money or levels count, slower plans may win, too
