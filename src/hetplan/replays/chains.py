@@ -174,8 +174,8 @@ class ChainReplayer:
     def parts(self, plan: Plan) -> tuple[list[Pipeline], list[Collective]]:
         """(pipelines of the replicas, collectives between them) that the simulator runs.
 
-        Raises UnsupportedError for rendezvous sends under other schedules than GPipe and 1F1B: under
-        them stages may send to each other at the same time, and would wait for each other for ever.
+        Raises UnsupportedError for rendezvous sends under other schedules than GPipe and 1F1B:
+        stages may then send to each other at the same time, and would wait for ever.
         """
         require(
             self.settings.sends != "rendezvous" or plan.schedule in ("gpipe", "1f1b"),

@@ -264,7 +264,8 @@ class Replica:
 
         They are (2.2) to (2.4) of evidence/speed/joint_bound.md.
         """
-        if self.schedule not in get_args(Schedule):
+        schedule = self.schedule
+        if schedule not in ("gpipe", "1f1b", "interleaved-1f1b"):
             return self._reach_of_any_order
         S, C, counts = self.stages, self.chunks, np.bincount(self.kind)
         both = [np.broadcast_to(t, (S, C, len(counts))) for t in (self.forward, self.backward)]
@@ -287,7 +288,7 @@ class Replica:
             passes += received
         reach = way_in[:S] + (passes.sum(axis=0) @ counts).reshape(C, S).sum(axis=0)
         if C == 1:  # (2.3): the first micro-batch goes to the last stage and back
-            warm = [warm_up(self.schedule, S, s, self.micro_batches) for s in range(S)]
+            warm = [warm_up(schedule, S, s, self.micro_batches) for s in range(S)]
             # the passes that the stage computes meanwhile; under GPipe none, because the last stage
             # begins its backward passes after its last forward pass
             ahead = np.minimum(warm, self.micro_batches - 1)

@@ -26,9 +26,9 @@ from hetplan.plans.passes import Order, Orders, Pass, PassKind
 
 SplitSchedule = Literal["zb-h1", "zb-h2", "zbv", "dualpipev", "v-half", "v-min"]
 PERIOD = 6  # passes of a micro-batch in a stage with two chunks
-# Passes between a micro-batch's passes of neighbouring stages on the ways down and up, forward and
-# backward: Qi et al. 2024, Section 3.2. A micro-batch's chunk is kept for the sum of them, times the
-# stages; 1F1B keeps twelve.
+# Passes between a micro-batch's passes of neighbouring stages, on the ways down and up, forward and
+# backward: Qi et al. 2024, Section 3.2. A micro-batch is kept for the sum of them times the stages;
+# under 1F1B the sum is twelve.
 WAYS = {"v-half": (1, 2, 1, 2), "v-min": (1, 1, 1, 1)}
 
 
@@ -83,7 +83,7 @@ def listed(
         m = count[stage][kind]
         if m == batches or (kind == "F" and m - count[stage]["W"] == kept[stage]):
             return None
-        needs = {
+        needs: dict[PassKind, tuple[int, PassKind, int]] = {
             "F": (stage - 1, "F", m),
             "B": (stage + 1, "B", m) if stage + 1 < stages else (stage, "F", m),
             "W": (stage, "B", m),
@@ -156,9 +156,9 @@ class Writer:
         self.count = Counter[tuple[PassKind, int]]()  # passes so far, by kind and chunk
         self.waiting: list[int] = []  # chunks of the W passes that are still to come
 
-    def add(self, chunk: int, *kinds: PassKind) -> None:
-        """Add the next pass of each of these kinds of a chunk."""
-        for kind in kinds:
+    def add(self, chunk: int, *kinds: PassKind, times: int = 1) -> None:
+        """Add the next pass of each of these kinds of a chunk, so many times."""
+        for kind in kinds * times:
             counted: PassKind = "B" if kind == "D" else kind
             self.order.append(Pass(kind, chunk, self.count[counted, chunk]))
             self.count[counted, chunk] += 1
@@ -180,7 +180,7 @@ def zbv(stages: int, stage: int, batches: int) -> Order:
     out."""
     stages_behind, all_batches = stages - stage, max(2 * stages - 1, batches)
     written = Writer()
-    written.add(0, *["F"] * (2 * stages_behind - 1))
+    written.add(0, "F", times=2 * stages_behind - 1)
     for _ in range(stage):
         written.add(1, "F")
         written.add(0, "F")
@@ -197,15 +197,15 @@ def zbv(stages: int, stage: int, batches: int) -> Order:
     for _ in range(stages_behind):
         written.add(0, "B", "W")
     for chunk in (1, 0):
-        written.add(chunk, *["W"] * written.waiting.count(chunk))
+        written.add(chunk, "W", times=written.waiting.count(chunk))
     return tuple(one for one in written.order if one.batch < batches)
 
 
 def dual_pipe_v(stages: int, stage: int, batches: int) -> Order:
     """The passes of a stage under DualPipeV, for at least twice as many micro-batches as stages."""
-    behind, last = stages - stage - 1, stage == stages - 1
+    behind = stages - stage - 1
     written = Writer()
-    written.add(0, *["F"] * (2 * behind))
+    written.add(0, "F", times=2 * behind)
     for _ in range(stage + 1):
         written.add(0, "F")
         written.add(1, "F")

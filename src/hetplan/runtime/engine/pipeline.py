@@ -128,11 +128,11 @@ def tag_of(layout: Layout, replica: int, hop: int, *, forward: bool) -> int:
     hops, so that each hop needs a tag of its own. Groups of S - 1 hops are right for both. On a V
     two neighbours share one hop of each chunk.
     """
-    stages = len(layout.plan.replicas[replica].stages)
-    if layout.plan.replicas[replica].folded:
-        number = hop // stages
-    else:
-        number = hop // max(1, stages - 1)  # max: a single stage sends to itself, without tags
+    of_replica = layout.plan.replicas[replica]
+    hops = len(of_replica.stages)  # of a group
+    if not of_replica.folded:
+        hops = max(1, hops - 1)  # max: a single stage sends to itself, without tags
+    number = hop // hops
     return 2 * number + forward
 
 

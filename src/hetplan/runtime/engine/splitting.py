@@ -1,9 +1,9 @@
-"""A layer's backward pass in two parts: the gradients of its inputs, and later those of its weights.
+"""A layer's backward pass in two parts: gradients of its inputs, and later those of its weights.
 
-The layer's autograd graph has nodes on ways to the inputs. Where such a node, say of a product, also
-leads to parameters by a way of its own, it is a fork. The first part runs the graph to the inputs
-alone and keeps the gradient that came to each fork. The second part starts from the forks and runs
-to the parameters. Source: `stage_backward_input` and `stage_backward_weight` of
+The layer's autograd graph has nodes on ways to the inputs. Where such a node, say of a product,
+also leads to parameters by a way of its own, it is a fork. The first part runs the graph to the
+inputs alone and keeps the gradient that came to each fork. The second part starts from the forks
+and runs to the parameters. Source: `stage_backward_input` and `stage_backward_weight` of
 torch.distributed.pipelining.
 
 A parameter may be reached from several forks. These run together, and each of them takes the

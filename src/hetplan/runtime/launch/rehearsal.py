@@ -46,8 +46,8 @@ PASS_LABELS = tuple(LABELS[kind] for kind in PASSES)
 
 
 def own_pass(event: dict[str, Any], unit: int) -> str | None:
-    """The kind of an event that is a pass of this unit, "forward", "backward" or "weights"; None for
-    all other events."""
+    """The kind of an event that is a pass of this unit, "forward", "backward" or "weights"; None
+    for all other events."""
     kind: str = event["kind"]
     is_own = kind in PASS_LABELS and event["unit"] == unit
     return kind if is_own else None
