@@ -101,7 +101,8 @@ class JointProblem(Problem):
         part = run.part(seconds=self.seconds, quiet=False)
         starts = []
         for plan in self.starts:
-            in_the_problem = plan.program is None and not any(broken(self.data, plan))
+            named = plan.schedule in ("gpipe", "1f1b", "interleaved-1f1b")
+            in_the_problem = named and not any(broken(self.data, plan))
             if in_the_problem:
                 starts.append(decision_of(plan))
         result = solve(

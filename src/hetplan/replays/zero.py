@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hetplan.plans.passes import virtual_stages
 from hetplan.plans.plan import Plan, Stage
 from hetplan.replays.arrays import Floats
 from hetplan.replays.collectives import collective_seconds
@@ -107,12 +108,20 @@ class ZeroCosts:
             for replica in self.plan.replicas
         ]
 
+    @cached_property
+    def placed(self) -> list[list[tuple[int, int]]]:
+        """[replica][virtual stage] (stage, chunk)."""
+        return [
+            virtual_stages(len(r.stages), len(r.stages[0].layers), folded=r.folded)
+            for r in self.plan.replicas
+        ]
+
     def owners(self, layer: int) -> tuple[Owner, ...]:
         """The stage of each replica that holds the layer."""
         owners = []
         for i, firsts in enumerate(self.firsts):
-            virtual_stage = bisect_right(firsts, layer) - 1
-            owners.append((i, virtual_stage % len(self.plan.replicas[i].stages)))
+            stage, _ = self.placed[i][bisect_right(firsts, layer) - 1]
+            owners.append((i, stage))
         return tuple(owners)
 
     @cached_property

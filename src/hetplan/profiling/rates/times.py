@@ -271,6 +271,46 @@ def all_reduce_seconds(size: float, ranks: int, bandwidth: float, latency: float
     return 2.0 * (ranks - 1) * (size / (ranks * bandwidth) + latency)
 
 
+def weight_share(layer: Layer, rates: Rates, micro_batch: int, tensor: int) -> float:
+    """The share of the layer's backward seconds that the gradients of its weights take; 0 where the
+    backward pass takes no time, and in frozen layers.
+
+    Of the products with a trained weight it is one of two, or all where the input has no gradient;
+    of lookups it is all. A traced layer does not say of which operand a product is the gradient;
+    half of its products count. Source: Qi et al. 2023 (Zero Bubble), Table 1.
+    """
+    if layer.frozen and layer.frozen >= layer.params + layer.tied_params:
+        return 0.0
+    backward = weights = 0.0
+    for op in layer.operators:
+        seconds = operator_time(op, rates, micro_batch, tensor).backward
+        backward += seconds
+        weights += seconds * weight_part(op)
+    return weights / backward if backward > 0 else 0.0
+
+
+def weight_part(op: Operator) -> float:
+    """The part of an operator's backward pass that computes the gradient of a weight."""
+    if isinstance(op, Matmul):
+        trained = op.weight and not op.frozen
+        return 1 / op.backward_products if trained else 0.0
+    if isinstance(op, Counted):
+        return 0.5 if op.shape() is not None else 0.0
+    return 1.0 if op.kind == "lookup" else 0.0
+
+
+def product_bytes(layer: Layer, precision: Precision) -> tuple[float, float]:
+    """Bytes per sample of the outputs of the layer's products with trained weights: of the whole
+    layer, and of those among them that every tensor rank has whole."""
+    whole = replicated = 0.0
+    for op in layer.operators:
+        if isinstance(op, Matmul) and op.weight and not op.frozen:
+            size = float(op.m * op.n * op.count) * ELEMENT_BYTES[precision]
+            whole += size
+            replicated += size if op.split == "k" else 0.0
+    return whole, replicated
+
+
 Recomputation = Literal["none", "selective", "operators", "full"]
 
 CORE = ("scores", "softmax", "context")  # operators of attention's core
