@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 from ortools.sat.python.cp_model import Domain, IntervalVar, IntVar, LinearExprT
 
-from hetplan.formulations.joint.data import MOST_CHUNKS
+from hetplan.formulations.joint.data import MOST_CHUNKS, JointSchedule
 from hetplan.formulations.joint.prices import Prices
-from hetplan.plans.plan import PassSchedule
 from hetplan.solvers.constraint_model import ConstraintModel
 
-SCHEDULES: tuple[PassSchedule, ...] = ("gpipe", "1f1b", "interleaved-1f1b")
+SCHEDULES: tuple[JointSchedule, ...] = ("gpipe", "1f1b", "interleaved-1f1b")
 INTERLEAVED = SCHEDULES.index("interleaved-1f1b")
 Pass = tuple[int, int, int, int]  # (side, stage, chunk, micro-batch)
 

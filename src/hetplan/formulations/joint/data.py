@@ -20,6 +20,8 @@ from hetplan.plans.plan import Recomputation, Replica
 from hetplan.replays.data import ReplayData
 from hetplan.schema import Count, StrictModel
 
+# The schedules of the problem: those whose backward passes are whole, on stages in order.
+JointSchedule = Literal["gpipe", "1f1b", "interleaved-1f1b"]
 MOST_CHUNKS = 4  # the most chunks of a stage, under an interleaved schedule
 
 # `data` of an instance: the objective is a replay, which reads these numbers.
@@ -29,7 +31,7 @@ JointData = ReplayData
 class JointDecision(StrictModel):
     """`decision`: the fields of a plan file that say what runs where."""
 
-    schedule: Literal["gpipe", "1f1b", "interleaved-1f1b"] = "1f1b"
+    schedule: JointSchedule = "1f1b"
     zero: Annotated[Count, Field(le=3)] = 0
     """ZeRO level."""
     recomputation: Recomputation = "none"

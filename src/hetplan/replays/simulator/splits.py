@@ -27,9 +27,9 @@ from hetplan.plans.passes import Order, Orders, Pass, PassKind
 SplitSchedule = Literal["zb-h1", "zb-h2", "zbv", "dualpipev", "v-half", "v-min"]
 PERIOD = 6  # passes of a micro-batch in a stage with two chunks
 # Passes between a micro-batch's passes of neighbouring stages, on the ways down and up, forward and
-# backward. A micro-batch is kept for the sum of them times the stages; the sum of 1F1B is twelve. The
-# form is that of Qi et al. 2024, Section 3.2; the numbers are our own, of a search over small ones,
-# so that V-Half keeps a little more than half at some numbers of stages.
+# backward. A micro-batch is kept for the sum of them times the stages; the sum of 1F1B is twelve.
+# The form is that of Qi et al. 2024, Section 3.2. The numbers are our own, of a search over small
+# ones, so that V-Half keeps a little more than half at some numbers of stages.
 WAYS = {"v-half": (1, 2, 1, 2), "v-min": (1, 1, 1, 1)}
 
 
