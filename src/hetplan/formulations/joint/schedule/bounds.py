@@ -2,9 +2,9 @@
 
 A stage does all its passes one after the other, each with the message for which it waits. No pass
 begins before its head, the seconds of the longest way to it, and the iteration ends no sooner than
-its tail after it, the seconds of the longest way from it. The least seconds in which one machine can
-do such work if it may interrupt it at no cost are found by always doing the ready pass with the
-longest tail. Source: Carlier 1982, "The one-machine sequencing problem" (Jackson's preemptive
+its tail after it, the seconds of the longest way from it. One machine that may interrupt its work
+at no cost does such work in the least seconds where it always does the ready pass with the longest
+tail. Source: Carlier 1982, "The one-machine sequencing problem" (Jackson's preemptive
 schedule).
 """
 

@@ -5,19 +5,18 @@ Data    ticks of passes and messages, bytes, room (data.py).
 Vars    begin_i, end_i of the time in which pass i keeps its stage from other passes: of its
         message, where receivers wait, and its own;  sent_i, when its message begins.
 Min     T  s.t.
-(1) end_i = begin_i + work_i                                                  `take_time`
-(2) passes of one stage do not overlap                                        `use_stages_once`
-(3) a message goes from the pass that makes it to the pass that needs it:
+(1) end_i = begin_i + work_i; passes of one stage do not overlap              `use_stages_once`
+(2) a message goes from the pass that makes it to the pass that needs it:
     sent_i >= end_j;  begin_i = sent_i or, where receivers do not wait,
     begin_i >= sent_i + message_i                                             `send_messages`
-(4) messages at one port do not overlap                                       `hold_ports`
-(5) bytes kept at the same time fit in the room of the stage     cumulative   `fit_in_memory`
-(6) T >= end_i + tail_s                                                       `outlast_passes`
-(7) alike micro-batches pass in their order                       symmetry    `keep_micros_in_order`
-(8) alike micro-batches that do not fit together take turns        implied    `take_turns_in_memory`
-(9) T is no less than the bound from one stage at a time           implied    `respect_the_bound`
+(3) messages at one port do not overlap                                       `hold_ports`
+(4) bytes kept at the same time fit in the room of the stage     cumulative   `fit_in_memory`
+(5) T >= end_i + tail_s                                                       `outlast_passes`
+(6) alike micro-batches pass in their order                       symmetry    `keep_micros_in_order`
+(7) alike micro-batches that do not fit together take turns        implied    `take_turns_in_memory`
+(8) T is no less than the bound from one stage at a time           implied    `respect_the_bound`
 
-(7) loses nothing. Take the passes of one kind and virtual stage of alike micro-batches, and number
+(6) loses nothing. Take the passes of one kind and virtual stage of alike micro-batches, and number
 them anew by their times. Every pass then still begins after the one with its number that it needs,
 since the k-th of the later ones comes after k of the earlier ones, and as many bytes are kept at
 every moment as before.
@@ -28,7 +27,6 @@ bound on all orders. The evaluator prices the order that the model answers with.
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from itertools import pairwise
 
 from ortools.sat.python.cp_model import IntervalVar, IntVar
@@ -77,14 +75,8 @@ def label(one: Pass) -> str:
     return f"{one.kind}_{one.virtual}_{one.micro}"
 
 
-def take_time(v: Variables) -> None:  # (1)
-    """Every pass takes the time of its work."""
-    for one in v.problem.passes:
-        v.model.cp.add(v.end[one] == v.begin[one] + v.ticks(one))
-
-
-def use_stages_once(v: Variables) -> None:  # (2)
-    """A stage does one pass at a time."""
+def use_stages_once(v: Variables) -> None:  # (1)
+    """Every pass takes the time of its work, and a stage does one pass at a time."""
     for s in range(v.problem.stages):
         v.model.cp.add_no_overlap(
             v.model.cp.new_interval_var(v.begin[one], v.ticks(one), v.end[one], label(one))
@@ -92,7 +84,7 @@ def use_stages_once(v: Variables) -> None:  # (2)
         )
 
 
-def send_messages(v: Variables) -> None:  # (3)
+def send_messages(v: Variables) -> None:  # (2)
     """A message goes from the pass that makes it to the pass that needs it."""
     cp = v.model.cp
     for one in v.problem.passes:
@@ -105,7 +97,7 @@ def send_messages(v: Variables) -> None:  # (3)
             cp.add(v.begin[one] >= v.sent[one] + lasts)
 
 
-def hold_ports(v: Variables) -> None:  # (4)
+def hold_ports(v: Variables) -> None:  # (3)
     """A port carries one message at a time."""
     held: dict[int, list[IntervalVar]] = defaultdict(list)
     for one in v.problem.passes:
@@ -118,7 +110,7 @@ def hold_ports(v: Variables) -> None:  # (4)
         v.model.cp.add_no_overlap(intervals)
 
 
-def fit_in_memory(v: Variables) -> None:  # (5)
+def fit_in_memory(v: Variables) -> None:  # (4)
     """The bytes that a stage keeps at the same time fit in its room."""
     problem, cp = v.problem, v.model.cp
     if problem.room is None or not problem.kept:
@@ -144,7 +136,7 @@ def fit_in_memory(v: Variables) -> None:  # (5)
         cp.add_cumulative(intervals, demands, max(0, math.ceil(room / unit)))
 
 
-def outlast_passes(v: Variables) -> None:  # (6)
+def outlast_passes(v: Variables) -> None:  # (5)
     """The iteration ends after every pass and the work behind the last one."""
     for s in range(v.problem.stages):
         tail = v.model.tick(v.problem.tail(s))
@@ -152,7 +144,7 @@ def outlast_passes(v: Variables) -> None:  # (6)
             v.model.cp.add(v.total >= v.end[one] + tail)
 
 
-def keep_micros_in_order(v: Variables) -> None:  # (7)
+def keep_micros_in_order(v: Variables) -> None:  # (6)
     """Alike micro-batches pass in their order."""
     problem = v.problem
     for kind in dict.fromkeys(problem.kind(m) for m in range(problem.micros)):
@@ -164,7 +156,7 @@ def keep_micros_in_order(v: Variables) -> None:  # (7)
                     v.model.cp.add(v.end[earlier] <= v.begin[later])
 
 
-def take_turns_in_memory(v: Variables) -> None:  # (8)
+def take_turns_in_memory(v: Variables) -> None:  # (7)
     """Where K alike micro-batches fit at the same time, the forward pass of micro-batch m + K comes
     after the pass that frees what micro-batch m keeps."""
     problem = v.problem
@@ -187,14 +179,13 @@ def take_turns_in_memory(v: Variables) -> None:  # (8)
                     v.model.cp.add(v.begin[Pass("F", at, after)] >= frees)
 
 
-def respect_the_bound(v: Variables) -> None:  # (9)
+def respect_the_bound(v: Variables) -> None:  # (8)
     """The iteration is no shorter than the bound from one stage at a time, less its rounding."""
     ticks = v.model.tick(v.least) - 2 * len(v.problem.passes)
     v.model.cp.add(v.total >= max(0, ticks))
 
 
 CONSTRAINTS = (
-    take_time,
     use_stages_once,
     send_messages,
     hold_ports,

@@ -15,7 +15,8 @@ Min     the ticks of one micro-batch, that is of warm-up and drain  s.t.
 
 No period is shorter than the work of any stage or port (`least_period`). Where this period exists,
 it is proven best; else the least period is sought by bisection. The order of all micro-batches
-follows by repeating the pattern; the evaluator prices it.
+follows by repeating the pattern; the evaluator prices it. Kept bytes are rounded down, so that no
+period is left out; a pattern that keeps too much for that reason is left to the evaluator.
 """
 
 import math
@@ -79,12 +80,15 @@ def shortest_period(problem: PassProblem, run: Run) -> Period | None:
     for _ in range(HALVINGS):
         if run.should_stop or (best is not None and best.seconds <= low * (1 + 1e-9)):
             break
-        middle = (low + high) / 2 if best is not None else min(high, low * 1.1)
+        # first one micro-batch after the other, then between what is known to be too short and long
+        middle = (low + high) / 2 if best is not None else high
         found = period_of(problem, middle, run)
-        if found is None:
-            low = middle
-        else:
+        if found is not None:
             best, high = found, middle
+        elif best is None:
+            break
+        else:
+            low = middle
     return best
 
 
@@ -192,7 +196,7 @@ def fit_all_micros(v: Variables) -> None:  # (4)
                 whole = cp.new_int_var(0, len(v.passes) + 2, f"whole_{name}")
                 part = cp.new_int_var(0, period - 1, f"part_{name}")
                 cp.add(until - begin == period * whole + part)
-                demand = math.ceil(kept / unit)
+                demand = min(math.floor(kept / unit), BYTE_STEPS + 1)
                 always.append((whole, demand))
                 start = cp.new_int_var(0, period - 1, f"start_{name}")
                 wraps = cp.new_bool_var(f"wraps_{name}")

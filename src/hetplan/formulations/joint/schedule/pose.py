@@ -16,7 +16,7 @@ import numpy as np
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.evaluate import plan_of
-from hetplan.formulations.joint.schedule.data import NOTHING, Kind, Message, Pass, PassProblem
+from hetplan.formulations.joint.schedule.data import Kind, Message, Pass, PassProblem
 from hetplan.plans.plan import Plan
 from hetplan.replays.chains import ChainReplayer, Replay
 from hetplan.replays.simulator.pipeline import MESSAGE_WAITS, Collective, Replica, Schedule, order
@@ -109,9 +109,9 @@ def problem_of(
         backward = backward - of_weight
     shape = (S, C, int(kind.max()) + 1)
     saved = by_virtual(np.broadcast_to(pipeline.saved_bytes, shape)[..., kind])
-    messages: list[list[list[Message]]] = [[], []]
+    messages: list[tuple[tuple[Message, ...], ...]] = [(), ()]
     for side, hops in enumerate(pipeline.hops):
-        messages[side] = [[message_of(hop[k]) for k in kind.tolist()] for hop in hops]
+        messages[side] = tuple(tuple(message_of(hop[k]) for k in kind.tolist()) for hop in hops)
     if tails is None:
         tails = tuple(np.broadcast_to(pipeline.optimizer, S).tolist())
     return PassProblem(
@@ -154,15 +154,7 @@ def added_by_reduces(pipeline: Replica) -> Floats:
 
 def message_of(traffic: Traffic) -> Message:
     """A message of the simulator."""
-    return (
-        Message(traffic.seconds, traffic.latency, traffic.ports)
-        if traffic.ports
-        else (
-            NOTHING
-            if traffic.seconds + traffic.latency == 0
-            else Message(traffic.seconds, traffic.latency)
-        )
-    )
+    return Message(traffic.seconds, traffic.latency, traffic.ports)
 
 
 def named_order(problem: PassProblem, schedule: Schedule) -> list[list[Pass]]:

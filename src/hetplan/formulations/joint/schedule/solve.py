@@ -28,7 +28,8 @@ class Parameters:
 
     steps: int = 400  # of the local search
     passes: int = 2000  # the most passes of a model of CP-SAT
-    period_share: float = 0.3  # of the time for the repeated period
+    period_share: float = 0.3  # of the time, for the repeated period
+    seconds: float = 60.0  # for one pipeline, where the run has no time limit
     micros_of_a_period: int = 8  # the fewest micro-batches for which a period is sought
 
 
@@ -68,7 +69,8 @@ def best_order(
         found = better(found, judged(problem, order))
     found = found and improve(problem, found, run, parameters.steps, bound)
     if problem.micros >= parameters.micros_of_a_period and not close(bound, found):
-        part = run.share(1 / parameters.period_share) if run.options.time_limit else run
+        limit = parameters.period_share * min(run.remaining, parameters.seconds)
+        part = run.part(time_limit=limit)
         found = better(found, judged(problem, best_period(problem, part)))
     if found is not None:
         run.report(incumbent=found.seconds)
@@ -124,15 +126,14 @@ def solve(
     solver = label("cp-sat", run.options)
     wholes = pose(data, decision, split=False)
     problems = pose(data, decision, split=True) if split else wholes
-    solved: dict[str, Best] = {}
-    orders: list[Best] = []
-    for left, (whole, problem) in enumerate(zip(wholes, problems, strict=True)):
-        text = repr(problem)
-        if text not in solved:
+    solved: dict[PassProblem, Best] = {}
+    for problem in problems:
+        if problem not in solved:
+            left = len(set(problems) - set(solved))
+            seconds = min(run.remaining / left, Parameters.seconds)
             known = [named_order(problem, decision.schedule)]
-            part = run.share(len(problems) - left) if run.options.time_limit else run
-            solved[text] = best_order(problem, part, known)
-        orders.append(solved[text])
+            solved[problem] = best_order(problem, run.part(time_limit=seconds), known)
+    orders = [solved[problem] for problem in problems]
     named = [judged(whole, named_order(whole, decision.schedule)) for whole in wholes]
     proven = all(best.proven for best in orders)
     return Outcome(
