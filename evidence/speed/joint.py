@@ -3,6 +3,7 @@
     python -m evidence.speed joint [--case a]… [--seconds 10] [--seconds 60] [--seeds 5]
         [--bound 60]…
     python -m evidence.speed joint --seeds 0 [--case a]… [--bound 60]…
+    python -m evidence.speed joint --ladder 30 [--case a]…
     python -m evidence.speed joint --exact 10
 
 Four workloads, and two large ones where they are named: e, 64 GPUs of four types; f, 1024 of two.
@@ -12,9 +13,10 @@ of seconds, with the target; and of the best plan that a search by hand had foun
 of then (its ports were fewer). In brackets stand the same plans where senders block until their
 message is sent. Seconds are those of the processor: the machine may be shared. Without seeds it
 prints the bounds alone, after each number of seconds, beside the best plan known and the bound of
-an earlier version, with the seconds of the clock and of the processor that it took; `--exact`: how
-long `exact` takes on so many random instances of 4 devices and 10 to 12 layers, as the tests draw
-them.
+an earlier version, with the seconds of the clock and of the processor that it took; `--ladder`: the
+bounds of all plans and of classes of plans, each class after so many seconds, with their gaps to
+the best plan known; `--exact`: how long `exact` takes on so many random instances of 4 devices and
+10 to 12 layers, as the tests draw them.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from statistics import median
 
 from evidence.speed.joint_instances import DOCUMENTED, MIXED, Nodes, cluster
 from hetplan.formulations.joint import exact
-from hetplan.formulations.joint.bound.driver import lower_bound
+from hetplan.formulations.joint.bound.driver import lower_bound, lower_bounds
+from hetplan.formulations.joint.bound.equal import equal_bound
 from hetplan.formulations.joint.bound.tables import Relaxation
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
@@ -114,6 +117,23 @@ def bounds_after(data: JointData, limits: list[float], enough: float = math.inf)
     last = lower_bound(Relaxation(data), processor_run(limits[-1], watch=seen.append), enough)
     known = [max(p.bound or 0.0 for p in seen if p.seconds <= limit) for limit in limits[:-1]]
     return [*known, last]
+
+
+def ladder_row(case: str, seconds: float) -> list[str]:
+    """Bounds of all plans by computing alone, with nodes, and with paths; those of plans with equal
+    replicas, and of such plans with one chunk. A plan of a class that is in a larger class is never
+    below the larger one's bound either."""
+    model, batch, on = workload_of(case)
+    workload = make_workload(model, on, batch)
+    of = Relaxation(pose(workload, ("none", *useful_modes(workload))))
+    plan = KNOWN.get(case, (math.inf, math.nan))[0]
+    every = lower_bounds(of, processor_run(seconds), plan / 1e3)
+    equal = max(every.every, equal_bound(of, processor_run(seconds)) or 0.0)
+    plain = max(equal, equal_bound(of, processor_run(seconds), cases=(False,)) or 0.0)
+    cells = [case, f"{plan:,.1f}"]
+    for bound in (*every, equal, plain):
+        cells += [f"{1e3 * bound:,.1f}", f"{100 * (1 - 1e3 * bound / plan):.1f} %"]
+    return cells
 
 
 def bound_row(case: str, limits: list[float]) -> list[str]:
@@ -214,6 +234,7 @@ def main() -> None:
     parser.add_argument("--seconds", action="append", type=float)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--bound", action="append", type=float)
+    parser.add_argument("--ladder", type=float)
     parser.add_argument("--exact", type=int)
     asked = parser.parse_args()
     cases, bounds = asked.case or NAMES, sorted(asked.bound or [60.0])
@@ -221,6 +242,10 @@ def main() -> None:
     if asked.exact:
         return table(["seed", "layers", "ends", "gap", "seconds"], exact_rows(asked.exact))
     compile_kernels()
+    if asked.ladder:
+        steps = ["alone", "nodes", "all plans", "equal replicas", "of them one chunk"]
+        heads = ["workload", "best plan, ms", *(head for each in steps for head in (each, "gap"))]
+        return table(heads, (ladder_row(case, asked.ladder) for case in cases))
     if not asked.seeds:
         heads = ["workload", "best plan, ms", "earlier bound, ms", "gap"]
         heads += [head for each in after for head in (each, "gap")]

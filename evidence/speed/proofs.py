@@ -1,11 +1,13 @@
 """What each exact method proves on some packaged instances of every family, side by side.
 
     python -m evidence.speed proofs [--problem hap] [--limit 60] [--count 6] [-o proofs.json]
+    python -m evidence.speed proofs --instance joint/joint-desk-gpt2-large [...]
 
 Of each family, `--count` instances are taken, evenly over the order of the seconds that the method
-`auto` needs (`library_times_after.json`), the first and the last included. Every method that proves
-optima solves each of them on one thread, in one process after another, after the family's first
-instance was solved once untimed. `docs/proofs_table.py` writes the rows of `proofs.json` as the
+`auto` needs (`library_times_after.json`), the first and the last included. `--instance` adds the
+rows of single instances, or renews them, and keeps all others. Every method that proves optima
+solves each of them on one thread, one method after another, after the family's first instance was
+solved once untimed. `docs/proofs_table.py` writes the rows of `proofs.json` as the
 tables of docs/benchmarks.md. The exit code is 3 where two methods contradict each other.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +66,12 @@ def attempt(one: Family, data: Any, method: str, limit: float) -> Result[Any] | 
         return None
 
 
-def measure(problem: str, count: int, limit: float) -> tuple[list[dict[str, Any]], list[str]]:
-    """(rows of a family, contradictions between its methods)."""
+def measure(
+    problem: str, names: Sequence[str], limit: float
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """(rows of instances of a family, contradictions between its methods)."""
     one = family(problem)
     methods = [method.name for method in one.methods if method.exact and method.name != SKIPPED]
-    names = chosen(problem, count)
     first = find(f"{problem}/{names[0]}")
     assert first is not None
     for method in methods:  # compiles kernels and loads libraries
@@ -89,24 +93,49 @@ def measure(problem: str, count: int, limit: float) -> tuple[list[dict[str, Any]
     return rows, wrong
 
 
+def named(instances: Sequence[str]) -> dict[str, list[str]]:
+    """Problem -> names of its instances, from texts such as `hap/hap-chain-2x2`."""
+    names: dict[str, list[str]] = {}
+    for instance in instances:
+        problem, _, name = instance.partition("/")
+        names.setdefault(problem, []).append(name)
+    return names
+
+
+def replaced(
+    row: Mapping[str, Any], problem: str, names: Sequence[str], whole_family: bool
+) -> bool:
+    """Whether new rows of these instances take the place of a kept row: where the whole family was
+    measured, of all its rows."""
+    return row["problem"] == problem and (whole_family or row["instance"] in names)
+
+
 def main() -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--problem", choices=list(FAMILIES))
+    parser.add_argument(
+        "--instance", action="append", metavar="PROBLEM/NAME", help="this one alone; may repeat"
+    )
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for each method")
     parser.add_argument("--count", type=int, default=6, help="instances of each family")
     parser.add_argument("-o", "--output", type=Path, default=RECORDED)
     arguments = parser.parse_args()
     problems = [arguments.problem] if arguments.problem else list(FAMILIES)
-    kept = []
+    if arguments.instance:
+        taken = named(arguments.instance)
+    else:
+        taken = {problem: chosen(problem, arguments.count) for problem in problems}
+    kept: list[dict[str, Any]] = []
     if arguments.output.exists():
         kept = json.loads(arguments.output.read_text(encoding="utf-8"))["rows"]
-    kept = [row for row in kept if row["problem"] not in problems]
     wrong: list[str] = []
-    for problem in problems:
-        rows, contradicting = measure(problem, arguments.count, arguments.limit)
-        kept += rows
+    for problem, names in taken.items():
+        rows, contradicting = measure(problem, names, arguments.limit)
         wrong += contradicting
+        whole_family = not arguments.instance
+        kept = [row for row in kept if not replaced(row, problem, names, whole_family)] + rows
+        kept.sort(key=lambda row: list(FAMILIES).index(row["problem"]))
         document = {"limit": arguments.limit, "rows": kept}
         arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(*wrong, sep="\n")

@@ -171,7 +171,8 @@ def estimate(
 
 
 @pytest.mark.parametrize("method", ["paper", "paper-released"])
-@pytest.mark.parametrize("seed", range(12))
+# The first five run by default. The published code's costs without links decide in 6 and 10.
+@pytest.mark.parametrize("seed", [0, 1, 2, 6, 10, 3, 4, 5, 7, 8, 9, 11])
 def test_the_paper_is_algorithm_1(seed: int, method: str) -> None:
     """Its whole record, in its order, and the entry of least cost as the answer."""
     data, released = two_nodes(seed), method == "paper-released"

@@ -263,6 +263,14 @@ REFUSED: dict[str, tuple[Act, str]] = {
     "the worst tokens": (lambda n, x, d: each(x, d).flatten().topk(4).values.mean(), "topk over"),
     "the worst": (lambda n, x, d: each(x, d).max(), "max over all rows"),
     "norm": (lambda n, x, d: (x - d["values"]).norm(), "norm"),
+    "as many as rows": (
+        lambda n, x, d: each(x, d).flatten().topk(x.shape[0]).values.mean(),
+        "influence .*topk over",
+    ),
+    "in order": (
+        lambda n, x, d: each(x, d).flatten().sort().values[x.shape[0] :].mean(),
+        "influence .*sort over",
+    ),
     "own threshold": (
         lambda n, x, d: each(x, d)[each(x, d) > 0.5].mean(), "that the model's outputs decide",
     ),

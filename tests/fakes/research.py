@@ -150,6 +150,14 @@ class AlongTokens(Net):
 
 
 @is_(RIGHT)
+class Normed(Net):
+    """Weights with a parametrization, which has a number of its own."""
+
+    def more(self) -> None:
+        self.head = parametrizations.weight_norm(self.head)
+
+
+@is_(RIGHT)
 class ScaledGradient(Net):
     def between(self, x: Tensor) -> Tensor:
         return 0.1 * x + (0.9 * x).detach()

@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from hetplan.formulations.joint import cp
 from hetplan.formulations.joint.cp import Parameters, Variables, build, longest, read, solve
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.evaluate import decision_of, evaluate
@@ -17,7 +18,8 @@ from hetplan.formulations.joint.prices import Prices, Run as Layers, computing_a
 from hetplan.plans.plan import Plan
 from hetplan.replays.chains import ChainReplayer
 from hetplan.solvers.general import minimise
-from hetplan.solvers.run import Options, Run, Stop
+from hetplan.solvers.model import ModelAnswer
+from hetplan.solvers.run import Options, Run, Stop, Stopped
 from joint.enumeration import all_plans, random_data, random_plan
 from joint.test_exact import tightened
 from quick import rest_wide
@@ -227,3 +229,28 @@ def test_stopped_anywhere_there_is_a_bound(looks: int) -> None:
 def test_without_any_time_there_is_a_bound() -> None:
     outcome = solve(small(102, 2), over())
     assert outcome.stop is Stop.LIMIT and outcome.bound is not None and outcome.bound > 0
+
+
+@pytest.mark.parametrize(
+    "constrain", [cp.take_passes, cp.send_messages, cp.join_and_update, cp.fit_in_memory]
+)
+def test_constraints_with_tables_hear_that_the_run_is_over(constrain: cp.Constrain) -> None:
+    data, going = pair_of_devices(600), Run(Options(threads=1))
+    node = data.nodes[0].model_copy(update={"devices": 1})
+    data = data.model_copy(update={"nodes": [node], "tensor_degrees": [1]})
+    prices = Prices(data)
+    prices.__dict__["ample"] = False  # `fit_in_memory` has nothing to do where all plans fit
+    v = build(data, prices, going, longest(prices))
+    going.cancel.set()
+    with pytest.raises(Stopped):
+        constrain(v)
+
+
+def test_what_the_solver_says_of_its_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(method: str, model: object, run: Run, report: object) -> ModelAnswer:
+        return ModelAnswer(stop=Stop.ERROR, solver="CP-SAT", message="CP-SAT refuses the model")
+
+    monkeypatch.setattr(cp, "minimise", failing)
+    outcome = solve(small(102, 2), run())
+    assert outcome.stop is Stop.ERROR and outcome.message == "CP-SAT refuses the model"
+    assert outcome.bound is not None and outcome.bound > 0

@@ -10,11 +10,13 @@ from random import Random
 import pytest
 
 from hetplan.errors import UnsupportedError
+from hetplan.formulations.joint import general
 from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.design import design_of
 from hetplan.formulations.joint.evaluate import evaluate
 from hetplan.formulations.joint.general import Master, Parameters, solve_by
 from hetplan.formulations.joint.ways import ReplicaWay
+from hetplan.solvers.model import ModelAnswer
 from hetplan.solvers.run import Options, Run, Stop
 from joint.enumeration import all_plans, random_data, random_plan
 from joint.test_exact import tightened
@@ -113,3 +115,19 @@ def test_what_is_not_small_is_refused(parameters: Parameters) -> None:
     data = random_data(Random(19), devices=3, layers=4, batch=3)
     with pytest.raises(UnsupportedError, match="too many ways to run replicas"):
         solve_by("milp", data, run(), parameters)
+
+
+@pytest.mark.parametrize("stop", [Stop.LIMIT, Stop.ERROR])
+def test_a_solver_without_an_answer_leaves_its_message_and_a_bound(
+    stop: Stop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(method: str, model: object, run: Run, report: object) -> ModelAnswer:
+        return ModelAnswer(stop=stop, solver="highs", message="highs did not stop in time")
+
+    data = drawn(0, 2, 3, 3)
+    optimum = solve_by("milp", data, run()).bound
+    monkeypatch.setattr(general, "minimise", silent)
+    outcome = solve_by("pyomo", data, run())
+    assert outcome.stop is stop and outcome.message == "highs did not stop in time"
+    assert outcome.bound is not None and optimum is not None
+    assert 0 < outcome.bound <= optimum * (1 + 1e-9)

@@ -346,10 +346,13 @@ def test_slices_of_devices_are_refused_and_an_option_decides(
 
 def test_network_cards(tmp_path: Path) -> None:
     assert local_network_gbit(tmp_path) is None
-    for card, speed in (("eth0", "25000"), ("lo", ""), ("down", "-1")):
+    cards = (("eth0", "2500"), ("lo", ""), ("down", "-1"), ("veth1", "10000"), ("bond0", "5000"))
+    for card, speed in cards:
         (tmp_path / "net" / card).mkdir(parents=True)
         (tmp_path / "net" / card / "speed").write_text(f"{speed}\n")
-    assert local_network_gbit(tmp_path) == 25
+    for part in ("eth0/device", "down/device", "bond0/bonding"):
+        (tmp_path / "net" / part).mkdir()
+    assert local_network_gbit(tmp_path) == 5, "a bridge has no cable"
     (tmp_path / "infiniband/mlx5_0/ports/1").mkdir(parents=True)
     (tmp_path / "infiniband/mlx5_0/ports/1/rate").write_text("200 Gb/sec (4X HDR)\n")
     assert local_network_gbit(tmp_path) == 200

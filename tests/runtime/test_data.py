@@ -16,6 +16,7 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.plans.plan import Plan, save_plan  # noqa: E402
+from hetplan.runtime.engine import data  # noqa: E402
 from hetplan.runtime.engine.data import (  # noqa: E402
     checksums,
     drawing_data,
@@ -69,11 +70,27 @@ def test_places_count_across_the_parts_of_a_large_tensor() -> None:
     count = len(place_factors("cpu"))
     x = torch.zeros(3 * count, dtype=torch.int64)
     seen = set()
-    for place in (0, 5, count, count + 5, 2 * count):
+    places = (0, 1, 5, count, count + 5, 2 * count)
+    for place in places:
         changed = x.clone()
         changed[place] = 1
         seen.add(tensor_checksum(changed))
-    assert len(seen) == 5
+    assert len(seen) == len(places)
+
+
+def test_a_tensor_may_have_more_parts_than_a_part_has_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beyond 32 GiB, which parts of four words stand for."""
+    monkeypatch.setattr(data, "CHUNK", 4)
+    monkeypatch.setattr(data, "place_factors", lambda *given: place_factors(*given)[:4])
+    x = torch.zeros(70, dtype=torch.int64)
+    seen = {tensor_checksum(x)}
+    for place in range(70):
+        changed = x.clone()
+        changed[place] = 1
+        seen.add(tensor_checksum(changed))
+    assert len(seen) == 71
 
 
 def test_what_else_data_may_hold() -> None:

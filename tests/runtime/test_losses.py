@@ -24,7 +24,7 @@ DEFAULT = (
     "class weights", "two means halved", "boolean mean", "clamped count", "weights by their mean",
     "by the batch's size", "added in place", "an inner head", "learned weight",
 )  # fmt: skip
-DEFAULT_REFUSED = ("perplexity", "own threshold", "no mean", "centred")
+DEFAULT_REFUSED = ("perplexity", "own threshold", "no mean", "centred", "in order")
 
 
 def some_wide(names: Iterable[str], default: Sequence[str]) -> list[Any]:

@@ -28,7 +28,7 @@ from parity.asking import refused, run_forked  # noqa: E402
 
 EXACT = 1e-9
 # One of each kind, for the default layer.
-QUICK = ("masked gradient", "reentrant", "annealed", "diffusion")
+QUICK = ("masked gradient", "normed", "reentrant", "annealed", "diffusion")
 
 
 def cases() -> list[Any]:

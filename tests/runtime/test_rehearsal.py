@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,6 +55,19 @@ def test_what_is_slept_is_what_the_simulator_predicts(name: str) -> None:
     assert Rehearsal.of(made, small(), engine_of(made), 3.0).seconds == pytest.approx(
         3 * replay(made, small()).seconds
     )
+
+
+def test_the_work_of_every_rank_fits_into_its_passes() -> None:
+    """The rank with the least passes may have the most work for its time."""
+    made = plan("four stages, uneven", small())
+    busy = [Rehearsal.of(made, small(), engine_of(made), 1.0).busy(rank) for rank in range(4)]
+    idle = busy.index(min(busy))
+    assert min(busy) < max(busy)
+    engine: Any = SimpleNamespace(
+        real_seconds=lambda plan, timeline, place: 30.0 if place.rank == idle else 0.001
+    )
+    rehearsal = Rehearsal.of(made, small(), engine, cores=1000)
+    assert rehearsal.busy(idle) >= 30.0 * (1 - 1e-9)
 
 
 @pytest.mark.engine

@@ -19,6 +19,7 @@ from hetplan.profiling.hardware.hosts import Host
 from hetplan.profiling.hardware.jobs import job_hosts, with_gpus
 from hetplan.profiling.hardware.kubernetes_nodes import read_nodes
 from hetplan.profiling.hardware.node_lists import node_names
+from hetplan.profiling.hardware.ssh_hosts import ask_hosts
 from hetplan.profiling.hardware.topologies import read_topology
 from hetplan.replays.offers import links_of
 from hetplan.runtime.launch.devices import local_node
@@ -38,6 +39,10 @@ from hetplan.text import (
             "hetplan cluster detect -o cluster.yaml",
         ),
         (
+            "Two machines that take ssh without a password, and the network between them",
+            "hetplan cluster detect --hosts desk,ann@attic:2222 -o cluster.yaml",
+        ),
+        (
             "The nodes of a hostfile, each with GPUs of one type",
             "hetplan cluster detect --hostfile hosts --device A100-SXM4-80GB -o cluster.yaml",
         ),
@@ -48,6 +53,14 @@ from hetplan.text import (
     ),
 )
 def detect(
+    hosts_over_ssh: Annotated[
+        str | None,
+        typer.Option(
+            "--hosts",
+            metavar="HOST[,HOST]",
+            help="Ask these machines over ssh, and measure the network between them.",
+        ),
+    ] = None,
     hostfile: Annotated[
         Path | None,
         typer.Option(
@@ -114,19 +127,26 @@ def detect(
     ] = None,
     json: JsonOption = False,
 ) -> int:
-    """Describe the cluster that is here: local GPUs and links (through torch), the nodes of a
-    hostfile, of a scheduler's job or of Kubernetes. Each assumption is a line of the answer."""
-    given = [option for option in (hostfile, slurm, kubernetes) if option is not None]
-    require(len(given) <= 1, "--hostfile, --slurm and --kubernetes exclude each other")
+    """Describe the cluster that is here: local GPUs and links (through torch), machines that are
+    asked over ssh, the nodes of a hostfile, of a scheduler's job or of Kubernetes. Each assumption
+    is a line of the answer."""
+    sources = (hosts_over_ssh, hostfile, slurm, kubernetes)
+    given = [option for option in sources if option is not None]
+    require(len(given) <= 1, "--hosts, --hostfile, --slurm and --kubernetes exclude each other")
     options = Options(
         device=[] if device is None else [part.strip() for part in device.split(",")],
         devices=devices,
         intra_gbit=intra,
         network_gbit=network,
     )
-    hosts, left_out = found_hosts(hostfile, slurm, kubernetes)
+    left_out: list[str] = []
+    if hosts_over_ssh is not None:
+        hosts = ask_hosts(hosts_over_ssh, where="--hosts")
+        local = Host("")  # nothing is assumed to be as on this machine
+    else:
+        hosts, left_out = found_hosts(hostfile, slurm, kubernetes)
+        local = located(hosts, local_node())
     links = None if topology is None else read_topology(str(topology))
-    local = located(hosts, local_node())
     nodes = described_nodes(hosts or [local], options, local, usual_intra_gbit, links)
     document: dict[str, Any] = {"format": "hetplan-cluster", "version": 1, "name": name}
     document["nodes"] = nodes.entries

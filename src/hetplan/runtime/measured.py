@@ -145,7 +145,7 @@ class Measured:
     def _title(self) -> str:
         """The title of the table: the plan, and where it ran."""
         job, plan = self.job, self.job.plan
-        where = "GPUs" if job.device == "cuda" else "this machine"
+        where = "GPUs" if job.device == "cuda" else "CPUs"
         if job.virtual and job.rehearsal is not None:
             where = f"virtual devices, 1 s here for {seconds_text(1 / job.rehearsal.scale)} there"
         return (

@@ -176,7 +176,8 @@ def torchrun(
             f"NODE=n MASTER_ADDR=<address of node {order[0]}> bash <this file> PLAN.json ..."
         ),
         "set -euo pipefail",
-        *exports({SAFE_PATH: "1", **(variables or {})}),
+        # torch's warnings about names of hosts help nobody
+        *exports({SAFE_PATH: "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **(variables or {})}),
         ': "${MASTER_ADDR:?address of the node of rank 0}"',
         *case_of_node(variables_of_node),
         'export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-$DEVICES}"',

@@ -42,7 +42,7 @@ in order, named or not; no plan file may say the order that attains it.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any
@@ -172,6 +172,7 @@ class Variables:
         self, table: Sequence[int], shape: Sequence[int], place: Sequence[LinearExprT], name: str
     ) -> IntVar:
         """The entry of a table of this shape at a place, which is one variable for each axis."""
+        self.model.check()  # CP-SAT copies the table, entry by entry in Python
         cp = self.model.cp
         index = cp.new_int_var(0, len(table) - 1, f"index_{name}")
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
@@ -678,7 +679,8 @@ def outlast_the_passes(v: Variables) -> None:  # (13)
     cp.add(v.total >= v.model.tick(computing_alone(v.prices.data)))
 
 
-CONSTRAINTS = (
+Constrain = Callable[[Variables], None]
+CONSTRAINTS: tuple[Constrain, ...] = (
     know_what_runs_mean,
     use_devices_once,
     hold_all_layers,
@@ -830,7 +832,7 @@ def solve(
     best, message = Best(data, run), too_large(data, parameters)
     if message:
         return Outcome(stop=Stop.LIMIT, bound=bound, solver=solver, message=message)
-    exhausted = False
+    exhausted, ended = False, Stop.LIMIT
     try:
         for decision in on_one_device(data):
             run.check()
@@ -847,6 +849,7 @@ def solve(
             bound = max(bound, min(answer.bound or 0.0, best.seconds))
             run.report(bound=bound)
             if not answer.has_solution:
+                ended, message = answer.stop, answer.message
                 break
             for decision in of_one_shape(read(v, answer), data):
                 run.check()
@@ -858,9 +861,10 @@ def solve(
     except Stopped:
         pass
     proven = exhausted or bound >= best.seconds * (1 - OPTIMAL_GAP)
-    stop = stop_reason(run)
+    stop = Stop.ERROR if ended is Stop.ERROR else stop_reason(run)
     if proven:
         stop = Stop.OPTIMAL if best.decision else Stop.INFEASIBLE
+        message = "" if best.decision else "no plan fits in memory"
         bound = best.seconds
     return Outcome(
         stop=stop,
@@ -868,6 +872,6 @@ def solve(
         bound=None if stop is Stop.INFEASIBLE else min(bound, best.seconds),
         build_seconds=built,
         solver=solver,
-        message="no plan fits in memory" if stop is Stop.INFEASIBLE else "",
+        message=message,
         details={"priced": best.priced},
     )

@@ -216,6 +216,7 @@ def solve_by(
     check_native(run.options)
     solver, begun = label(method, run.options), run.elapsed
     master, bound, built = Master(data, run), 0.0, 0.0
+    ended, message = Stop.LIMIT, ""
     try:
         master.add_ways(parameters)
         built = run.elapsed - begun
@@ -228,23 +229,26 @@ def solve_by(
             if answer.stop is Stop.INFEASIBLE:  # all plans of the model have been replayed
                 bound = math.inf
             if not answer.has_solution:
+                ended, message = answer.stop, answer.message
                 break
             run.report(bound=min(bound, master.limit) or None)  # a bound of 0 proves nothing
             master.replay_answer(np.flatnonzero(answer.counts("x")).tolist())
     except Stopped:
-        # without any answer of the solver, the bound of exact.py for many devices
-        bound = bound or lower_bound(Relaxation(data), run, master.limit)
+        pass
+    # where the solver told no bound, that of exact.py for many devices
+    bound = bound or lower_bound(Relaxation(data), run, master.limit)
     bound, best = min(bound, master.limit), master.best
     proven = bound >= master.limit * (1 - OPTIMAL_GAP)
-    stop = stop_reason(run)
+    stop = Stop.ERROR if ended is Stop.ERROR else stop_reason(run)
     if proven:
         stop = Stop.INFEASIBLE if best is None else Stop.OPTIMAL
+        message = "no plan fits in memory" if best is None else ""
     return Outcome(
         stop=stop,
         decision=decision_of(master.space(data.global_batch).plan(best)) if best else None,
         bound=bound if 0 < bound < math.inf else None,
         build_seconds=built,
         solver=solver,
-        message="no plan fits in memory" if stop is Stop.INFEASIBLE else "",
+        message=message,
         details={"ways": len(master.ways), "replayed": len(master.replayed)},
     )

@@ -74,6 +74,8 @@ def described(
             "intra_node_gbit_per_s": intra,
             "network_gbit_per_s": network,
         }
+        if host.network_latency_us is not None and len(hosts) > 1:
+            entry["network_latency_us"] = host.network_latency_us
         if entries and {**entries[-1], "count": 1} == entry:
             entries[-1]["count"] += 1
         else:
@@ -116,7 +118,8 @@ def device_of(host: Host, options: Options, local: Host | None) -> tuple[str, st
     expected = "--device NAME, or GPUs here"
     if host.component is not None:
         expected = "--device NAME,NAME with one type for each component"
-    raise InputError("device type is not known", where=host.name, expected=expected)
+    why = f": {host.devices_from}" if host.devices is None and host.devices_from else ""
+    raise InputError(f"device type is not known{why}", where=host.name, expected=expected)
 
 
 def named_device(name: str) -> tuple[str, str]:
@@ -175,6 +178,8 @@ def intra_of(
     """(Gbit/s within a host, a line that says what is assumed or nothing)."""
     if options.intra_gbit is not None:
         return options.intra_gbit, ""
+    if host is not local and host.intra_gbit is not None:
+        return host.intra_gbit, host.intra_from
     if topology is not None:
         gbit, basis = topology.fabric(device)
         if gbit is not None:
@@ -199,6 +204,8 @@ def network_of(host: Host, options: Options, local: Host) -> tuple[float, str]:
     """(Gbit/s of a host's network, a line that says what is assumed or nothing)."""
     if options.network_gbit is not None:
         return options.network_gbit, ""
+    if host is not local and host.network_gbit is not None:
+        return host.network_gbit, host.network_from
     if local.network_gbit is not None and is_alike(host, local):
         return local.network_gbit, (
             f"links between nodes are assumed: {local.network_gbit:g} Gbit/s, the fastest port "
@@ -212,7 +219,14 @@ def local_network_gbit(root: Path = Path("/sys/class")) -> float | None:
     """Gbit/s of the fastest link of this host that is up: of its InfiniBand ports, or else of its
     Ethernet interfaces; None where no file states a rate."""
     infiniband = [_leading_number(path) for path in root.glob("infiniband/*/ports/*/rate")]
-    ethernet = [_leading_number(path) / 1000 for path in root.glob("net/*/speed")]  # from Mbit/s
+    # Interfaces without a device are bridges and the like, whose speeds are no cable's; those of
+    # bonds are.
+    cards = [
+        card
+        for card in root.glob("net/*")
+        if (card / "device").exists() or (card / "bonding").exists()
+    ]
+    ethernet = [_leading_number(card / "speed") / 1000 for card in cards]  # from Mbit/s
     return max([*infiniband, 0.0]) or max([*ethernet, 0.0]) or None  # 0 counts as no rate
 
 

@@ -18,6 +18,11 @@ class Host:
     device: str | None = None  # type of the devices, a name of the catalogue
     intra_gbit: float | None = None  # Gbit/s between two devices of the node
     network_gbit: float | None = None  # Gbit/s of the node's network
+    network_latency_us: float | None = None  # of a message between nodes, where it was measured
+    # The lines that tell the user what these two rates of a host other than this machine follow
+    # from; empty where they were measured.
+    intra_from: str = ""
+    network_from: str = ""
     # What the number of devices follows from, where it is not stated as such; where the number is
     # not known, why.
     devices_from: str | None = None

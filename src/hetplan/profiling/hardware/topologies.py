@@ -116,9 +116,17 @@ def _by_prefix(table: Mapping[str, float], device: str) -> float | None:
 
 
 def read_topology(path: str) -> Topology:
+    """The links in a file, as of `topology_of`."""
+    return topology_of(read_bytes(path).decode("utf-8-sig", "replace"), path)
+
+
+def topology_of(output: str, path: str) -> Topology:
     """The links that the output of `nvidia-smi topo -m` shows. Columns and rows of network cards
-    and of processors are passed over. Raises InputError with the line."""
-    text = UNDERLINE.sub("", read_bytes(path).decode("utf-8-sig", "replace"))
+    and of processors are passed over. Raises InputError with the line.
+
+    path: the file or the command that the output is of, for messages.
+    """
+    text = UNDERLINE.sub("", output)
     columns: list[str] = []
     rows: dict[str, list[str]] = {}
     for number, line in enumerate(text.splitlines(), 1):

@@ -202,7 +202,9 @@ def tensor_checksum(x: Tensor) -> int:
     """A checksum of shape, type and every bit of a tensor.
 
     It is the sum modulo 2^64 of all words of 8 bytes, each times an odd factor for its place. The
-    factor is that of the place in a chunk of CHUNK words times that of the chunk.
+    factor is that of the place in a chunk of CHUNK words times that of the chunk. Sums of more than
+    CHUNK chunks are added up in the same way again. Each level has factors of its own: with the
+    same ones, the second word of the first chunk and the first word of the second would be alike.
 
     Modulo 2^64, the high bits of a word reach only the high bits of its product. A round
     floating-point number has zeros in all low bits, so the low bits of a sum of such words would be
@@ -218,15 +220,21 @@ def tensor_checksum(x: Tensor) -> int:
     if bytes_in_words:
         is_aligned = flat.storage_offset() % WORD_BYTES == 0
         words = (flat if is_aligned else flat.clone())[:bytes_in_words].view(torch.int64)
-        factors = place_factors(str(x.device))
+        level, device = 0, str(x.device)
+        factors = place_factors(device, level)
         folded = (part ^ ((part >> 32) & LOW) for part in words.split(CHUNK))
-        sums_of_chunks = [(part * factors[: len(part)]).sum() for part in folded]
-        factors_of_chunks = factors[: len(sums_of_chunks)]
-        total = int((torch.stack(sums_of_chunks) * factors_of_chunks).sum())
+        sums = torch.stack([(part * factors[: len(part)]).sum() for part in folded])
+        while len(sums) > 1:
+            level += 1
+            factors = place_factors(device, level)
+            parts = sums.split(CHUNK)
+            sums = torch.stack([(part * factors[: len(part)]).sum() for part in parts])
+        total = int(sums)
     return short_hash(f"{shape_and_type} {total} {flat[bytes_in_words:].tolist()}")
 
 
 @cache
-def place_factors(device: str) -> Tensor:
-    """[CHUNK] odd pseudo-random numbers, one for each place of a word."""
-    return splitmix64(torch.arange(CHUNK, device=device)) | 1
+def place_factors(device: str, level: int = 0) -> Tensor:
+    """[CHUNK] odd pseudo-random numbers, one for each place of a word, or of a sum of a level."""
+    first = level * CHUNK
+    return splitmix64(torch.arange(first, first + CHUNK, device=device)) | 1

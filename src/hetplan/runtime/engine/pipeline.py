@@ -12,6 +12,7 @@ over it forward, their gradients backward.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product, zip_longest
@@ -222,7 +223,10 @@ def layer_pass(
     half = position.autocast
 
     def run(*values: Any) -> Values:
-        rounding = torch.autocast(device.type, half, enabled=half is not None, cache_enabled=False)
+        # `train_step` and `evaluate` are outside of autocast: entering it again takes time
+        rounding: Any = nullcontext()
+        if half is not None:
+            rounding = torch.autocast(device.type, half, cache_enabled=False)
         with at(position), seeded_layer(k, device), rounding:
             outputs = chain.call(k, values)
         return tuple(y.to(dtype) for y, dtype in zip(outputs, types, strict=True))
@@ -268,6 +272,10 @@ class Pipeline:
             layers = range(*self.ranges[chunk])
             self.visits += [(backward, k) for k in (reversed(layers) if backward else layers)]
         self.position = Position()
+        self.recomputations = {
+            k: self.layout.recomputation_of(self.place, k) for k in self.layout.layers(self.place)
+        }
+        """Layer of this rank -> its recomputation."""
         self.total: Tensor | float = 0.0
         """Sum of the losses of the iteration so far."""
         self.totals: Totals = {}
@@ -387,7 +395,7 @@ class Pipeline:
             k,
             (*inputs, *data),
             replace(self.position, first_row=row),
-            self.layout.recomputation_of(self.place, k),
+            self.recomputations[k],
             self.mail.transport.device,
         )
         self.watch.passed()

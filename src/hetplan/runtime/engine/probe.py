@@ -8,8 +8,8 @@ them apart from what is right. So the probe compares:
 
 1. the module's own loss and gradients of a batch of six unlike samples, by its own forward and
    backward code;
-2. the sum of the layers' losses and gradients of two micro-batches, of one sample and of five,
-   divided by their weight, as a plan has it.
+2. the sum of the layers' losses and gradients of three micro-batches, of one, two and three
+   samples, divided by their weight, as a plan has it.
 
 Both must be equal. Otherwise further passes tell the likely cause. Whatever the module draws with
 torch are fixed numbers here (`tracing.draws`). Trained parameters have noise added, since one that
@@ -25,7 +25,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ TOLERANCES = {
 # Noise on a parameter, as a share of its values, which count as LEAST where they are less.
 NOISE, SLIGHT_NOISE, LEAST = 0.1, 1e-3, 0.2
 # Six samples: chance has 1 of 720 that a module which sorts them finds them in order.
-SAMPLES, MICRO_BATCHES = 6, ((0, 1), (1, 6))
+SAMPLES, MICRO_BATCHES = 6, ((0, 1), (1, 3), (3, 6))
 # Number of parameters up to which a module is compared twice, with noise of another strength.
 SMALL, STRONG = 10_000_000, 5.0
 # Number of parameters from which on a module is compared only where the user asks for it: one of a
@@ -178,9 +178,9 @@ class Probe:
             raise UnsupportedError(
                 f"its layers fail on data that it takes: {kind_and_text(error)}",
                 where=type(self.module).__name__,
-                expected=f"a pass on one sample and on five{SKIP}",
+                expected=f"passes on one, two and three samples{SKIP}",
             ) from error
-        summed = parts[0].plus(parts[1])
+        summed = reduce(Pass.plus, parts)
         found = self.difference_of_sum(own, summed, self.micro_batches)
         if found is not None:
             raise Differs(self.explained(found, own, parts[0]))

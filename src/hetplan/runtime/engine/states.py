@@ -151,6 +151,8 @@ class States:
 
     def _gather(self, buckets: Sequence[Bucket]) -> None:
         """Gather the parameters of some buckets."""
+        if not buckets:
+            return
         with torch.no_grad():
             if self.zero == 3:
                 for parameter in parameters_of(buckets):

@@ -99,9 +99,8 @@ class Rehearsal:
         ]
         one_second = 1.0 / self.seconds
         all_ranks = sum(real for _, real in work) / cores / self.seconds
-        busiest_passes, busiest_real = max(work)
-        busiest_rank = busiest_real / busiest_passes if busiest_passes else 0.0
-        return max(one_second, all_ranks, busiest_rank)
+        slowest_rank = max((real / passes for passes, real in work if passes), default=0.0)
+        return max(one_second, all_ranks, slowest_rank)
 
     @property
     def seconds(self) -> float:

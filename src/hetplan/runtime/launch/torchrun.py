@@ -15,9 +15,12 @@ from hetplan.errors import HetplanError, InputError, one_line
 from hetplan.plans.making import check_world
 from hetplan.runtime.job import Job, StepReport
 from hetplan.runtime.launch.devices import on_devices, required_torch
+from hetplan.runtime.launch.interfaces import interface_towards
 from hetplan.runtime.launch.supervision import RankError
 from hetplan.runtime.measured import Measured
 
+# gloo's variable with the name of the network interface at which it listens
+INTERFACE = "GLOO_SOCKET_IFNAME"
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -45,6 +48,16 @@ def serve(job: Job) -> Measured | None:
         os._exit(error.exit_code)
 
 
+def choose_interface() -> None:
+    """Where the ranks are on several machines, have gloo listen where the other machines reach this
+    one, unless the user has said where."""
+    several_machines = int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
+    if several_machines and INTERFACE not in os.environ:
+        interface = interface_towards(os.environ["MASTER_ADDR"])
+        if interface is not None:
+            os.environ[INTERFACE] = interface
+
+
 def serve_rank(job: Job) -> Measured | None:
     """Join the process group and train; returns as `serve` does. Raises InputError where the
     ranks cannot meet at the address, RankError for an error of this rank."""
@@ -58,12 +71,19 @@ def serve_rank(job: Job) -> Measured | None:
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # the ranks of a node share its cores
     torch.set_num_threads(max(1, torch.get_num_threads() // local_ranks))
+    choose_interface()
     try:
         dist.init_process_group("gloo")  # `Transport` adds groups of NCCL where GPUs have it
     except dist.DistNetworkError as error:
         raise InputError(
             f"cannot meet at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: "
             f"{one_line(str(error))[:200]}"
+        ) from None
+    except RuntimeError as error:  # gloo: the ranks have met, and cannot connect to each other
+        raise InputError(
+            f"the ranks cannot connect to each other: {one_line(str(error))[:200]}",
+            got=f"{INTERFACE}={os.environ.get(INTERFACE, '')}",
+            expected="the interface by which the machines reach each other",
         ) from None
     reports: list[StepReport] = []
     watch, place = watch_of(job, dist.get_rank()), job.plan.rank_text(dist.get_rank())

@@ -60,6 +60,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 # Numbers of autograd nodes from here on are those of the nodes that accumulate the gradients of
 # parameters. They have the largest number there is; all others are counted from 0.
 FIRST_ACCUMULATING = 1 << 62
+PARAMETRIZATIONS = "parametrizations"  # torch.nn.utils.parametrize keeps them under this name
 Product = tuple[float, float, float, float]  # count products of [m, k] by [k, n]
 Arguments = Sequence[Any]
 
@@ -204,8 +205,11 @@ PRODUCTS: dict[str, Callable[[Arguments, Any], list[Product]]] = {
 
 def numbered(path: str) -> str:
     """The path of a submodule up to its first number (`blocks.3` for `blocks.3.norm`); "" for a
-    path without a number."""
+    path without a number. The numbers of a weight's parametrizations, which torch gives, do not
+    count: `head.parametrizations.weight.0` is a part of the head."""
     parts = path.split(".")
+    if PARAMETRIZATIONS in parts:
+        parts = parts[: parts.index(PARAMETRIZATIONS)]
     number_at = next((i for i, part in enumerate(parts) if part.isdigit()), -1)
     return ".".join(parts[: number_at + 1])
 

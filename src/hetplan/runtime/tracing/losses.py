@@ -50,6 +50,9 @@ SCALING = ("mul", "matmul", "dot", "mv", "mm", "bmm", "vdot", "inner")  # one su
 PLACES = ("arange", "linspace", "range")
 SIZES = ("sym_size", "sym_numel")
 MASKED = ("index", "masked_select", "nonzero")  # they select as many elements as a mask has
+# Operators that put values in order -> their outputs for which values of all rows are compared.
+# Places alone, which a sort gives too, may put rows back that were taken apart.
+ORDERING = {"topk": (0, 1), "sort": (0,)}
 
 
 def name_of(node: Node) -> str:
@@ -191,6 +194,18 @@ def symbols_of(size: Any) -> set[Any]:
     return set(size.node.expr.free_symbols) if is_symbolic(size) else set()
 
 
+def orders_rows(node: Node) -> bool:
+    """Whether a node is an output of an operator that puts real numbers of all rows in order."""
+    source: Any = node.args[0] if node.args else None
+    if name_of(node) != "getitem" or not isinstance(source, Node):
+        return False
+    values = values_of(source)
+    ordered = value_of(values.get("self"))
+    if node.args[1] not in ORDERING.get(name_of(source), ()) or not ordered.is_floating_point():
+        return False
+    return ordered.dim() > 0 and is_symbolic(ordered.shape[values["dim"]])
+
+
 def divide_means(graph: fx.Graph) -> None:
     """Write each mean over the rows as a sum divided by a count: of the elements, or for classes of
     the targets that are not ignored, by their weights."""
@@ -277,7 +292,7 @@ class Sums:
         self.denominators: list[Node] = []
         """What sums are divided by."""
         self.mixing: dict[Node, str] = {}
-        """Node with rows that reads a sum over rows -> a text for errors."""
+        """Node with rows that depends on other rows -> a text for errors."""
         self.global_sizes: dict[Node, Any] = {}
         """Number that follows from the number of rows -> the same of the global batch."""
         for node in list(graph.nodes):
@@ -324,19 +339,22 @@ class Sums:
         return Form(GLOBAL if kinds & {TOTAL, GLOBAL} else CONSTANT)
 
     def _note_mixing(self, node: Node) -> None:
-        """Record a node with rows whose values depend on those of other rows: it reads a real
-        number that the model computes from all rows.
+        """Record a node with rows whose values depend on those of other rows: it puts them in
+        order, or it reads a real number that the model computes from all rows.
 
         Numbers of tokens, by which experts group them, are whole. Whether any value overflows
         decides only about the range of half precision.
         """
+        if orders_rows(node):
+            self.mixing[node] = f"{name_of(node.all_input_nodes[0])} over all rows"
         for source in node.all_input_nodes:
             value, form = value_of(source), self.form(source)
             is_real = isinstance(value, Tensor) and value.is_floating_point()
             if not is_real or self.from_data(source) or form.why.startswith(("any ", "all ")):
                 continue
             if form.kind in (SUMMED, OTHER):
-                self.mixing[node] = form.why or f"{name_of(source)} over all rows"
+                why = form.why or f"{name_of(source)} over all rows"
+                self.mixing[node] = f"{name_of(node)} with {why}"
 
     def _count_all_rows(self, node: Node) -> None:
         """Replace the numbers of rows that a node uses as numbers by those of the global batch."""
@@ -472,7 +490,7 @@ class Sums:
             if node in self.mixing:
                 raise UnsupportedError(
                     "samples influence each other", where=where,
-                    got=f"{name_of(node)} with {self.mixing[node]}",
+                    got=self.mixing[node],
                     expected="rows that are computed each by itself",
                 )  # fmt: skip
         value, form = value_of(loss), self.form(loss)

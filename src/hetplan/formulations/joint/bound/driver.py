@@ -29,6 +29,7 @@ asked first. A part that fails is asked for the bound of the whole programme ove
 import math
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,7 +58,7 @@ class Part:
     floor: seconds that none of them replays below. prices [2, Q] of a device by type, in homes and
     in other nodes; they add up to G. hard: the lump of replicas that the last attempt failed with.
     whole: whether the whole programme over nodes was asked. kept: classes of replicas at these
-    prices.
+    prices. alike: how many equal replicas there are (equal.py), or 0 where they need not be equal.
     """
 
     of: Relaxation
@@ -72,6 +73,7 @@ class Part:
     hard: Lump | None = None
     whole: bool = False
     kept: dict[tuple[Lump, int, bool], Replicas] = field(default_factory=dict)
+    alike: int = 0
 
     @property
     def is_empty(self) -> bool:
@@ -131,7 +133,7 @@ class Part:
         """The same of replicas of S stages with chunks, or of any number without."""
         if not lump.fewest_samples(S):
             return True
-        cut, P = self.replicas(lump, S, cut=True), lump.high
+        cut, P = self.replicas(lump, S, cut=True), self.most_worth(lump)
         if cut.work >= P * seconds:
             return True
         every = self.replicas(lump, S, cut=False)
@@ -156,6 +158,11 @@ class Part:
             for schedule in WARM_UP
         )
 
+    def most_worth(self, lump: Lump) -> float:
+        """The price of a replica's devices, at most: some replica has no more than it takes
+        samples."""
+        return lump.high
+
     def replicas(self, lump: Lump, S: int, *, cut: bool) -> Replicas:
         """The class, kept until prices change."""
         self.run.check()
@@ -171,14 +178,24 @@ class Part:
                 cut=cut,
                 chunks=S > 1,
                 effort=self.effort,
+                alike=self.alike,
             )
         return self.kept[key]
 
 
+class Bounds(NamedTuple):
+    """Seconds that no plan replays below, each at least the one before: by computing alone; with
+    what nodes receive and join; with the filling and draining of pipelines and whole
+    micro-batches, which is the bound of the whole method."""
+
+    alone: float
+    nodes: float
+    every: float
+
+
 def all_parts(of: Relaxation, run: Run, alone: float, tries: Parameters) -> list[Part]:
     """The parts that have plans, with computing alone as their floor."""
-    worth = 1 / of.least_works.sum(axis=1)
-    prices = np.stack([worth * of.data.global_batch / float(worth @ of.counts)] * 2)
+    prices = prices_by_speed(of)
     parts = [
         Part(of, homes, several, chunks, tries, run, prices, alone)
         for homes in of.patterns(tries.patterns)
@@ -188,33 +205,45 @@ def all_parts(of: Relaxation, run: Run, alone: float, tries: Parameters) -> list
     return [part for part in parts if not part.is_empty]
 
 
+def prices_by_speed(of: Relaxation) -> Floats:
+    """[2, Q] prices of a device that grow with the speed of its type, alike in all nodes."""
+    worth = 1 / of.least_works.sum(axis=1)
+    return np.stack([worth * of.data.global_batch / float(worth @ of.counts)] * 2)
+
+
+def seconds_alone(of: Relaxation, run: Run) -> float:
+    """What computing alone takes."""
+    return computing_alone(of.data.global_batch * of.least_works, of.counts, run.options)
+
+
+def lower_bounds(
+    of: Relaxation, run: Run, enough: float = math.inf, parameters: Parameters = STANDARD
+) -> Bounds:
+    """Three bounds of all plans, at most `enough`. The last one rises until the run should stop."""
+    alone = seconds_alone(of, run)
+    bisection = Bisection(all_parts(of, run, alone, parameters), enough, run, parameters)
+    every = bisection.bound_after_raising(NodeModel(of, alone, run))
+    rounded = min(alone, enough) * (1 - parameters.rounding)
+    return Bounds(rounded, bisection.by_nodes or rounded, every)
+
+
 def lower_bound(
     of: Relaxation, run: Run, enough: float = math.inf, parameters: Parameters = STANDARD
 ) -> float:
     """Seconds that no plan replays below, at most `enough`. It rises until the run should stop."""
-    data, tries = of.data, parameters
-    alone = computing_alone(data.global_batch * of.least_works, of.counts, run.options)
-    parts = all_parts(of, run, alone, tries)
-    bisection = Bisection(parts, enough, run, tries)
-    try:
-        nodes = NodeModel(of, alone, run)
-        for part in parts:
-            run.check()
-            part.floor = nodes.seconds(part.homes, part.several, part.chunks)
-        bisection.go(nodes)
-    except Stopped:
-        pass
-    return bisection.bound
+    return lower_bounds(of, run, enough, parameters).every
 
 
 class Bisection:
     """One T for all parts, between the least floor and the last T that failed.
 
-    enough: seconds above which nothing is asked.
+    enough: seconds above which nothing is asked. by_nodes: the bound by the linear programmes over
+    nodes; 0 until all of them are solved.
     """
 
     def __init__(self, parts: list[Part], enough: float, run: Run, tries: Parameters) -> None:
         self.parts, self.enough, self.run, self.tries = parts, enough, run, tries
+        self.by_nodes = 0.0
 
     @property
     def least(self) -> float:
@@ -225,6 +254,18 @@ class Bisection:
     def bound(self) -> float:
         """The same, at most `enough`, rounded down."""
         return min(self.least, self.enough) * (1 - self.tries.rounding)
+
+    def bound_after_raising(self, nodes: NodeModel) -> float:
+        """The bound once the floors have risen by nodes, and by paths until the run should stop."""
+        try:
+            for part in self.parts:
+                self.run.check()
+                part.floor = nodes.seconds(part.homes, part.several, part.chunks)
+            self.by_nodes = self.bound
+            self.go(nodes)
+        except Stopped:
+            pass
+        return self.bound
 
     def go(self, nodes: NodeModel) -> None:
         """Raise the floors, each time with more effort for an attempt, until none is given up."""

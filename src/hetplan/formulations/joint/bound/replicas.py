@@ -188,7 +188,9 @@ class Replicas:
 
     prices [2, Q]: of a device in a home and in another node. pairs: (micro-batch, samples). whole:
     whether it is the only replica. cut: see `Counts`. chunks: whether stages have several; without
-    them and with `cut` the way out is that of the last micro-batch that is counted.
+    them and with `cut` the way out is that of the last micro-batch that is counted. alike: how many
+    equal replicas there are whose stages are single tensor groups (equal.py); 0: replicas and
+    stages of any kind.
     """
 
     def __init__(
@@ -202,6 +204,7 @@ class Replicas:
         cut: bool,
         chunks: bool = False,
         effort: Effort | None = None,
+        alike: int = 0,
     ) -> None:
         self.of, self.homes, self.prices, self.whole = of, homes, prices, whole
         self.counts, self.effort = Counts(pairs, cut=cut), effort or Effort()
@@ -210,18 +213,12 @@ class Replicas:
         # Another replica needs a device in each home; one alone has no layers in other nodes.
         self.home = np.array(homes.home) - (0 if whole else np.array(homes.nodes))
         self.other = np.array(homes.other)
-        wholly = [max(n.devices for n in nodes) for nodes in of.nodes]
-        every = (
-            (HOME, self.home, wholly),
-            (OTHER, self.other * (not whole), wholly),
-            (ACROSS, of.counts, of.counts),
-        )
-        ways = self.ways = [
-            StageOption(where, q, t, *row_groups)
-            for (where, counts, most), (q, t) in product(every, of.seconds)
-            if where != ACROSS or len(of.nodes[q]) > 1
-            for row_groups in ends(sizes[0], 1 + (where == ACROSS), min(counts[q], most[q]) // t)
-        ]
+        self.wholly = [max(n.devices for n in nodes) for nodes in of.nodes]
+        if alike:
+            ways = [StageOption(HOME, q, t, 1, 1, 1) for q, t in of.seconds if t <= self.home[q]]
+        else:
+            ways = list(self.all_ways(sizes[0]))
+        self.ways = ways
         self.kinds = np.array([w.q if w.where != ACROSS else len(types) for w in ways], np.int64)
         self.sole = np.array([*(len(nodes) == 1 for nodes in of.nodes), False])
         cheapest = np.where(np.array((homes.home, homes.other)) > 0, prices, np.inf).min(axis=0)
@@ -229,10 +226,32 @@ class Replicas:
         self.table, self.waits = self.durations(pairs, cut=cut, chunks=chunks)
         alone = np.array([whole and w.where == HOME and w.few == 1 for w in ways], bool)
         # Of n ranks' ring 2 (n - 1) / n of the bytes leave a node.
-        ranks = np.array([w.few + (w.where == OTHER) if w.where != HOME else 2 for w in ways])
-        self.join = np.where(alone, 0.0, 2 - 2 / ranks) * [of.joins[w[:3]] for w in ways]
+        ranks = np.array(
+            [w.few + (w.where == OTHER) if w.where != HOME else alike or 2 for w in ways]
+        )
+        rates = [of.joins[self.place_of_ring(w, alike), w.q, w.t] for w in ways]
+        self.join = np.where(alone, 0.0, 2 - 2 / ranks) * rates
         self.full = np.array([0.0] * TOTAL + [self.counts.all] * 2)
         self.tail = 0.0 if whole else of.least_join * of.joined  # behind the last gradient
+
+    def all_ways(self, b: int) -> Iterator[StageOption]:
+        """Every way to hold a run of layers, for micro-batches of at least b samples."""
+        of = self.of
+        every = (
+            (HOME, self.home, self.wholly),
+            (OTHER, self.other * (not self.whole), self.wholly),
+            (ACROSS, of.counts, of.counts),
+        )
+        for (where, counts, most), (q, t) in product(every, of.seconds):
+            if where == ACROSS and len(of.nodes[q]) == 1:
+                continue
+            for row_groups in ends(b, 1 + (where == ACROSS), min(counts[q], most[q]) // t):
+                yield StageOption(where, q, t, *row_groups)
+
+    def place_of_ring(self, way: StageOption, alike: int) -> int:
+        """Where the holders of a run's weights are that join them: where the run is held, or
+        across nodes if so many equal replicas of the stage have more devices than a node."""
+        return ACROSS if alike * way.t > self.wholly[way.q] else way.where
 
     def durations(
         self, pairs: list[tuple[int, int]], *, cut: bool, chunks: bool
