@@ -11,7 +11,13 @@ from hetplan.errors import InputError
 from hetplan.formulations.joint.schedule import cp, period
 from hetplan.formulations.joint.schedule.bounds import lower_bound, one_machine
 from hetplan.formulations.joint.schedule.data import Message, Pass, PassProblem
-from hetplan.formulations.joint.schedule.dispatch import best_dispatched, improve, judged
+from hetplan.formulations.joint.schedule.dispatch import (
+    best_dispatched,
+    dispatch,
+    improve,
+    judged,
+    rules,
+)
 from hetplan.formulations.joint.schedule.evaluate import DeadLock, evaluate
 from hetplan.formulations.joint.schedule.pose import named_order, problem_of
 from hetplan.formulations.joint.schedule.solve import Parameters, best_order, longest
@@ -81,6 +87,15 @@ def test_bounds_are_below_and_heuristics_above_the_least_seconds(seed: int) -> N
     assert lower_bound(problem) <= least
     if found is not None:
         assert improve(problem, found, run_of(), 50).seconds >= least
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_dispatched_orders_keep_to_the_room(seed: int) -> None:
+    problem = drawn(seed, stages=3, micros=4)
+    for rule in rules():
+        order = dispatch(problem, rule)
+        if order is not None:
+            assert evaluate(problem, order).violations == ()
 
 
 SCHEDULES: list[tuple[Schedule, int]] = [("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2)]

@@ -60,7 +60,6 @@ FAMILY = Family(
             f"{_HERE}.schedule.solve:solve",
             False,
             "the plan of `search`, with the best order of its passes and a bound; CP-SAT",
-            uses=("cp-sat",),
         ),
     ),
 )

@@ -214,7 +214,8 @@ def build(problem: PassProblem, run: Run, most: float, least: float | None = Non
 def hint(v: Variables, order: Order, verdict: Verdict) -> None:
     """Tell CP-SAT a known order, with the ticks at which its passes begin."""
     problem, model = v.problem, v.model
-    free, port_free = [0] * problem.stages, defaultdict(int)
+    free = [0] * problem.stages
+    port_free: dict[int, int] = defaultdict(int)
     end: dict[Pass, int] = {}
     place = {one: (verdict.begin[one], i) for passes in order for i, one in enumerate(passes)}
     for one in sorted(problem.passes, key=lambda one: (*place[one], rank(problem, one))):

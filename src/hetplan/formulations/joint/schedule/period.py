@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ortools.sat.python.cp_model import IntervalVar, IntVar
+from ortools.sat.python.cp_model import IntervalVar, IntVar, LinearExpr
 
 from hetplan.formulations.joint.schedule.bounds import rank, work
 from hetplan.formulations.joint.schedule.cp import label
@@ -186,7 +186,10 @@ def fit_all_micros(v: Variables) -> None:  # (4)
         for at in problem.chunks[s]:
             forward, back = Pass("F", at, 0), Pass(problem.kinds_of_passes[1], at, 0)
             end = v.begin[back] + v.ticks(back)
-            spans = [(forward, 0, v.begin[forward], end, problem.bytes_before_backward(at, 0))]
+            kept = problem.bytes_before_backward(at, 0)
+            # (pass, ticks from its begin to that of keeping, begin, end, bytes)
+            spans: list[tuple[Pass, int, LinearExpr, LinearExpr, float]] = []
+            spans.append((forward, 0, v.begin[forward], end, kept))
             if problem.weight:
                 weight, kept = Pass("W", at, 0), problem.bytes_before_weight(at, 0)
                 until = v.begin[weight] + v.ticks(weight)
