@@ -417,3 +417,23 @@ def test_interleaving_needs_stages_and_chunks(stages: Any, framework: str) -> No
     with pytest.raises(UnsupportedError, match="interleaved 1F1B of one stage, or of one chunk"):
         export(plan, framework)
     assert "torchrun" in export(plan, "torchrun")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name"), [("zbv", "ZBVZeroBubble"), ("dualpipev", "DualPipeV")]
+)
+def test_torchtitan_takes_a_v_and_megatron_refuses_it(schedule: str, name: str) -> None:
+    plan = plan_of([[(0, 4), (9, 14)], [(4, 7), (7, 9)]], schedule=schedule)
+    text = export(plan, "torchtitan", with_model=False)
+    assert f"'{name}'" in text
+    first, second, third, fourth = Grid(plan, "torchtitan").virtual_stages
+    assert (first, second, third, fourth) == ((0, 4), (4, 7), (7, 9), (9, 14))
+    for framework in ("megatron", "bridge"):
+        with pytest.raises(UnsupportedError, match=f"schedule {schedule}"):
+            export(plan, framework)
+
+
+def test_torchtitan_has_no_zero_bubble_of_one_chunk() -> None:
+    plan = plan_of([[(0, 7)], [(7, 14)]], schedule="zb-h1")
+    with pytest.raises(UnsupportedError, match="schedule zb-h1"):
+        export(plan, "torchtitan", with_model=False)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fakes.references import build, build_vgg, build_vit
+from hetplan.plans.passes import FOLDED
 from hetplan.plans.plan import Plan, parse_plan
 from hetplan.profiling.models.transformer import Experts
 from hetplan.profiling.models.zoo import bert, encoder, gpt2, llama
@@ -443,7 +444,35 @@ IN_FP32 = (
     "pipeline of two, vgg",
 )
 
-IN_FP64 = [*AWKWARD, *FAMILIES]
+# Two stages that take the micro-batches in different orders, some backward passes split.
+SWAPPED = [
+    ["F0", "F1", "F2", "B1", "D0", "B2", "W2", "W1"],
+    ["F1", "F0", "B1", "D0", "F2", "W1", "D2"],
+]
+FLAT, ON_A_V = [S((0, 2)), S((2, 5))], [S([(0, 1), (3, 5)]), S([(1, 2), (2, 3)])]
+# Backward passes in two parts: every named schedule, and orders of a plan's own.
+SPLIT = [
+    *(
+        Case(f"{name}, {model}", model, [R(stages, [(3, 1), (2, 2)])], {"schedule": name})
+        for names, stages in ((("zb-h1", "zb-h2"), FLAT), (FOLDED, ON_A_V))
+        for name in names
+        for model in ("gpt", "llama")
+    ),
+    Case("order of its own", "gpt", [R(FLAT, [(3, 2)])],
+         {"schedule": "explicit", "passes": [SWAPPED]}),
+    Case("zb-h1 with tensor ranks and rows", "gpt",
+         [R([S((0, 2), tensor=(1, 2)), S((2, 5), rows=(2, 1))], [(3, 3)])], {"schedule": "zb-h1"}),
+    Case("zbv of two replicas, ZeRO 1", "gpt-no-dropout", [R(ON_A_V, [(4, 1)])] * 2,
+         {"schedule": "zbv", "zero": 1}),
+    Case("zb-h1, experts", "mixtral", [R([S((0, 2)), S((2, 4))], [(3, 1)])],
+         {"schedule": "zb-h1"}),
+    Case("split passes of one stage", "moe", [R([S((0, 4))], [(2, 1)])] * 2,
+         {"schedule": "zb-h1", "zero": 1}),
+    Case("zb-h2, selective", "gpt", [R(FLAT, [(3, 1)])],
+         {"schedule": "zb-h2", "recomputation": "selective"}),
+]  # fmt: skip
+
+IN_FP64 = [*AWKWARD, *FAMILIES, *SPLIT]
 CASES = [
     *IN_FP64,
     *(replace(c, name=f"{c.name}, fp32", dtype="float32") for c in IN_FP64 if c.name in IN_FP32),

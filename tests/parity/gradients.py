@@ -40,6 +40,8 @@ QUICK = (
     "Poplar: ZeRO 2, gpt",
     "ZeRO 3 with a replica that never gets a row",
     "recomputation: full",
+    "zbv, gpt",
+    "order of its own",
 )
 # Run again with everything copied to other buffers and back, and messages on lanes instead of with
 # tags.

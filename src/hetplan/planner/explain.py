@@ -24,7 +24,7 @@ from hetplan.profiling.workload import Workload
 from hetplan.replays.chains import Replay
 from hetplan.replays.pose import costs_of
 from hetplan.replays.replay import replay
-from hetplan.replays.simulator.tasks import COMPUTES, Kind, Timeline, path_to_end
+from hetplan.replays.simulator.tasks import COMPUTES, PASSES, Kind, Timeline, path_to_end
 from hetplan.replays.stages import units_of_like_stages
 from hetplan.solvers.run import relative_gap
 from hetplan.text import (
@@ -267,7 +267,7 @@ def waits(timeline: Timeline, unit: int) -> tuple[float, float, float]:
     """Seconds in which a unit (a stage, or a device of an SPMD program) waits for its first pass,
     between passes, and after its last pass."""
     tasks = timeline.tasks
-    passes = (tasks.unit == unit) & np.isin(tasks.kind, (Kind.FORWARD, Kind.BACKWARD))
+    passes = (tasks.unit == unit) & np.isin(tasks.kind, PASSES)
     first, last = float(timeline.start[passes].min()), float(timeline.end[passes].max())
     # rounding may make a wait of 0 seconds negative
     between = max(last - first - float(tasks.seconds[passes].sum()), 0.0)

@@ -12,8 +12,9 @@ Data    Each replica has its stages (layers, devices, shares) and its micro-batc
         `shares.split` turns shares into whole numbers.
 
         A chunk is a range of consecutive layers of a stage. A stage has one chunk; under the
-        interleaved schedule it has several, and chunk c of every stage comes before chunk c + 1 of
-        any stage.
+        interleaved schedule it has several, under the schedules of a V two. Chunk c of every stage
+        comes before chunk c + 1 of any stage; on a V the odd chunks go from the last stage to the
+        first one. `passes` states the order of an explicit schedule (plans/passes.py).
 
 Rules   (1) Every replica has every layer exactly once, in order.
         (2) No device has two places, and every device exists.
@@ -21,18 +22,25 @@ Rules   (1) Every replica has every layer exactly once, in order.
         (4) Under ZeRO 2 and 3 all replicas have equally many micro-batches, since they synchronise
             after each one. Only under ZeRO 1 to 3 may a micro-batch have 0 samples: the replica
             then only takes part in the synchronisation, with its shards.
-        (5) A stage has one chunk. Under the interleaved schedule all stages of a replica have
-            equally many chunks, and its micro-batches are a multiple of its stages.
+        (5) A stage has one chunk, under the schedules of a V two. Under the interleaved and the
+            explicit schedule all stages of a replica have equally many chunks. Micro-batches are a
+            multiple of the stages under the interleaved schedule, and at least twice as many under
+            DualPipeV.
         (6) A stage has one row share per row group and one tensor share per tensor rank. From ZeRO
             1 on, ZeRO shares are positive exactly for the devices in use.
         (7) A plan has a program exactly under the schedule `spmd`. It then has one replica of one
             stage on one row group, and the program's ratios, not the stage's shares, say how
-            tensors are divided. Its ZeRO level is 0, and it recomputes nothing.
+            tensors are divided. Its ZeRO level is 0, it recomputes nothing, and its micro-batches
+            have equally many samples: the program is for as many.
         (8) In a plan with `degrees` every stage has one row group per context rank, with equal
             shares. Expert ranks divide the ranks of a stage over all replicas, and shard groups
             divide the context ranks of all replicas.
         (9) `inputs`, the workload that the plan was made for, has the plan's layers and devices,
             its framework and its stack.
+        (10) A plan has `passes` exactly under the schedule `explicit`. They keep the rules of
+            plans/passes.py.
+        (11) Where backward passes are split, no layer is computed again as a whole, and replicas of
+            one stage have at most ZeRO 1.
 """
 
 import os
@@ -45,6 +53,16 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from hetplan.errors import require
 from hetplan.plans.degrees import Degrees
+from hetplan.plans.passes import (
+    FLAT_SPLIT,
+    FOLDED,
+    Orders,
+    PassText,
+    circle,
+    order_faults,
+    parsed,
+    virtual_stages,
+)
 from hetplan.plans.places import Place
 from hetplan.plans.program import SpmdProgram
 from hetplan.plans.templates import ReadyTemplates
@@ -64,8 +82,11 @@ from hetplan.text import grouped
 
 MAX_RANKS = 4096  # as many as a cluster may have devices (`cluster.MAX_DEVICES`)
 
-PassSchedule = Literal["gpipe", "1f1b", "interleaved-1f1b"]
-Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "spmd"]
+PassSchedule = Literal[
+    "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zbv", "dualpipev", "v-half", "v-min",
+    "explicit",
+]  # fmt: skip
+Schedule = Literal[PassSchedule, "spmd"]
 Recomputation = Literal["none", "selective", "operators", "full"]
 Shares = Annotated[list[Positive], Field(min_length=1, max_length=MAX_RANKS)]
 
@@ -159,6 +180,13 @@ class Replica(StrictModel):
         """Micro-batches per iteration."""
         return sum(batch.count for batch in self.micro_batches)
 
+    @property
+    def folded(self) -> bool:
+        """Whether the model lies on the stages as a V: the second chunk of the last stage follows
+        on its first chunk."""
+        last = self.stages[-1].layers
+        return len(self.stages) > 1 and len(last) > 1 and last[1][0] == last[0][1]
+
 
 class Prediction(StrictModel):
     """The planner's figures of a plan. A figure that is not known is None."""
@@ -177,7 +205,9 @@ class Prediction(StrictModel):
 
 
 # Fields of a plan that a file leaves out where they are None.
-OPTIONAL = ("zero_shares", "prediction", "refused", "program", "degrees", "templates", "inputs")
+OPTIONAL = (
+    "zero_shares", "prediction", "refused", "passes", "program", "degrees", "templates", "inputs",
+)  # fmt: skip
 
 
 class Plan(Document):
@@ -203,6 +233,8 @@ class Plan(Document):
     """None for a plan that the planner did not make."""
     refused: Annotated[Line, Field(min_length=1)] | None = None
     """Why `hetplan run` refuses the plan as it is, and what would help; None where it runs."""
+    passes: list[list[list[PassText]]] | None = None
+    """[replica][stage] the passes in their order, under `explicit` only (plans/passes.py)."""
     replicas: list[Replica] = Field(min_length=1, max_length=MAX_RANKS)
     program: SpmdProgram | None = None
     """The instructions of every device, under `spmd` only."""
@@ -237,6 +269,7 @@ class Plan(Document):
     def _consistent(self) -> Self:
         for violation in replica_violations(self):
             raise ValueError(violation)  # the first one
+        check_passes(self)
         check_zero_shares(self)
         check_program(self)
         check_degrees(self)
@@ -311,6 +344,21 @@ class Plan(Document):
         assert self.schedule != "spmd", "a plan of stages"
         return self.schedule
 
+    def explicit_orders(self, replica: int) -> Orders | None:
+        """[stage] the passes of a replica under an explicit schedule; None under all others."""
+        if self.passes is None:
+            return None
+        return tuple(parsed(texts) for texts in self.passes[replica])
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether some backward passes are split into those of inputs and those of weights."""
+        if self.passes is None:
+            return self.schedule in (*FLAT_SPLIT, *FOLDED)
+        return any(
+            text.startswith("W") for replica in self.passes for stage in replica for text in stage
+        )
+
     @property
     def world_size(self) -> int:
         """Processes to start: one per device in use."""
@@ -375,26 +423,32 @@ def shares_go_with_devices(stage: Stage, where: str) -> Iterator[str]:  # (6)
 
 
 def chunks_go_with_schedule(plan: Plan, replica: Replica, where: str) -> Iterator[str]:  # (5)
-    """A violation for each stage with another number of chunks than the schedule allows: one, or
-    under the interleaved schedule as many as the first stage. Under the interleaved schedule also
-    where the number of micro-batches is no multiple of the number of stages."""
+    """A violation for each stage with another number of chunks than the schedule allows, and where
+    the micro-batches are too few for the schedule, or no multiple of the stages."""
     chunks, stages = len(replica.stages[0].layers), len(replica.stages)
-    interleaved = plan.schedule == "interleaved-1f1b"
+    several = plan.schedule in ("interleaved-1f1b", "explicit")
+    allowed = 2 if plan.schedule in FOLDED else 1
     for j, stage in enumerate(replica.stages):
         ranges = len(stage.layers)
-        if interleaved and ranges != chunks:
+        if several and ranges != chunks:
             yield (
                 f"{where}.stages[{j}].layers has {ranges} ranges, "
                 f"expected as many as stages[0] ({chunks})"
             )
-        if not interleaved and ranges != 1:
+        if not several and ranges != allowed:
             yield (
-                f"{where}.stages[{j}].layers has {ranges} ranges, expected 1 under {plan.schedule}"
+                f"{where}.stages[{j}].layers has {ranges} ranges, "
+                f"expected {allowed} under {plan.schedule}"
             )
-    if interleaved and replica.steps % stages != 0:
+    if plan.schedule == "interleaved-1f1b" and replica.steps % stages != 0:
         yield (
             f"{where}.micro_batches are {replica.steps}, "
             f"expected a multiple of the stages ({stages}) under {plan.schedule}"
+        )
+    if plan.schedule == "dualpipev" and replica.steps < 2 * stages:
+        yield (
+            f"{where}.micro_batches are {replica.steps}, "
+            f"expected at least two for each stage ({2 * stages}) under {plan.schedule}"
         )
 
 
@@ -402,24 +456,23 @@ def stages_hold_every_layer(plan: Plan, replica: Replica, where: str) -> Iterato
     """A violation for each range of layers that does not begin where the one before it ends, for
     each empty range, and where the last one does not end at the last layer.
 
-    Ranges follow each other chunk by chunk, and stage by stage within a chunk number. Stages with
-    unequal numbers of chunks have no such order; they are a violation of (5) alone.
+    Ranges follow each other along the virtual stages. Stages with unequal numbers of chunks have
+    no such order; they are a violation of (5) alone.
     """
-    chunks = len(replica.stages[0].layers)
+    chunks, stages = len(replica.stages[0].layers), len(replica.stages)
     if any(len(stage.layers) != chunks for stage in replica.stages):
         return
     begin, count = 0, len(plan.workload.layers)
-    for c in range(chunks):
-        for j, stage in enumerate(replica.stages):
-            first, last = stage.layers[c]
-            if first != begin:
-                yield f"{where}.stages[{j}].layers[{c}] begins at layer {first}, expected {begin}"
-            if first >= last:
-                yield (
-                    f"{where}.stages[{j}].layers[{c}] is [{first}, {last}), "
-                    "expected one layer at least"
-                )
-            begin = last
+    folded = plan.schedule in FOLDED or (plan.schedule == "explicit" and replica.folded)
+    for j, c in virtual_stages(stages, chunks, folded=folded):
+        first, last = replica.stages[j].layers[c]
+        if first != begin:
+            yield f"{where}.stages[{j}].layers[{c}] begins at layer {first}, expected {begin}"
+        if first >= last:
+            yield (
+                f"{where}.stages[{j}].layers[{c}] is [{first}, {last}), expected one layer at least"
+            )
+        begin = last
     if begin != count:
         yield f"{where}.stages end at layer {begin}, expected {count}"
 
@@ -452,6 +505,59 @@ def global_batch_is_complete(plan: Plan) -> Iterator[str]:  # (3)
         )
 
 
+def check_passes(plan: Plan) -> None:
+    """Raise InputError for the first fault of explicit passes, and of a schedule with split
+    backward passes: rules (10) and (11)."""
+    presence = "missing" if plan.passes is None else "given"
+    require(
+        (plan.schedule == "explicit") == (plan.passes is not None),
+        f"passes are {presence} under {plan.schedule}, "
+        "expected given under the schedule explicit, and only there",
+    )
+    for fault in faults_of_passes(plan):
+        require(False, fault)
+    if not plan.splits_backward:
+        return
+    require(
+        plan.recomputation in ("none", "selective"),
+        f"recomputation is {plan.recomputation}, expected none or selective under "
+        f"{plan.schedule}, whose backward passes are split",
+    )
+    require(
+        plan.zero < 2 or not plan.in_step,
+        f"zero is {plan.zero}, expected 0 or 1 under {plan.schedule} with replicas of one stage",
+    )
+
+
+def faults_of_passes(plan: Plan) -> Iterator[str]:
+    """Every violation of rule (10) by passes that are given, one line each."""
+    if plan.passes is None:
+        return
+    if len(plan.passes) != len(plan.replicas):
+        yield (
+            f"passes has {len(plan.passes)} entries, "
+            f"expected one per replica ({len(plan.replicas)})"
+        )
+        return
+    for i, (replica, texts) in enumerate(zip(plan.replicas, plan.passes, strict=True)):
+        if len(texts) != len(replica.stages):
+            yield (
+                f"passes[{i}] has {len(texts)} entries, "
+                f"expected one per stage ({len(replica.stages)})"
+            )
+            continue
+        chunks = len(replica.stages[0].layers)
+        orders = tuple(parsed(of_stage) for of_stage in texts)
+        faulty = False
+        for j, order in enumerate(orders):
+            for fault in order_faults(order, chunks, replica.steps, f"passes[{i}][{j}]"):
+                faulty = True
+                yield fault
+        waiting = None if faulty else circle(orders, chunks, folded=replica.folded)
+        if waiting is not None:
+            yield f"passes[{i}] wait for each other in a circle: {waiting}"
+
+
 def check_zero_shares(plan: Plan) -> None:
     """Raise InputError unless ZeRO shares are given only from ZeRO 1 on, and positive exactly for
     the devices in use: rule (6)."""
@@ -474,8 +580,8 @@ def check_zero_shares(plan: Plan) -> None:
 
 def check_program(plan: Plan) -> None:
     """Raise InputError unless a plan has a program exactly under `spmd`, and is then one replica of
-    one stage on one row group, without ZeRO and recomputation, with a ratio for each of its
-    devices: rule (7)."""
+    one stage on one row group, without ZeRO and recomputation, with equal micro-batches and a ratio
+    for each of its devices: rule (7)."""
     presence = "missing" if plan.program is None else "given"
     require(
         (plan.schedule == "spmd") == (plan.program is not None),
@@ -492,6 +598,13 @@ def check_program(plan: Plan) -> None:
         plan.zero == 0 and plan.recomputation == "none",
         f"zero is {plan.zero}, expected 0, and no recomputation, under spmd",
     )
+    first, *others = plan.replicas[0].micro_batches
+    for b, batch in enumerate(others, start=1):
+        require(
+            batch.samples == first.samples,
+            f"replicas[0].micro_batches[{b}].samples is {batch.samples}, "
+            f"expected those of micro_batches[0] ({first.samples}) under spmd",
+        )
     groups = plan.replicas[0].stages[0].devices
     require(
         len(groups) == 1,

@@ -14,11 +14,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import pairwise
 
 import numpy as np
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.plans.plan import Plan, Recomputation, Replica, Stage
+from hetplan.plans.passes import Orders, virtual_stages
+from hetplan.plans.plan import PassSchedule, Plan, Recomputation, Replica, Stage
 from hetplan.replays.costs import Costs
 from hetplan.replays.data import ReplayData
 from hetplan.replays.memory import PeakBytes
@@ -26,7 +28,6 @@ from hetplan.replays.peaks import limits, memory
 from hetplan.replays.simulator.pipeline import (
     Collective,
     Replica as Pipeline,
-    Schedule,
     Sends,
     lower_bound_seconds,
     simulate_replicas,
@@ -173,12 +174,12 @@ class ChainReplayer:
     def parts(self, plan: Plan) -> tuple[list[Pipeline], list[Collective]]:
         """(pipelines of the replicas, collectives between them) that the simulator runs.
 
-        Raises UnsupportedError for rendezvous sends under the interleaved schedule: its stages send
-        to each other in a ring, and would wait for each other for ever.
+        Raises UnsupportedError for rendezvous sends under other schedules than GPipe and 1F1B:
+        stages may then send to each other at the same time, and would wait for ever.
         """
         require(
-            self.settings.sends != "rendezvous" or plan.schedule != "interleaved-1f1b",
-            "stages of several chunks cannot all wait for both ends of their messages",
+            self.settings.sends != "rendezvous" or plan.schedule in ("gpipe", "1f1b"),
+            f"stages cannot all wait for both ends of their messages under {plan.schedule}",
             where=plan.name,
             got="sends rendezvous",
             expected="another way of sending",
@@ -189,19 +190,27 @@ class ChainReplayer:
         if degrees and "messages" in degrees.overlap and settings.sends == "waiting":
             settings = replace(settings, sends="asynchronous")
         zero = self.zero(plan)
-        pipelines = [self.pipeline(plan, replica, zero, settings) for replica in plan.replicas]
+        pipelines = [
+            self.pipeline(plan, replica, zero, settings, plan.explicit_orders(i))
+            for i, replica in enumerate(plan.replicas)
+        ]
         if zero.rings:
             return pipelines, zero.collectives()
         return pipelines, gradient_collectives(zero, settings)
 
     def pipeline(
-        self, plan: Plan, replica: Replica, zero: ZeroCosts, settings: Settings
+        self,
+        plan: Plan,
+        replica: Replica,
+        zero: ZeroCosts,
+        settings: Settings,
+        explicit: Orders | None,
     ) -> Pipeline:
         """The replica's passes, transfers and updates for the simulator; collectives of ZeRO that
-        overlap the passes are part of them."""
+        overlap the passes are part of them. explicit: the passes of an explicit schedule."""
         pipeline = self._pipeline(
             zero.costs,
-            plan.pass_schedule,
+            (plan.pass_schedule, explicit, replica.folded),
             tuple(replica.stages),
             tuple((batch.count, batch.samples) for batch in replica.micro_batches),
             tuple(zero.update_seconds(stage) for stage in replica.stages),
@@ -237,7 +246,7 @@ class ChainReplayer:
 
 def new_pipeline(
     costs: Costs,
-    schedule: Schedule,
+    schedule: tuple[PassSchedule, Orders | None, bool],
     stages: tuple[Stage, ...],
     batches: tuple[tuple[int, int], ...],
     optimizer: tuple[float, ...],
@@ -245,17 +254,19 @@ def new_pipeline(
 ) -> Pipeline:
     """The pipeline of a replica for the simulator, with S stages of C model chunks.
 
-    batches: (count, samples) of each kind of micro-batch, in their order. optimizer [S]: seconds of
-    each stage's update.
+    schedule: its name, the passes of an explicit one, and whether the model lies on the stages as a
+    V. batches: (count, samples) of each kind of micro-batch, in their order. optimizer [S]: seconds
+    of each stage's update.
     """
+    name, explicit, folded = schedule
     S, C = len(stages), len(stages[0].layers)
     counts = [count for count, _ in batches]
     sizes = tuple(samples for _, samples in batches)
     of_stages = [costs.stage_seconds(stage, sizes) for stage in stages]
     passes = np.array([seconds.passes for seconds in of_stages])  # [S, C, B, 2]
     hops = [
-        costs.boundary_transfers(stages[v % S], stages[(v + 1) % S], v // S, sizes)
-        for v in range(S * C - 1)  # virtual stage v is chunk v // S of stage v % S
+        costs.boundary_transfers(stages[sender], stages[receiver], chunk, sizes)
+        for (sender, chunk), (receiver, _) in pairwise(virtual_stages(S, C, folded=folded))
     ]
     reduces: tuple[Sequence[Sequence[Sequence[Traffic]]], ...] = ()
     if any(len(stage.tensor_shares) > 1 for stage in stages):
@@ -264,14 +275,18 @@ def new_pipeline(
         stages=S,
         micro_batches=sum(counts),
         chunks=C,
-        schedule=schedule,
+        schedule=name,
+        explicit=explicit,
+        folded=folded,
         sends=settings.sends,
         exchange_seconds=settings.exchange_seconds,
         forward=passes[..., 0],
         backward=passes[..., 1],
         kinds=np.repeat(np.arange(len(sizes)), counts),
         optimizer=optimizer,
+        weights=[seconds.weights for seconds in of_stages],
         saved_bytes=[seconds.saved_bytes for seconds in of_stages],
+        held_bytes=[seconds.held_bytes for seconds in of_stages],
         hops=tuple(zip(*hops, strict=True)),
         reduces=reduces,
     )

@@ -25,7 +25,7 @@ from hetplan.profiling.frameworks import Size
 from hetplan.profiling.rates.efficiency import LearnedLinks
 from hetplan.profiling.rates.times import together
 from hetplan.replays.arrays import Floats
-from hetplan.replays.data import Kept, Layer, ReplayData
+from hetplan.replays.data import Kept, Layer, ReplayData, Table
 from hetplan.replays.links import MOST_KEPT, Links
 from hetplan.replays.memory import Passes, UnusedGradients, head_inputs, on_a_rank
 from hetplan.replays.overlap import uncovered
@@ -52,6 +52,11 @@ class StageSeconds(NamedTuple):
     """[2][C][B] all-reduces of the tensor groups in the forward and in the backward pass."""
     saved_bytes: list[list[float]]
     """[C][B] bytes that the fullest device keeps from the forward to the backward pass."""
+    weights: list[list[float]]
+    """[C][B] the part of the backward seconds that a pass of weights takes."""
+    held_bytes: list[list[float]]
+    """[C][B] bytes that the fullest device keeps between a backward pass of inputs and its pass of
+    weights: what the forward pass kept, and the gradients of the products' outputs."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,7 @@ class Costs(Links):
         self.device_types = [device_type for device_type, _ in data.devices]
         self.layer_seconds = cache(self._layer_seconds)
         self._layer_second_sums = cache(self._sum_layer_seconds)
+        self._weight_second_sums = cache(self._layer_weight_seconds)
         self._profile_points = cache(self._read_profile_points)
         self.stage_seconds = lru_cache(MOST_KEPT)(self._stage_seconds)
         self.stage_bytes = lru_cache(MOST_KEPT)(self._stage_bytes)
@@ -182,18 +188,8 @@ class Costs(Links):
         Where the profile has no table of the tensor degree, each rank takes an even part of the
         seconds of one device.
         """
-        of_type = [table for table in self.data.tables if table.type == device_type]
-        tables = [table for table in of_type if table.tensor == tensor]
-        divisor = 1
-        if not tables:
-            tables = [table for table in of_type if table.tensor == 1]
-            divisor = tensor
-        require(
-            tables,
-            f"no times of {device_type} at tensor degree 1",
-            where=f"tables of {self.data.model}",
-        )
-        tables.sort(key=lambda table: table.micro_batch)
+        tables = self._tables_of(device_type, tensor)
+        divisor = 1 if tables[0].tensor == tensor else tensor
         seconds = np.array(
             [
                 (
@@ -211,6 +207,46 @@ class Costs(Links):
             seconds[:, 3] += repeated * seconds[:, 2]
         sizes = np.array([table.micro_batch for table in tables], float)
         return sizes, seconds / divisor
+
+    def _layer_weight_seconds(self, device_type: str, tensor: int, rows: int) -> list[float]:
+        """[L + 1] prefix sums of the part of the layers' backward seconds that the gradients of
+        their weights take. What the pass repeats of the forward pass is not divided."""
+        tables = self._tables_of(device_type, tensor)
+        table = next((t for t in tables if t.micro_batch >= rows), tables[-1])
+        forward, backward = self.layer_seconds(device_type, tensor, rows)[:2]
+        if self.recomputation != "none":
+            backward = backward - np.array(table.repeated[self.recomputation]) * forward
+        shares = table.weight_shares
+        if not shares:
+            shares = [0.5 if layer.param_bytes > 0 else 0.0 for layer in self.data.layers]
+        return prefix_sums((np.array(shares) * backward).tolist())
+
+    def _tables_of(self, device_type: str, tensor: int) -> list[Table]:
+        """The tables of a device type, by micro-batch: of the tensor degree, else of degree 1."""
+        of_type = [table for table in self.data.tables if table.type == device_type]
+        tables = [table for table in of_type if table.tensor == tensor]
+        if not tables:
+            tables = [table for table in of_type if table.tensor == 1]
+        require(
+            tables,
+            f"no times of {device_type} at tensor degree 1",
+            where=f"tables of {self.data.model}",
+        )
+        return sorted(tables, key=lambda table: table.micro_batch)
+
+    def weight_seconds(self, stage: Stage, layers: Range, samples: int) -> float:
+        """The part of `passes`' backward seconds that a pass of weights takes on the slowest
+        device of a stage."""
+        first, last = layers
+        equal_shares = len(set(stage.tensor_shares)) == 1
+        slowest = 0.0
+        for group, rows in zip(stage.devices, self.rows(stage, samples), strict=True):
+            for device, share in zip(group, stage.tensor_shares, strict=True):
+                tensor = len(group) if equal_shares else 1
+                part = 1.0 if equal_shares else share / sum(stage.tensor_shares)
+                sums = self._weight_second_sums(self.device_types[device], tensor, rows)
+                slowest = max(slowest, part * (sums[last] - sums[first]))
+        return min(slowest, self.passes(stage, layers, samples)[1])
 
     def passes(self, stage: Stage, layers: Range, samples: int) -> tuple[float, float]:
         """(forward, backward) seconds of one micro-batch on the slowest row group of a stage,
@@ -328,6 +364,21 @@ class Costs(Links):
         """Bytes per sample that each device of a tensor group keeps from the forward to the
         backward pass."""
         return float(self._on_a_rank(self._saved, layers, tensor).sum())
+
+    def product_gradient_bytes(self, layers: Range, tensor: int) -> float:
+        """Bytes per sample of the gradients of the products' outputs on each device of a tensor
+        group, which a pass of weights needs."""
+        total = 0.0
+        for l in range(*layers):
+            layer = self.data.layers[l]
+            if layer.product_bytes is None:
+                total += self.saved_bytes((l, l + 1), tensor)
+                continue
+            whole = layer.replicated_product_bytes
+            divided = layer.product_bytes - whole
+            tokens_divided = self.data.framework.sequence_parallel
+            total += float(on_a_rank(divided, whole, 0.0, tensor, tokens_divided))
+        return total
 
     def working_bytes(self, layers: Range, tensor: int) -> float:
         """Bytes per sample that each device of a tensor group needs in addition in the backward
@@ -448,17 +499,20 @@ class Costs(Links):
     def _stage_seconds(self, stage: Stage, sizes: Sizes) -> StageSeconds:
         """The passes of a stage. sizes [B]: samples of each kind of micro-batch."""
         tensor = len(stage.tensor_shares)
-        largest_share = self.context * max(stage.row_shares) / sum(stage.row_shares)
         passes, forward_reduces, backward_reduces, saved = [], [], [], []
+        weights, held = [], []
         for chunk in stage.layers:
             reduces = [self.reduces(stage, chunk, n) for n in sizes]
             forward_reduces.append([in_forward for in_forward, _ in reduces])
             backward_reduces.append([in_backward for _, in_backward in reduces])
             passes.append([self.passes(stage, chunk, n) for n in sizes])
             sample_bytes = self.saved_bytes(chunk, tensor)
-            # `split` rounds the rows of a row group up or down, hence at most to the next number
-            saved.append([math.ceil(n * largest_share) * sample_bytes for n in sizes])
-        return StageSeconds(passes, [forward_reduces, backward_reduces], saved)
+            held_bytes = sample_bytes + self.product_gradient_bytes(chunk, tensor)
+            rows = [max(self.rows(stage, n)) for n in sizes]  # of the largest row group
+            saved.append([kept * sample_bytes for kept in rows])
+            held.append([kept * held_bytes for kept in rows])
+            weights.append([self.weight_seconds(stage, chunk, n) for n in sizes])
+        return StageSeconds(passes, [forward_reduces, backward_reduces], saved, weights, held)
 
     def _boundary_transfers(
         self, before: Stage, after: Stage, chunk: int, sizes: Sizes

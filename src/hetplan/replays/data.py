@@ -114,6 +114,11 @@ class Layer(StrictModel):
     """Bytes per sample all-reduced in a tensor group, in both passes."""
     kept: dict[Recomputation, Kept] = Field(min_length=1)
     """By mode of recomputation."""
+    product_bytes: NonNegative | None = None
+    """Bytes per sample of the outputs of its products with trained weights. A pass of weights needs
+    their gradients; None: unknown, counted as what the layer keeps from its forward pass."""
+    replicated_product_bytes: NonNegative = 0.0
+    """The part of `product_bytes` that every tensor rank has whole."""
     unused_gradients: list[UnusedGradient] = Field(default_factory=list)
     """Of its weights, where the framework makes such."""
 
@@ -134,6 +139,9 @@ class Table(StrictModel):
     forward_host_seconds: Row
     """[L] the host's launches within the pass (`hetplan.profiling.rates.times.together`)."""
     backward_host_seconds: Row
+    weight_shares: Row = Field(default_factory=list)
+    """[L] the share of a layer's backward pass that the gradients of its weights take; empty:
+    unknown, counted as half of the pass in layers with weights."""
     repeated: dict[Recomputation, Row] = Field(default_factory=dict)
     """Mode of recomputation -> [L] the share of the forward pass that the backward pass repeats; 1:
     all of it."""
@@ -216,6 +224,8 @@ class ReplayData(StrictModel):
             "forward_host_seconds": table.forward_host_seconds,
             "backward_host_seconds": table.backward_host_seconds,
         }
+        if table.weight_shares:
+            rows["weight_shares"] = table.weight_shares
         for mode in self.modes:
             if mode != "none":
                 # a mode that the table lacks counts as a row of the wrong length

@@ -10,7 +10,13 @@ from hetplan.profiling.models.operators import BLOCKS, ELEMENT_BYTES, REPEATED
 from hetplan.profiling.profiles.profile import ProfileTable
 from hetplan.profiling.rates.collectives import node_fabric, stretched
 from hetplan.profiling.rates.products import move_curve
-from hetplan.profiling.rates.times import Rates, kept_bytes, repeated_share
+from hetplan.profiling.rates.times import (
+    Rates,
+    kept_bytes,
+    product_bytes,
+    repeated_share,
+    weight_share,
+)
 from hetplan.profiling.workload import Workload
 from hetplan.replays.costs import Costs
 from hetplan.replays.data import (
@@ -55,6 +61,7 @@ def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> ReplayDa
         head_weight, head_input = head_of(model.layers[-1], workload.precision)
     largest_node = max(node.devices for node in cluster.nodes)  # tensor groups lie within a node
     usable_bytes = workload.device_bytes()
+    products = [product_bytes(layer, workload.precision) for layer in model.layers]
     switches = dict.fromkeys(node.switch for node in cluster.nodes)
     repeating_modes = [mode for mode in modes if mode != "none"]
     with derived(f"{model.name} on {cluster.name}"):
@@ -73,6 +80,8 @@ def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> ReplayDa
                 activation_bytes=layer.activation_bytes,
                 tensor_bytes=layer.tensor_bytes,
                 kept={mode: kept_of(workload, l, mode) for mode in modes},
+                product_bytes=products[l][0],
+                replicated_product_bytes=products[l][1],
                 unused_gradients=unused_gradients_of(workload, model.layers[l]),
             )
             for l, layer in enumerate(profile.layers)
@@ -133,13 +142,12 @@ def table_of(workload: Workload, table: ProfileTable, modes: Sequence[Recomputat
     spec = workload.cluster.specs[table.device]
     rates = Rates(table.device, spec, workload.precision, workload.stack)
     model = workload.model
+    different, size = set(model.first_alike), (table.micro_batch, table.tensor)
     repeated: dict[Recomputation, list[float]] = {}
     for mode in modes:
-        shares = {
-            l: repeated_share(model.layers[l], mode, rates, table.micro_batch, table.tensor)
-            for l in set(model.first_alike)
-        }
+        shares = {l: repeated_share(model.layers[l], mode, rates, *size) for l in different}
         repeated[mode] = [shares[l] for l in model.first_alike]
+    of_weights = {l: weight_share(model.layers[l], rates, *size) for l in different}
     return Table(
         type=table.device,
         tensor=table.tensor,
@@ -148,6 +156,7 @@ def table_of(workload: Workload, table: ProfileTable, modes: Sequence[Recomputat
         backward_seconds=table.backward_seconds,
         forward_host_seconds=table.forward_host_seconds or no_seconds,
         backward_host_seconds=table.backward_host_seconds or no_seconds,
+        weight_shares=[of_weights[l] for l in model.first_alike],
         repeated=repeated,
     )
 

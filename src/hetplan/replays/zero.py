@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hetplan.plans.passes import virtual_stages
 from hetplan.plans.plan import Plan, Stage
 from hetplan.replays.arrays import Floats
 from hetplan.replays.collectives import collective_seconds
@@ -107,12 +108,20 @@ class ZeroCosts:
             for replica in self.plan.replicas
         ]
 
+    @cached_property
+    def placed(self) -> list[list[tuple[int, int]]]:
+        """[replica][virtual stage] (stage, chunk)."""
+        return [
+            virtual_stages(len(r.stages), len(r.stages[0].layers), folded=r.folded)
+            for r in self.plan.replicas
+        ]
+
     def owners(self, layer: int) -> tuple[Owner, ...]:
         """The stage of each replica that holds the layer."""
         owners = []
         for i, firsts in enumerate(self.firsts):
-            virtual_stage = bisect_right(firsts, layer) - 1
-            owners.append((i, virtual_stage % len(self.plan.replicas[i].stages)))
+            stage, _ = self.placed[i][bisect_right(firsts, layer) - 1]
+            owners.append((i, stage))
         return tuple(owners)
 
     @cached_property
@@ -120,18 +129,11 @@ class ZeroCosts:
         """First layer of a stage's first chunk -> number of row groups in all replicas that hold
         the layer."""
         replicas = self.plan.replicas
-        # the virtual stages of a replica begin with the first chunk of each stage
-        first_chunks = [
-            firsts[: len(replica.stages)]
-            for firsts, replica in zip(self.firsts, replicas, strict=True)
-        ]
-        row_groups: dict[int, int] = {}
-        for layer in {*chain(*first_chunks)}:
-            row_groups[layer] = 0
-            for firsts, replica in zip(first_chunks, replicas, strict=True):
-                stage = replica.stages[bisect_right(firsts, layer) - 1]
-                row_groups[layer] += len(stage.devices)
-        return row_groups
+        first_layers = {stage.layers[0][0] for replica in replicas for stage in replica.stages}
+        return {
+            layer: sum(len(replicas[i].stages[stage].devices) for i, stage in self.owners(layer))
+            for layer in first_layers
+        }
 
     def shares(self, stage: Stage) -> tuple[float, ...]:
         """For each device of the stage, the share of its weights' model states that it holds. Where

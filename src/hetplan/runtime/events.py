@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-PASSES = ("forward", "backward", "optimizer")
+PASSES = ("forward", "backward", "weights", "optimizer")
 WAITS = ("receive", "prepare", "synchronise", "collective")
 
 

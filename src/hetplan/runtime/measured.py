@@ -228,7 +228,7 @@ class Measured:
             (p.replica, p.rank, f"rank {p.rank}: stage {p.stage}, part {p.group}.{p.tensor}")
             for p in self.job.plan.places
         ]
-        of_a_micro_batch = ("forward", "backward", "receive")
+        of_a_micro_batch = ("forward", "backward", "weights", "receive")
         spans = []
         for replica, rank, _ in rows:
             for event in self.reports[rank][-1].events:

@@ -34,6 +34,8 @@ from hetplan.runtime.engine.pipeline import layer_pass
 from hetplan.runtime.engine.position import Position
 from hetplan.runtime.engine.transport import host_total, one_group
 
+STOCK_SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b")
+
 
 def check_stock(plan: Plan, chain: Chain) -> None:
     """Raise UnsupportedError for the first feature of a plan that torch's engines lack."""
@@ -53,6 +55,8 @@ def lacking(plan: Plan, chain: Chain) -> Iterator[str]:
         yield lacks
     if any(len(stage.all_devices) > 1 for stage in first.stages):
         yield "tensor groups"
+    if plan.schedule not in STOCK_SCHEDULES:
+        yield f"the schedule {plan.schedule}"
     if plan.zero == 1:
         yield "ZeRO 1"
     if plan.further.expert > 1:

@@ -140,9 +140,8 @@ class Grid:
 
     @property
     def virtual_stages(self) -> list[Range]:
-        """[virtual stage] layers [first, last), in the order of the model: chunk 0 of all stages,
-        then chunk 1 of all stages, and so on."""
-        return [stage[chunk] for chunk in range(self.chunks) for stage in self.stages]
+        """[virtual stage] layers [first, last), in the order of the model."""
+        return sorted(layers for stage in self.stages for layers in stage)
 
     def equal_width(self) -> int:
         """The tensor degree of all stages. Refuses a plan whose stages have different degrees."""

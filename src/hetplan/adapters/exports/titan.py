@@ -26,7 +26,13 @@ from hetplan.profiling.models.transformer import Transformer
 from hetplan.text import comments
 
 VERSION = "torchtitan 0.3.0"
-SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "Interleaved1F1B"}
+SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved-1f1b": "Interleaved1F1B",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 # The recomputation of a plan -> the policy of torchtitan's `activation_checkpoint`.
 CHECKPOINTING = {"none": "None", "operators": "SelectiveAC.Config()", "full": "FullAC.Config()"}
@@ -95,6 +101,7 @@ def torchtitan(plan: Plan, shape: Transformer | None = None, *, model: bool = Tr
         tuple(CHECKPOINTING),
         "which activations are kept (torchtitan's selective mode keeps others)",
     )
+    grid.only("schedule", tuple(SCHEDULES), "the order of passes")
     grid.check()
     tensor = grid.equal_width()
     grid.refuse(

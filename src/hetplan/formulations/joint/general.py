@@ -173,8 +173,7 @@ def seconds_with_first_replica(replay: Replay, way: ReplicaWay) -> float:
     tasks = replay.timeline.tasks
     # units are stages, numbered replica by replica
     of_first_replica = tasks.unit < len(way.pipeline.groups)
-    # the kinds from COLLECTIVE on are collectives and updates
-    takes_time = of_first_replica | (tasks.kind >= Kind.COLLECTIVE)
+    takes_time = of_first_replica | np.isin(tasks.kind, (Kind.COLLECTIVE, Kind.OPTIMIZER))
     remaining = replace(tasks, seconds=tasks.seconds * takes_time, delay=tasks.delay * takes_time)
     return without_waiting(remaining)
 

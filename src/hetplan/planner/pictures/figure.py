@@ -12,6 +12,7 @@ from hetplan.text import figure_text, seconds_text
 COLOURS = {
     "forward": "#2f6fb5",
     "backward": "#79a9dc",
+    "weights": "#b9d3ee",
     "optimizer": "#35506e",
     "transfer": "#d98a29",
     "synchronisation": "#b3459a",

@@ -25,7 +25,8 @@ from hetplan.text import (
     share_text,
 )
 
-KINDS = ("forward", "backward", "optimizer", "transfer", "synchronisation")  # of spans
+# of spans
+KINDS = ("forward", "backward", "weights", "optimizer", "transfer", "synchronisation")
 WIDTH, HEIGHT, EDGE = 640, 260, 46  # pixels of the drawing of money against time, and its margin
 # Action of the script -> text of its button.
 BUTTONS = {

@@ -21,6 +21,7 @@ WORDS = 82  # characters of a line of a reason; with its heading it stays within
 LETTERS = {
     "forward": "F",
     "backward": "B",
+    "weights": "W",
     "optimizer": "U",
     "transfer": "t",
     "synchronisation": "s",
@@ -43,10 +44,12 @@ def reasons(scene: Scene) -> Table:
 
 def timeline(scene: Scene) -> Table:
     """The table of the timeline, one line for each row of the scene."""
+    kinds = {span.kind for row in scene.rows for span in row.computes}
+    of_weights = "W backward of weights, " if "weights" in kinds else ""
     notes = [
         f"{seconds_text(scene.seconds)} per iteration, predicted; "
         f"{percent_text(scene.bubble)} of the time idle",
-        "F forward, B backward, U optimizer, t transfer, s synchronisation, . idle; "
+        f"F forward, B backward, {of_weights}U optimizer, t transfer, s synchronisation, . idle; "
         f"a column is {seconds_text(scene.seconds / COLUMNS)}",
     ]
     more = scene.more + max(len(scene.rows) - LISTED, 0)

@@ -29,7 +29,9 @@ from hetplan.profiling.models.operators import (
     DEFAULT_STACK,
     ELEMENT_BYTES,
     FLASH_SPREAD,
+    FURTHER_TILES,
     HALF_SEQUENCE,
+    QUERY_TILE,
     REPEATED,
     Counted,
     Elementwise,
@@ -51,6 +53,7 @@ from hetplan.profiling.rates.products import (
     product_seconds,
 )
 from hetplan.profiling.rates.shipped import Estimate, Format
+from hetplan.profiling.rates.tiles import PHYSICS, architecture
 
 # The share of its speed that a 16-bit product keeps where k or n is no multiple of 8, by the
 # largest power of two that divides both (NVIDIA, "Matrix Multiplication Background": operands of
@@ -190,6 +193,9 @@ class Rates:
 
         The backward pass has five products for the forward pass's two. A causal mask halves the
         products (Dao 2023, Section 4.1), and the number of keys that a query sees on average.
+
+        Few heads leave multiprocessors idle. With T tiles of queries on M multiprocessors, a kernel
+        takes 1 + `FURTHER_TILES` M / T times as long as a filled one.
         """
         seen = 0.5 if op.attention == "fused-causal" else 1.0
         keys = seen * max(shape.k, shape.n)  # one of the two is the head's width, the other keys
@@ -199,7 +205,16 @@ class Rates:
             self.stack.flash, peak, "bf16" in self.spec.peak_tflops
         )
         reached = peak * keys / (keys + HALF_SEQUENCE) / FLASH_SPREAD[self.edge]
-        return flops / (reached * forward_share), 2.5 * flops / (reached * backward_share)
+        forward = flops / (reached * forward_share)
+        backward = 2.5 * flops / (reached * backward_share)
+        multiprocessors = self.spec.multiprocessors or PHYSICS.multiprocessors
+        tiles = shape.count * max(shape.m / QUERY_TILE, 1.0)
+        on_blackwell, elsewhere, in_backward = FURTHER_TILES
+        in_forward = on_blackwell if architecture(self.spec) == "blackwell" else elsewhere
+        return (
+            forward * (1 + in_forward * multiprocessors / tiles),
+            backward * (1 + in_backward * multiprocessors / tiles),
+        )
 
 
 def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> LayerTime:
@@ -254,6 +269,46 @@ def all_reduce_seconds(size: float, ranks: int, bandwidth: float, latency: float
     equation 3, which has no latency.
     """
     return 2.0 * (ranks - 1) * (size / (ranks * bandwidth) + latency)
+
+
+def weight_share(layer: Layer, rates: Rates, micro_batch: int, tensor: int) -> float:
+    """The share of the layer's backward seconds that the gradients of its weights take; 0 where the
+    backward pass takes no time, and in frozen layers.
+
+    Of the products with a trained weight it is one of two, or all where the input has no gradient;
+    of lookups it is all. A traced layer does not say of which operand a product is the gradient;
+    half of its products count. Source: Qi et al. 2023 (Zero Bubble), Table 1.
+    """
+    if layer.frozen and layer.frozen >= layer.params + layer.tied_params:
+        return 0.0
+    backward = weights = 0.0
+    for op in layer.operators:
+        seconds = operator_time(op, rates, micro_batch, tensor).backward
+        backward += seconds
+        weights += seconds * weight_part(op)
+    return weights / backward if backward > 0 else 0.0
+
+
+def weight_part(op: Operator) -> float:
+    """The part of an operator's backward pass that computes the gradient of a weight."""
+    if isinstance(op, Matmul):
+        trained = op.weight and not op.frozen
+        return 1 / op.backward_products if trained else 0.0
+    if isinstance(op, Counted):
+        return 0.5 if op.shape() is not None else 0.0
+    return 1.0 if op.kind == "lookup" else 0.0
+
+
+def product_bytes(layer: Layer, precision: Precision) -> tuple[float, float]:
+    """Bytes per sample of the outputs of the layer's products with trained weights: of the whole
+    layer, and of those among them that every tensor rank has whole."""
+    whole = replicated = 0.0
+    for op in layer.operators:
+        if isinstance(op, Matmul) and op.weight and not op.frozen:
+            size = float(op.m * op.n * op.count) * ELEMENT_BYTES[precision]
+            whole += size
+            replicated += size if op.split == "k" else 0.0
+    return whole, replicated
 
 
 Recomputation = Literal["none", "selective", "operators", "full"]

@@ -2,25 +2,32 @@
 messages between stages, and collectives between replicas.
 
 A replica is one pipeline of S stages with C model chunks each; an iteration has M micro-batches.
-Chunk c of stage s is the virtual stage v = c S + s. It sends activations to virtual stage v + 1 and
-gradients to v - 1. Micro-batches are of B kinds; those of a kind take equally long.
+Chunk c of stage s is the virtual stage v = c S + s, or on a V, where odd chunks go back from the
+last stage, v = (c + 1) S - 1 - s. It sends activations to virtual stage v + 1 and gradients to
+v - 1. Micro-batches are of B kinds; those of a kind take equally long.
 
 GPipe, 1F1B and interleaved 1F1B all warm up with some forward passes, then alternate one forward
 with one backward pass, then drain. They differ in the length of the warm-up and in the order of
 model chunks. Sources: Huang et al. 2019 (GPipe); Narayanan et al. 2021 (ICML), PipeDream-Flush
 (1F1B); Narayanan et al. 2021 (SC), Section 2.2 (interleaved 1F1B).
+
+Other schedules split backward passes into one of inputs and one of weights (`simulator.splits`), or
+are explicit. A stage's passes then have K = 3 sides: forward, backward, and weights, whose pass
+takes no time where the backward pass is whole. Otherwise K = 2.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import chain, pairwise
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from hetplan.answers import Answers
+from hetplan.plans.passes import Orders, Pass, PassKind, virtual_stages
+from hetplan.replays.simulator.splits import SplitSchedule, split_orders
 from hetplan.replays.simulator.tasks import (
     Floats,
     Ints,
@@ -85,6 +92,56 @@ def order(
     return backward, chunk_of, batch_of
 
 
+class OrderKey(NamedTuple):
+    """What the orders of a pipeline's passes depend on."""
+
+    schedule: Schedule | SplitSchedule | Literal["explicit"]
+    stages: int
+    micro_batches: int
+    chunks: int = 1
+    explicit: Orders | None = None  # the passes of an explicit schedule
+
+    @property
+    def split(self) -> bool:
+        """Whether some backward passes are split, so that there are K = 3 sides."""
+        if self.explicit is None:
+            return self.schedule in get_args(SplitSchedule)
+        return any(one.kind == "W" for passes in self.explicit for one in passes)
+
+
+@lru_cache(maxsize=256)
+def orders_of(key: OrderKey) -> Orders:
+    """[stage] the passes of a pipeline in their order."""
+    if key.explicit is not None:
+        return key.explicit
+    if key.schedule in get_args(SplitSchedule):
+        return split_orders(key.schedule, key.stages, key.micro_batches)
+    kinds: tuple[PassKind, PassKind] = ("F", "D")
+    of_stages = [
+        order(key.schedule, key.stages, stage, key.micro_batches, key.chunks)
+        for stage in range(key.stages)
+    ]
+    return tuple(
+        tuple(Pass(kinds[b], int(c), int(m)) for b, c, m in zip(*of_stage, strict=True))
+        for of_stage in of_stages
+    )
+
+
+@lru_cache(maxsize=1024)
+def sides_of(key: OrderKey, stage: int) -> tuple[Ints, Ints, Ints]:
+    """(side, chunk, micro_batch) of a stage's passes in their order. With K = 3 sides, a whole
+    backward pass is followed by one of weights, which takes no time."""
+    if key.schedule in get_args(Schedule):
+        return order(key.schedule, key.stages, stage, key.micro_batches, key.chunks)
+    sides: dict[PassKind, tuple[int, ...]] = {"F": (0,), "B": (1,), "W": (2,), "D": (1,)}
+    if key.split:
+        sides["D"] = (1, 2)
+    passes = orders_of(key)[stage]
+    rows = [(side, one.chunk, one.batch) for one in passes for side in sides[one.kind]]
+    side, chunk, batch = np.array(rows, np.int64).T
+    return side, chunk, batch
+
+
 When = Literal["step", "gradients", "parameters"]
 Sends = Literal["asynchronous", "waiting", "blocking", "rendezvous"]
 MESSAGE_WAITS: tuple[Sends, ...] = ("waiting", "rendezvous")  # a message waits for its receiver
@@ -105,7 +162,9 @@ class Replica:
     stages: int  # S
     micro_batches: int  # M
     chunks: int = 1  # C
-    schedule: Schedule = "1f1b"
+    schedule: Schedule | SplitSchedule | Literal["explicit"] = "1f1b"
+    explicit: Orders | None = None  # the passes of an explicit schedule
+    folded: bool = False  # whether odd chunks go from the last stage back to the first one
     # asynchronous: a message leaves when it is computed, and its sender goes on.
     # waiting: the message leaves when its receiver has also finished the pass before the one that
     # needs it; its sender goes on.
@@ -117,9 +176,12 @@ class Replica:
     forward: ArrayLike  # [S, C, B] seconds of a forward pass
     backward: ArrayLike  # [S, C, B] seconds of a backward pass
     kinds: Ints | None = None  # [M] the kind of each micro-batch; None: B = M, all different
+    weights: ArrayLike = 0.0  # [S, C, B] the part of `backward` that a pass of weights takes
     optimizer: ArrayLike = 0.0  # [S] seconds of the update
     # [S, C, B] bytes kept from a forward pass until the end of its backward pass
     saved_bytes: ArrayLike = 0.0
+    # [S, C, B] bytes kept from a backward pass of inputs until the end of its pass of weights
+    held_bytes: ArrayLike = 0.0
     # [2][S C - 1][B] messages from virtual stage h to h + 1 with activations, and back with
     # gradients; (): they take no time
     hops: Sequence[Sequence[Sequence[Traffic]]] = ()
@@ -137,6 +199,31 @@ class Replica:
         """[M] the kind of each micro-batch."""
         return np.arange(self.micro_batches) if self.kinds is None else self.kinds
 
+    @cached_property
+    def order_key(self) -> OrderKey:
+        """What the orders of its passes depend on."""
+        return OrderKey(self.schedule, self.stages, self.micro_batches, self.chunks, self.explicit)
+
+    @cached_property
+    def split(self) -> bool:
+        """Whether some backward passes are split."""
+        return self.order_key.split
+
+    @cached_property
+    def is_split(self) -> NDArray[np.bool_]:
+        """[S, C, M] whether a backward pass is split."""
+        split = np.zeros((self.stages, self.chunks, self.micro_batches), bool)
+        if self.split:
+            for s, passes in enumerate(orders_of(self.order_key)):
+                for kind, chunk, batch in passes:
+                    split[s, chunk, batch] |= kind == "W"
+        return split
+
+    @cached_property
+    def placed(self) -> list[tuple[int, int]]:
+        """[S C] (stage, chunk) of each virtual stage."""
+        return virtual_stages(self.stages, self.chunks, folded=self.folded)
+
     def _by_micro_batch(self, values: ArrayLike) -> Floats:
         """[S, C, M] the values [S, C, B] of each micro-batch's kind."""
         shape = (self.stages, self.chunks, int(self.kind.max()) + 1)
@@ -147,18 +234,28 @@ class Replica:
 
     @cached_property
     def pass_seconds(self) -> Floats:
-        """[S, 2, C, M] seconds of forward and backward passes with the host's part of their
-        messages, without the all-reduces of tensor ranks."""
+        """[S, K, C, M] seconds of the passes with the host's part of their messages, without the
+        all-reduces of tensor ranks."""
         both = (self.forward, self.backward)
         seconds: Floats = np.stack([self._by_micro_batch(values) for values in both], axis=1)
+        if self.split:
+            seconds = self._split_seconds(seconds)
         if not self.exchange_seconds:
             return seconds
         # A pass has one message in and one out, but for the first and the last virtual stage.
-        S, C = self.stages, self.chunks
-        virtual_stage = np.arange(S * C).reshape(C, S).T  # [S, C]
-        is_first, is_last = virtual_stage == 0, virtual_stage == S * C - 1
-        messages = 2 - is_first.astype(int) - is_last.astype(int)
-        return np.asarray(seconds + self.exchange_seconds * messages[:, None, :, None])
+        messages = np.full((self.stages, self.chunks), 2)
+        messages[self.placed[0]] -= 1
+        messages[self.placed[-1]] -= 1
+        host = self.exchange_seconds * messages[:, None, :, None]
+        seconds[:, :2] += host
+        return seconds
+
+    def _split_seconds(self, seconds: Floats) -> Floats:
+        """[S, 3, C, M] the seconds [S, 2, C, M] with a side of weights, which is part of the
+        backward pass where that is split."""
+        weights = np.where(self.is_split, self._by_micro_batch(self.weights), 0.0)
+        forward, backward = seconds[:, 0], seconds[:, 1]
+        return np.stack([forward, backward - weights, weights], axis=1)
 
     @cached_property
     def reach(self) -> tuple[Floats, Floats]:
@@ -167,6 +264,9 @@ class Replica:
 
         They are (2.2) to (2.4) of evidence/speed/joint_bound.md.
         """
+        schedule = self.schedule
+        if schedule not in ("gpipe", "1f1b", "interleaved-1f1b"):
+            return self._reach_of_any_order
         S, C, counts = self.stages, self.chunks, np.bincount(self.kind)
         both = [np.broadcast_to(t, (S, C, len(counts))) for t in (self.forward, self.backward)]
         times = np.array(both)  # [2, S, C, B]
@@ -188,7 +288,7 @@ class Replica:
             passes += received
         reach = way_in[:S] + (passes.sum(axis=0) @ counts).reshape(C, S).sum(axis=0)
         if C == 1:  # (2.3): the first micro-batch goes to the last stage and back
-            warm = [warm_up(self.schedule, S, s, self.micro_batches) for s in range(S)]
+            warm = [warm_up(schedule, S, s, self.micro_batches) for s in range(S)]
             # the passes that the stage computes meanwhile; under GPipe none, because the last stage
             # begins its backward passes after its last forward pass
             ahead = np.minimum(warm, self.micro_batches - 1)
@@ -198,6 +298,17 @@ class Replica:
             of_later_stages = there_and_back.sum() - there_and_back.cumsum()
             reach += of_later_stages - ahead * passes[0].max(axis=1)
         return reach, way_out[:S]
+
+    @property
+    def _reach_of_any_order(self) -> tuple[Floats, Floats]:
+        """`reach` whatever the order: a stage begins when the first micro-batch can have reached it
+        at the earliest, then does all its passes."""
+        in_forward = self.pass_seconds[:, 0].min(axis=-1)  # [S, C]
+        way_in, seconds = np.zeros(self.stages), 0.0
+        for stage, chunk in self.placed[: self.stages]:
+            way_in[stage] = seconds
+            seconds += in_forward[stage, chunk]
+        return way_in + self.pass_seconds.sum(axis=(1, 2, 3)), np.zeros(self.stages)
 
     def hop(self, side: int, hop: int, batch: int) -> Traffic:
         """The message of a micro-batch between virtual stages `hop` and `hop` + 1. side 0: its
@@ -211,15 +322,14 @@ class Replica:
     @property
     def peak_bytes(self) -> Floats:
         """[S] the most bytes that a stage keeps at the same time. A backward pass frees its bytes
-        before the next forward pass begins."""
+        before the next pass begins, but for those that a pass of weights needs."""
         saved, peaks = self._by_micro_batch(self.saved_bytes), np.zeros(self.stages)
+        held = np.where(self.is_split, self._by_micro_batch(self.held_bytes), 0.0)
+        changes = np.stack([saved, held - saved, -held])  # by the passes of each side
         for s in range(self.stages):
-            backward, chunk, batch = order(
-                self.schedule, self.stages, s, self.micro_batches, self.chunks
-            )
-            of_passes = saved[s, chunk, batch]
-            kept = np.cumsum(np.where(backward, -of_passes, of_passes))  # after each pass
-            peaks[s] = kept[backward == 0].max(initial=0.0)
+            side, chunk, batch = sides_of(self.order_key, s)
+            kept = np.cumsum(changes[side, s, chunk, batch])  # after each pass
+            peaks[s] = kept.max(initial=0.0)
         return peaks
 
 
@@ -244,42 +354,46 @@ class _Shape:
     """The T tasks of replicas of one shape and their E precedences, without seconds and ports. The
     arrays hold numbers of tasks, which count from 0."""
 
-    passes: Ints  # [S, 2, C, M] the computation of forward and backward passes
+    passes: Ints  # [S, K, C, M] the computation of passes
     reduces: Ints | None  # [S, 2, C, M] the all-reduces of tensor ranks after it; None: none
     transfers: tuple[Ints, Ints]  # [S C - 1, M] messages with activations, and with gradients
-    # [S] for each stage, the tasks of its last backward pass: one for each equal part of its
-    # computation, the first of them the task in `passes`
+    last: tuple[tuple[int, int, int], ...]  # [S] (side, chunk, micro-batch) of each last pass
+    # [S] for each stage, the tasks of its last pass: one for each equal part of its computation,
+    # the first of them the task in `passes`
     computed_parts: tuple[Ints, ...]
     # [S] the tasks after which the gradients of each part are ready: those of `computed_parts`, but
     # with the pass's end in place of the last one
     parts: tuple[Ints, ...]
     updates: Ints  # [S] the optimizer's updates
-    ends: Ints  # [S, 2, C, M] the last task of each pass
-    following: Ints  # [S, 2, C, M] the first task of the stage's next pass; -1 after the last pass
+    ends: Ints  # [S, K, C, M] the last task of each pass
+    following: Ints  # [S, K, C, M] the first task of the stage's next pass; -1 after the last pass
     owner: tuple[Ints, ...]  # (kind, unit, chunk, micro_batch) [T] of every task
     order: tuple[Ints, Ints]  # (before, after) [E]
 
 
 def _shape(replica: Replica, buckets: tuple[int, ...]) -> _Shape:
     """The shape of a replica; small shapes are cached. buckets [S]: parts of the stages' last
-    backward passes."""
+    passes."""
     S, C, M = replica.stages, replica.chunks, replica.micro_batches
     shape = _cached_shape if S * C * M <= LARGEST_CACHED_SHAPE else _new_shape
-    return shape(replica.schedule, S, C, M, replica.sends, bool(replica.reduces), buckets)
+    return shape(replica.order_key, replica.folded, replica.sends, bool(replica.reduces), buckets)
 
 
 def _new_shape(
-    schedule: Schedule, S: int, C: int, M: int, sends: Sends, reduces: bool, buckets: Sequence[int]
+    key: OrderKey, folded: bool, sends: Sends, reduces: bool, buckets: Sequence[int]
 ) -> _Shape:
     """The shape of replicas whose passes have all-reduces of tensor ranks or not (`reduces`)."""
-    tasks, grid = TaskList(), (S, 2, C, M)
+    S, M, C, split = key.stages, key.micro_batches, key.chunks, key.split
+    tasks, grid = TaskList(), (S, 2 + split, C, M)
     unit, chunk, batch = np.ogrid[:S, :C, :M]
-    kind = np.array([Kind.FORWARD, Kind.BACKWARD])[:, None, None]
+    kind = np.array([Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHTS])[: 2 + split, None, None]
     owner = {"unit": unit[:, None], "chunk": chunk, "micro_batch": batch[0]}
     passes = tasks.add(grid, kind=kind, seconds=0.0, **owner)
-    ends = tasks.add(grid, kind=kind, seconds=0.0, **owner) if reduces else passes.copy()
+    ends = passes.copy()
+    if reduces:
+        ends[:, :2] = tasks.add((S, 2, C, M), kind=kind[:2], seconds=0.0, **owner)
     # [S C] stage and chunk of each virtual stage
-    stage, chunk_of = np.arange(S * C) % S, np.arange(S * C) // S
+    stage, chunk_of = np.array(virtual_stages(S, C, folded=folded)).T
     # (side, virtual stages that send, virtual stages that receive) of each hop: side 0 has the
     # activations, side 1 the gradients
     all_but_last, all_but_first = slice(None, -1), slice(1, None)
@@ -297,35 +411,38 @@ def _new_shape(
     ]
     # [S, 2, C, M] the last task of the stage's pass before, the first task of its next pass
     previous, following = (np.full(grid, -1) for _ in range(2))
-    computed_parts, parts = [], []
+    computed_parts, parts, last_passes = [], [], []
     for s in range(S):
-        # the tasks of the stage's last backward pass, which is of its first chunk (`order`)
-        last = passes[s, 1, 0, -1:]
+        side_at, chunk_at, batch_at = sides_of(key, s)
+        # The stage's last pass completes its gradients: a backward pass, or one of weights.
+        at_end = int(side_at[-1]), int(chunk_at[-1]), int(batch_at[-1])
+        last_passes.append(at_end)
+        last = passes[s][at_end].reshape(1)  # its tasks
         if buckets[s] > 1:
             other_parts = tasks.add(
                 (buckets[s] - 1,),
-                kind=Kind.BACKWARD,
+                kind=Kind.WEIGHTS if split else Kind.BACKWARD,
                 unit=s,
                 seconds=0.0,
-                chunk=0,
-                micro_batch=M - 1,
+                chunk=at_end[1],
+                micro_batch=at_end[2],
             )
             last = np.append(last, other_parts)
             tasks.order(last[:-1], other_parts)
-            if not reduces:
-                ends[s, 1, 0, -1] = last[-1]
+            if not reduces or split:
+                ends[s][at_end] = last[-1]
         computed_parts.append(last)
-        parts.append(np.append(last[:-1], ends[s, 1, 0, -1]))
+        parts.append(np.append(last[:-1], ends[s][at_end]))
         if reduces:
-            computed = passes[s].copy()  # the last task of each pass's computation
-            computed[1, 0, -1] = last[-1]
-            tasks.order(computed, ends[s])
-        backward, chunk_at, batch_at = order(schedule, S, s, M, C)
-        pass_order = s, backward, chunk_at, batch_at
+            computed = passes[s, :2].copy()  # the last task of each pass's computation
+            if not split:
+                computed[at_end] = last[-1]
+            tasks.order(computed, ends[s, :2])
+        pass_order = s, side_at, chunk_at, batch_at
         begins, finishes = passes[pass_order], ends[pass_order]
         tasks.order(finishes[:-1], begins[1:])
-        following[s, backward[:-1], chunk_at[:-1], batch_at[:-1]] = begins[1:]
-        previous[s, backward[1:], chunk_at[1:], batch_at[1:]] = finishes[:-1]
+        following[s, side_at[:-1], chunk_at[:-1], batch_at[:-1]] = begins[1:]
+        previous[s, side_at[1:], chunk_at[1:], batch_at[1:]] = finishes[:-1]
     for (side, source, target), messages in zip(sides, transfers, strict=True):
         sending = stage[source], side, chunk_of[source]  # the passes that compute the messages
         needing = stage[target], side, chunk_of[target]  # the passes that need them
@@ -338,13 +455,14 @@ def _new_shape(
             after = following[sending]
             tasks.order(messages[after >= 0], after[after >= 0])
     updates = tasks.add((S,), kind=Kind.OPTIMIZER, unit=np.arange(S), seconds=0.0)
-    tasks.order(ends[:, 1, 0, -1], updates)
+    tasks.order([ends[s][at_end] for s, at_end in enumerate(last_passes)], updates)
     built = tasks.build(S)
     columns = (built.kind, built.unit, built.chunk, built.micro_batch)
     return _Shape(
         passes=passes,
-        reduces=ends if reduces else None,
+        reduces=ends[:, :2] if reduces else None,
         transfers=(transfers[0], transfers[1]),
+        last=tuple(last_passes),
         computed_parts=tuple(computed_parts),
         parts=tuple(parts),
         updates=updates,
@@ -475,7 +593,7 @@ def _values(replica: Replica, buckets: tuple[int, ...]) -> _Values:
     values = _Values(len(shape.owner[0]))
     values.seconds[shape.passes] = replica.pass_seconds
     for s, parts in enumerate(shape.computed_parts):
-        values.seconds[parts] = replica.pass_seconds[s, 1, 0, -1] / buckets[s]
+        values.seconds[parts] = replica.pass_seconds[s][shape.last[s]] / buckets[s]
     values.seconds[shape.updates] = replica.optimizer
     if shape.reduces is not None:
         for side, by_stage in enumerate(replica.reduces):

@@ -51,9 +51,11 @@ class Kind(IntEnum):
     TRANSFER = 2
     COLLECTIVE = 3
     OPTIMIZER = 4
+    WEIGHTS = 5  # a backward pass of weights alone
 
 
-COMPUTES = (Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER)
+PASSES = (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHTS)
+COMPUTES = (*PASSES, Kind.OPTIMIZER)
 
 
 class Traffic(NamedTuple):
@@ -377,6 +379,7 @@ LABELS = {
     Kind.TRANSFER: "transfer",
     Kind.COLLECTIVE: "synchronisation",
     Kind.OPTIMIZER: "optimizer",
+    Kind.WEIGHTS: "weights",
 }
 
 

@@ -413,7 +413,7 @@ class Distributed(Placed):
             torch.autocast(torch.device(self.device).type, enabled=False),
             evaluating([self.chain.layers[k] for k in self.layout.layers(self.place)]),
         ):
-            self.states.begin([visit for visit in self.pipeline.visits if not visit[0]])
+            self.states.begin(self.pipeline.forward_visits)
             totals = self.add_up(self.step, of_step, self.pipeline.reported(of_step))
             summed = self.pipeline.evaluate(of_step, position, totals.values)
             self.pipeline.mail.settle()

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
+from hetplan.plans.passes import Order, Orders, virtual_stages
 from hetplan.plans.places import Place
 from hetplan.plans.plan import Plan, Stage
 from hetplan.plans.shares import split
-from hetplan.replays.simulator.pipeline import order
+from hetplan.replays.simulator.pipeline import OrderKey, orders_of
 from hetplan.runtime.engine.chain import Part
 from hetplan.schema import Range
 
@@ -152,17 +153,24 @@ class Layout:
                 return True
         return False
 
-    def actions(self, place: Place) -> list[tuple[bool, int, int]]:
-        """(backward, chunk, micro-batch) of a rank's passes, in the order of the schedule."""
-        replica = self.plan.replicas[place.replica]
-        passes = order(
-            self.plan.pass_schedule,
-            len(replica.stages),
-            place.stage,
-            replica.steps,
-            len(replica.stages[0].layers),
+    def actions(self, place: Place) -> Order:
+        """A rank's passes, in the order of the schedule."""
+        return self.orders(place.replica)[place.stage]
+
+    def orders(self, replica: int) -> Orders:
+        """[stage] the passes of a replica, in the order of the schedule."""
+        plan, of_replica = self.plan, self.plan.replicas[replica]
+        key = OrderKey(
+            plan.pass_schedule,
+            len(of_replica.stages),
+            of_replica.steps,
+            len(of_replica.stages[0].layers),
+            plan.explicit_orders(replica),
         )
-        return [
-            (bool(backward), int(chunk), int(batch))
-            for backward, chunk, batch in zip(*passes, strict=True)
-        ]
+        return orders_of(key)
+
+    def virtual_stages(self, replica: int) -> list[tuple[int, int]]:
+        """(stage, chunk) of each virtual stage of a replica, along the model."""
+        of_replica = self.plan.replicas[replica]
+        stages, chunks = len(of_replica.stages), len(of_replica.stages[0].layers)
+        return virtual_stages(stages, chunks, folded=of_replica.folded)

@@ -5,12 +5,11 @@ that ZeRO 3 gathers and recomputation happens between layers, and a layer that i
 keeps nothing but its inputs. A rank without rows of a micro-batch computes nothing and gets no
 message, but joins ZeRO's collectives.
 
-The virtual stages of a replica are numbered along the model: chunk c of stage s is virtual stage
-c S + s, where S is the number of stages. Hop v leads from virtual stage v to v + 1: activations go
-over it forward, their gradients backward.
+The virtual stages of a replica are numbered along the model (`plans.passes`). Hop v leads from
+virtual stage v to v + 1: activations go over it forward, their gradients backward.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -28,10 +27,12 @@ from torch.utils.checkpoint import (
 )
 
 from hetplan.errors import InputError
+from hetplan.plans.passes import Pass
 from hetplan.plans.places import Place
 from hetplan.runtime.engine.chain import Chain, Rows
 from hetplan.runtime.engine.layout import Layout
 from hetplan.runtime.engine.position import Position, at, seeded_layer
+from hetplan.runtime.engine.splitting import WeightPass, backward_of_inputs
 from hetplan.runtime.engine.states import States
 from hetplan.runtime.engine.transport import Message, Stream, Transport, done
 from hetplan.runtime.tracing.split import Shape, Totals
@@ -49,8 +50,8 @@ class Mail:
     A stage divides the rows of a micro-batch over its row groups, and two stages may divide them
     differently. Every intersection of a sending and a receiving group's rows is one message for
     each receiving tensor rank. Activations are whole on all tensor ranks, so that each of them
-    receives from one sending tensor rank. The messages of a hop arrive in the order of the
-    micro-batches.
+    receives from one sending tensor rank. The messages of a hop arrive in the order in which they
+    are sent, and receives begin in that order.
     """
 
     layout: Layout
@@ -108,7 +109,7 @@ class Mail:
         """Wait for a receive that `expect` began. Returns the tensors, on this rank's device."""
         buffers, begun = self.expected.pop((hop, batch, forward))
         done(begun)
-        # A rank sends to itself only where its replica has one stage. Then all of its rows come
+        # A rank sends to itself only between two chunks of its stage. Then all of its rows come
         # from itself, and none are in the buffers.
         values = self.local.pop((hop, batch, forward), buffers)
         return [x.to(self.transport.device) for x in values]
@@ -124,10 +125,14 @@ def tag_of(layout: Layout, replica: int, hop: int, *, forward: bool) -> int:
 
     Any two ranks use a tag in one direction and for one hop only. Of S > 2 stages, two neighbours
     share every S-th hop, so that up to S successive hops can have one tag. Two stages share all
-    hops, so that each hop needs a tag of its own. Groups of S - 1 hops are right for both.
+    hops, so that each hop needs a tag of its own. Groups of S - 1 hops are right for both. On a V
+    two neighbours share one hop of each chunk.
     """
-    stages = len(layout.plan.replicas[replica].stages)
-    number = hop // max(1, stages - 1)  # max: a single stage sends to itself, without tags
+    of_replica = layout.plan.replicas[replica]
+    hops = len(of_replica.stages)  # of a group
+    if not of_replica.folded:
+        hops = max(1, hops - 1)  # max: a single stage sends to itself, without tags
+    number = hop // hops
     return 2 * number + forward
 
 
@@ -136,8 +141,8 @@ def messages(
 ) -> Iterator[tuple[Stream, Range]]:
     """(tag, sender, receiver) and global rows [first, last) of every message of a hop, those of a
     rank to itself included."""
-    stages = len(layout.plan.replicas[replica].stages)
-    source, target = hop % stages, (hop + 1) % stages  # virtual stage v is on stage v modulo S
+    along = layout.virtual_stages(replica)
+    (source, _), (target, _) = along[hop], along[hop + 1]
     if not forward:
         source, target = target, source
     tag = tag_of(layout, replica, hop, forward=forward)
@@ -227,7 +232,9 @@ def layer_pass(
         rounding: Any = nullcontext()
         if half is not None:
             rounding = torch.autocast(device.type, half, cache_enabled=False)
-        with at(position), seeded_layer(k, device), rounding:
+        # seeding takes time, which a layer that draws nothing saves
+        seeded: Any = seeded_layer(k, device) if chain.drawing[k] else nullcontext()
+        with at(position), seeded, rounding:
             outputs = chain.call(k, values)
         return tuple(y.to(dtype) for y, dtype in zip(outputs, types, strict=True))
 
@@ -265,12 +272,31 @@ class Pipeline:
         self.saved: dict[tuple[int, int], list[Saved]] = {}
         """(chunk, micro-batch) -> forward passes of its layers that wait for their backward
         passes; none where the rank has no rows."""
+        self.weight_passes: dict[tuple[int, int], list[WeightPass]] = {}
+        """(chunk, micro-batch) -> the passes of weights of its layers, last layer first, that wait
+        for their turn; none where the rank has no rows."""
         self.actions = self.layout.actions(self.place)
         self.visits: list[tuple[bool, int]] = []
-        """(backward, layer) of all passes of layers, in the order of the schedule."""
-        for backward, chunk, _ in self.actions:
+        """(completes, layer) of all passes of layers, in the order of the schedule: whether the
+        pass completes the gradients of a micro-batch."""
+        self.forward_visits: list[tuple[bool, int]] = []
+        """Those of the forward passes."""
+        for kind, chunk, _ in self.actions:
             layers = range(*self.ranges[chunk])
-            self.visits += [(backward, k) for k in (reversed(layers) if backward else layers)]
+            if kind == "F":
+                self.forward_visits += [(False, k) for k in layers]
+                self.visits += [(False, k) for k in layers]
+            else:
+                self.visits += [(kind in ("D", "W"), k) for k in reversed(layers)]
+        self.number = {
+            chunk: v
+            for v, (stage, chunk) in enumerate(self.layout.virtual_stages(self.place.replica))
+            if stage == self.place.stage
+        }
+        """Chunk -> number of its virtual stage."""
+        self.arriving = self._arriving()
+        """(chunk, whether forward) -> the micro-batches whose messages this rank still has to
+        expect, in the order in which they are sent."""
         self.position = Position()
         self.recomputations = {
             k: self.layout.recomputation_of(self.place, k) for k in self.layout.layers(self.place)
@@ -300,33 +326,56 @@ class Pipeline:
         the global batch. Returns the sum of the losses that this rank reports.
         """
         self.total, self.position, self.totals = 0.0, position, totals
-        self._expect(*self.actions[0])
-        for (backward, chunk, batch), following in zip_longest(self.actions, self.actions[1:]):
+        self.arriving = self._arriving()
+        self._expect(self.actions[0])
+        for (kind, chunk, batch), following in zip_longest(self.actions, self.actions[1:]):
             if following is not None:
-                self._expect(*following)
-            if backward:
-                self._backward(chunk, batch, weight)
-            else:
+                self._expect(following)
+            if kind == "F":
                 self._forward(chunk, batch, rows)
+            elif kind == "W":
+                self._weights(chunk, batch)
+            else:
+                self._backward(chunk, batch, weight, split=kind == "B")
         assert not self.saved, "a forward pass has no backward pass"
+        assert not self.weight_passes, "a backward pass of inputs has no pass of weights"
         return float(self.total) if self.layout.reports_loss(self.place) else 0.0
 
     def evaluate(self, rows: Rows, position: Position, totals: Totals) -> float:
         """Run the forward passes of an iteration alone. Returns the sum of the losses that this
         rank reports. Parameters and totals are as in `run`."""
         self.total, self.position, self.totals = 0.0, position, totals
-        actions = [action for action in self.actions if not action[0]]
-        self._expect(*actions[0])
+        self.arriving = self._arriving()
+        actions = [action for action in self.actions if action.kind == "F"]
+        self._expect(actions[0])
         for (_, chunk, batch), following in zip_longest(actions, actions[1:]):
             if following is not None:
-                self._expect(*following)
+                self._expect(following)
             self._forward(chunk, batch, rows)
             del self.saved[chunk, batch]  # no backward pass follows
         return float(self.total) if self.layout.reports_loss(self.place) else 0.0
 
     def _virtual_stage(self, chunk: int) -> int:
         """The number v of a chunk's virtual stage: hop v - 1 leads here, hop v to the next one."""
-        return chunk * len(self.replica.stages) + self.place.stage
+        return self.number[chunk]
+
+    def _arriving(self) -> dict[tuple[int, bool], deque[int]]:
+        """(chunk, whether forward) -> the micro-batches of the messages to this rank, in the order
+        in which the neighbouring virtual stage sends them."""
+        along = self.layout.virtual_stages(self.place.replica)
+        orders = self.layout.orders(self.place.replica)
+        arriving: dict[tuple[int, bool], deque[int]] = {}
+        for chunk, forward in product(self.number, (True, False)):
+            sender = self.number[chunk] + (-1 if forward else 1)
+            if not 0 <= sender < len(along):
+                continue
+            stage, its_chunk = along[sender]
+            arriving[chunk, forward] = deque(
+                one.batch
+                for one in orders[stage]
+                if one.chunk == its_chunk and (one.kind == "F" if forward else one.sends_gradients)
+            )
+        return arriving
 
     def _forward(self, chunk: int, batch: int, rows: Rows) -> None:
         """A chunk's forward pass of a micro-batch."""
@@ -348,7 +397,7 @@ class Pipeline:
                 if has_rows:
                     kept.append(self._layer(k, x, data[k - first], first_row))
                     x = tuple(value.detach() for value in kept[-1].outputs)
-                self.states.after_layer(k, backward=False)
+                self.states.after_layer(k, completes=False)
         self.saved[chunk, batch] = kept
         if not has_rows:
             return
@@ -361,13 +410,21 @@ class Pipeline:
         else:
             self.mail.send(x, self._virtual_stage(chunk), batch, forward=True)
 
-    def _expect(self, backward: bool, chunk: int, batch: int) -> None:
-        """Begin the receive that a pass needs. `run` calls this before the pass before, so that the
-        messages arrive while that pass computes."""
+    def _expect(self, action: Pass) -> None:
+        """Begin the receive that a pass needs, and those of messages that are sent before. `run`
+        calls this before the pass before, so that the messages arrive while that pass computes."""
+        key = action.chunk, action.kind == "F"
+        if action.kind == "W" or key not in self.arriving:
+            return
+        arriving = self.arriving[key]
+        while action.batch in arriving:
+            self._expect_batch(action.chunk, arriving.popleft(), backward=action.kind != "F")
+
+    def _expect_batch(self, chunk: int, batch: int, *, backward: bool) -> None:
+        """Begin the receive of a chunk's inputs, or of the gradients of its outputs."""
         first, last = self.ranges[chunk]
         first_row, last_row = self.layout.local_rows(self.place, batch)
-        receives = last < self.end if backward else first > 0
-        if first_row == last_row or not receives:
+        if first_row == last_row:
             return
         stage = self._virtual_stage(chunk)
         if backward:
@@ -401,22 +458,29 @@ class Pipeline:
         self.watch.passed()
         return Saved(inputs, outputs)
 
-    def _backward(self, chunk: int, batch: int, weight: float) -> None:
-        """A chunk's backward pass of a micro-batch."""
+    def _backward(self, chunk: int, batch: int, weight: float, *, split: bool) -> None:
+        """A chunk's backward pass of a micro-batch. split: it leaves the gradients of weights to
+        `_weights`."""
         first, last = self.ranges[chunk]
         first_row, last_row = self.layout.local_rows(self.place, batch)
         kept = self.saved.pop((chunk, batch))
         grads: Gradients = []
         if kept:
             grads = self._output_gradients(chunk, batch, kept[-1].outputs, weight)
+        later: list[WeightPass] = []
         # layers that are computed again draw random numbers by position
         position = replace(self.position, first_row=first_row)
         with self.watch.during("backward", chunk, batch), at(position):
             for k in reversed(range(first, last)):
                 self.states.before_layer(k)
-                if kept:
+                if kept and split:
+                    grads, of_weights = self._layer_inputs(kept.pop(), grads)
+                    later.append(of_weights)
+                elif kept:
                     grads = self._layer_backward(kept.pop(), grads)
-                self.states.after_layer(k, backward=True)
+                self.states.after_layer(k, completes=not split)
+        if split:
+            self.weight_passes[chunk, batch] = later
         if first_row < last_row and first > 0:
             self._send_gradients(chunk, batch, grads)
 
@@ -448,17 +512,45 @@ class Pipeline:
             for shape in self.chain.outputs[last - 1]
         ]
 
+    def _weights(self, chunk: int, batch: int) -> None:
+        """A chunk's pass of weights of a micro-batch, behind its backward pass of inputs."""
+        first, last = self.ranges[chunk]
+        first_row, _ = self.layout.local_rows(self.place, batch)
+        later = self.weight_passes.pop((chunk, batch))
+        position = replace(self.position, first_row=first_row)
+        with self.watch.during("weights", chunk, batch), at(position):
+            for number, k in enumerate(reversed(range(first, last))):
+                self.states.before_layer(k)
+                if later:
+                    later[number].run()
+                    self.watch.passed()
+                self.states.after_layer(k, completes=True)
+
+    def _layer_inputs(self, saved: Saved, grads: Gradients) -> tuple[Gradients, WeightPass]:
+        """A layer's backward pass of inputs: their gradients, and the pass of weights that is
+        left."""
+        outputs, gradients = with_gradients(saved, grads)
+        of_inputs, later = backward_of_inputs(outputs, gradients, saved.inputs)
+        self.watch.passed()
+        return of_inputs, later
+
     def _layer_backward(self, saved: Saved, grads: Gradients) -> Gradients:
         """A layer's backward pass: the gradients of its inputs from those of its outputs."""
-        outputs, gradients = [], []
-        for output, grad in zip(saved.outputs, grads, strict=True):
-            if grad is not None and output.requires_grad:
-                outputs.append(output)
-                gradients.append(grad)
+        outputs, gradients = with_gradients(saved, grads)
         if outputs:  # none where no output depends on a trained parameter
             torch.autograd.backward(outputs, gradients)
         self.watch.passed()
         return [value.grad for value in saved.inputs]
+
+
+def with_gradients(saved: Saved, grads: Gradients) -> tuple[list[Tensor], list[Tensor]]:
+    """(outputs of a layer, their gradients), without outputs that have no gradient."""
+    pairs = [
+        (output, grad)
+        for output, grad in zip(saved.outputs, grads, strict=True)
+        if grad is not None and output.requires_grad
+    ]
+    return [output for output, _ in pairs], [grad for _, grad in pairs]
 
 
 def has_gradient(shape: Shape) -> bool:

@@ -85,10 +85,10 @@ class States:
     def begin(self, visits: Sequence[tuple[bool, int]] = ()) -> None:
         """Begin an iteration: gather the parameters, which an optimizer has changed elsewhere.
 
-        visits: (backward, layer) of all passes of layers, in their order. Empty: no pass
-        follows.
+        visits: (completes, layer) of all passes of layers, in their order: whether the pass
+        completes the gradients of a micro-batch. Empty: no pass follows.
         """
-        self._backward_left = Counter(layer for backward, layer in visits if backward)
+        self._backward_left = Counter(layer for completes, layer in visits if completes)
         self._following: Iterator[int | None] = iter([*(layer for _, layer in visits[1:]), None])
         if self.zero and not self.per_layer:
             self._gather(self.buckets)
@@ -101,10 +101,10 @@ class States:
             if not bucket.gathered:
                 bucket.begin_gather()
 
-    def after_layer(self, layer: int, *, backward: bool) -> None:
+    def after_layer(self, layer: int, *, completes: bool) -> None:
         """Behind a pass of a layer, sum its gradients if they are complete, and release its
-        parameters."""
-        if backward:
+        parameters. completes: whether the pass completes the gradients of a micro-batch."""
+        if completes:
             self._backward_left[layer] -= 1
             every_micro_batch = self.per_step or self.per_layer
             if every_micro_batch or self._backward_left[layer] == 0:

@@ -149,7 +149,7 @@ def step_report(
         begin=next(e.end for e in events if e.what == "prepare"),
         end=events[-1].end,
         forward=seconds_in(["forward"]),
-        backward=seconds_in(["backward"]),
+        backward=seconds_in(["backward", "weights"]),
         waits=seconds_in(set(WAITS) - {"prepare"}),
         peak_bytes=peak,
         events=events if traced else [],

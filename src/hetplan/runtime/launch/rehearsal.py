@@ -19,7 +19,7 @@ from hetplan.plans.places import Place
 from hetplan.plans.plan import Plan
 from hetplan.profiling.workload import Workload
 from hetplan.replays.replay import replay
-from hetplan.replays.simulator.tasks import Kind, Timeline
+from hetplan.replays.simulator.tasks import LABELS, PASSES, Timeline
 from hetplan.runtime.events import Watch
 
 MEETING_SECONDS = 0.02  # seconds in which the ranks agree on the time when an iteration begins
@@ -42,11 +42,14 @@ class Rehearsing(Protocol):
         the event is none of a rank of this unit."""
 
 
+PASS_LABELS = tuple(LABELS[kind] for kind in PASSES)
+
+
 def own_pass(event: dict[str, Any], unit: int) -> str | None:
-    """The direction of an event that is a pass of this unit, "forward" or "backward"; None for all
-    other events."""
+    """The kind of an event that is a pass of this unit, "forward", "backward" or "weights"; None
+    for all other events."""
     kind: str = event["kind"]
-    is_own = kind in ("forward", "backward") and event["unit"] == unit
+    is_own = kind in PASS_LABELS and event["unit"] == unit
     return kind if is_own else None
 
 
@@ -109,7 +112,7 @@ class Rehearsal:
 
     def busy(self, rank: int) -> float:
         """Predicted seconds of a rank's passes in an iteration on this machine."""
-        pass_seconds = self.timeline.spent(Kind.FORWARD, Kind.BACKWARD)
+        pass_seconds = self.timeline.spent(*PASSES)
         return self.scale * float(pass_seconds[self.units[rank]])
 
     def spans(self, rank: int) -> dict[Moment, tuple[float, float]]:
