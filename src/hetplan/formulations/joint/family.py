@@ -55,5 +55,11 @@ FAMILY = Family(
             uses=("pyomo", "highs"),
         ),
         Method("search", f"{_HERE}.search:search", False, "local search over plans by replay"),
+        Method(
+            "schedule",
+            f"{_HERE}.schedule.solve:solve",
+            False,
+            "the plan of `search`, with the best order of its passes and a bound; CP-SAT",
+        ),
     ),
 )

@@ -1,0 +1,263 @@
+"""The price of the named schedule: how far 1F1B, interleaved 1F1B, ZB-H1 and ZBV are from the best
+order of passes, in the room that the named schedule itself takes.
+
+    python -m evidence.speed orders [--seconds 5] [--most 60] [FILE.md|FILE.json]
+
+For each workload of the study of paradigms, the fastest plan of its rows that has a pipeline, and
+of this plan the replica with most stages. 1F1B and ZB-H1 run its stages as they are. Interleaved
+1F1B and ZBV run them in two chunks of half the seconds and bytes each, with messages as between the
+plan's stages; so all four compare by the same devices and the same work. The order by which a
+schedule is measured has the same stages, chunks and kinds of passes, and no stage keeps more bytes
+than under the schedule. For 1F1B and interleaved 1F1B it may also split the backward passes.
+
+Sources: Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (ZB-H1); Qi et al. 2024, "Pipeline
+Parallelism with Controllable Memory" (ZBV; the order is that of torch 2.12,
+`torch.distributed.pipelining.schedules.ScheduleZBVZeroBubble`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evidence.speed.harness import markdown, save
+from evidence.speed.paradigms import workloads
+from hetplan.errors import UnsupportedError
+from hetplan.formulations.joint.data import JointDecision
+from hetplan.formulations.joint.schedule.data import NOTHING, Message, Order, Pass, PassProblem
+from hetplan.formulations.joint.schedule.evaluate import evaluate
+from hetplan.formulations.joint.schedule.pose import named_order, pose
+from hetplan.formulations.joint.schedule.solve import best_order
+from hetplan.planner.variants import useful_modes
+from hetplan.replays.pose import pose as pose_workload
+from hetplan.solvers.run import Options, Run
+from hetplan.studies.rows import read_rows
+
+ROWS = Path(__file__).parents[2] / "docs" / "studies" / "paradigms"
+MOST_MICROS = 32  # a plan with more micro-batches is measured on so many
+
+
+class Case(NamedTuple):
+    """A named schedule on a pipeline, and the problem whose best order it is measured by."""
+
+    name: str
+    problem: PassProblem  # with the kinds of passes of the schedule
+    order: Order
+    compared: PassProblem  # with those of the best order
+    known: Order  # an order of `compared` that takes no longer than the schedule
+
+
+def zb_h1(problem: PassProblem) -> Order:
+    """ZB-H1: 1F1B whose backward passes send gradients first; stage s computes the gradients of
+    weights s micro-batches later, so that every stage keeps as many as the first one."""
+    S, M = problem.stages, problem.micros
+    order = []
+    for s in range(S):
+        warm = min(S - s - 1, M)
+        passes = [Pass("F", s, m) for m in range(warm)]
+        for m in range(M):
+            if warm + m < M:
+                passes.append(Pass("F", s, warm + m))
+            passes.append(Pass("B", s, m))
+            if m >= s:
+                passes.append(Pass("W", s, m - s))
+        passes += [Pass("W", s, m) for m in range(max(0, M - s), M)]
+        order.append(passes)
+    return order
+
+
+def zbv(problem: PassProblem) -> Order:
+    """ZBV of at least 2 S - 1 micro-batches: two chunks on each stage in the form of a V."""
+    S, M = problem.stages, problem.micros
+    order = []
+    for s in range(S):
+        first, second = s, 2 * S - 1 - s  # virtual stages
+        passes: list[Pass] = []
+        done = {(kind, v): 0 for kind in "FBW" for v in (first, second)}
+
+        def add(kinds: str, v: int, passes: list[Pass] = passes, done: Any = done) -> None:
+            for kind in kinds:
+                if done[kind, v] < M:
+                    passes.append(Pass(kind, v, done[kind, v]))  # type: ignore[arg-type]
+                    done[kind, v] += 1
+
+        for _ in range(2 * (S - s) - 1):
+            add("F", first)
+        for _ in range(s):
+            add("F", second)
+            add("F", first)
+        for _ in range(S - s):
+            add("FBW", second)
+        while done["F", second] < M:
+            add("F", first)
+            add("BW", first)
+            add("FBW", second)
+        for _ in range(s):
+            add("B", first)
+            add("B", second)
+        for _ in range(S - s):
+            add("BW", first)
+        for v in (second, first):
+            while done["W", v] < M:
+                add("W", v)
+        order.append(passes)
+    return order
+
+
+def first_micros(problem: PassProblem, count: int) -> PassProblem:
+    """The problem with its first micro-batches alone, all of them alike."""
+
+    def cut(table: Any) -> Any:
+        return tuple(tuple(row[:1]) * count for row in table)
+
+    names = ("forward", "backward", "weight", "kept", "kept_for_weight", "activations", "gradients")
+    tables = {name: cut(getattr(problem, name)) for name in names}
+    return replace(problem, **tables, kinds=())
+
+
+def in_two_chunks(problem: PassProblem, *, v_shaped: bool) -> PassProblem:
+    """The pipeline with each stage in two chunks of half the seconds and bytes. v_shaped: whether
+    the second chunks go back from the last stage to the first."""
+    S, M = problem.stages, problem.micros
+    back = tuple(reversed(range(S)))
+    place = (*range(S), *(back if v_shaped else range(S)))
+
+    def halves(table: Any) -> Any:
+        return tuple(tuple(value / 2 for value in table[s]) for s in place) if table else ()
+
+    forth, home = problem.activations, problem.gradients
+    if v_shaped:
+        none: tuple[tuple[Message, ...], ...] = ((NOTHING,) * M,)
+        activations = (*forth, *none, *reversed(home))
+        gradients = (*home, *none, *reversed(forth))
+    else:
+        # from the last stage to the first: as long as the slowest message between two stages
+        longest = max(forth, key=lambda hop: hop[0].lasts)
+        around = (tuple(message._replace(ports=()) for message in longest),)
+        activations, gradients = (*forth, *around, *forth), (*home, *around, *home)
+    return replace(
+        problem,
+        place=place,
+        forward=halves(problem.forward),
+        backward=halves(problem.backward),
+        weight=halves(problem.weight),
+        kept=halves(problem.kept),
+        kept_for_weight=halves(problem.kept_for_weight),
+        activations=activations,
+        gradients=gradients,
+    )
+
+
+def cases(whole: PassProblem, split: PassProblem) -> Iterator[Case]:
+    """The named schedules on a pipeline with whole and with split backward passes."""
+    order, parted_order = named_order(whole, "1f1b"), named_order(split, "1f1b")
+    yield Case("1F1B", whole, order, whole, order)
+    yield Case("1F1B, split", whole, order, split, parted_order)
+    yield Case("ZB-H1", split, zb_h1(split), split, zb_h1(split))
+    if whole.micros % whole.stages == 0:
+        chunked = in_two_chunks(whole, v_shaped=False)
+        parted = in_two_chunks(split, v_shaped=False)
+        order = named_order(chunked, "interleaved-1f1b")
+        parted_order = named_order(parted, "interleaved-1f1b")
+        yield Case("interleaved", chunked, order, chunked, order)
+        yield Case("interleaved, split", chunked, order, parted, parted_order)
+    if whole.micros >= 2 * whole.stages - 1:
+        in_v = in_two_chunks(split, v_shaped=True)
+        yield Case("ZBV", in_v, zbv(in_v), in_v, zbv(in_v))
+
+
+def plans() -> Iterator[tuple[str, PassProblem, PassProblem]]:
+    """(workload, its pipeline with whole, with split backward passes)."""
+    fastest: dict[str, tuple[float, JointDecision]] = {}
+    for row in read_rows(ROWS):
+        if row["objective"] is None or not row["decision_json"]:
+            continue
+        decision = JointDecision.model_validate(json.loads(row["decision_json"]))
+        staged = max(len(replica.stages) for replica in decision.replicas) > 1
+        chunked = len(decision.replicas[0].stages[0].layers) > 1
+        known = fastest.get(row["instance"])
+        if staged and not chunked and (known is None or row["objective"] < known[0]):
+            fastest[row["instance"]] = row["objective"], decision
+    for name, workload in workloads():
+        if name not in fastest:
+            continue
+        data = pose_workload(workload, ("none", *useful_modes(workload)))
+        try:
+            wholes = pose(data, fastest[name][1], split=False)
+            splits = pose(data, fastest[name][1], split=True)
+        except UnsupportedError:
+            continue
+        at = max(range(len(wholes)), key=lambda i: wholes[i].stages)
+        micros = min(MOST_MICROS, wholes[at].micros)
+        if wholes[at].stages > 1 and micros > 1:
+            yield name, first_micros(wholes[at], micros), first_micros(splits[at], micros)
+
+
+def measure(name: str, case: Case, seconds: float) -> dict[str, Any]:
+    """The row of one named schedule on one pipeline."""
+    named = evaluate(replace(case.problem, room=None), case.order)
+    compared = replace(case.compared, room=named.peak_bytes)
+    run = Run(Options(time_limit=seconds, threads=2))
+    best = best_order(compared, run, [case.known])
+    found = best.found.seconds if best.found else None
+    return {
+        "workload": name,
+        "schedule": case.name,
+        "stages": case.problem.stages,
+        "micros": case.problem.micros,
+        "seconds": named.seconds,
+        "best": found,
+        "bound": best.bound,
+        "price": found and named.seconds / found - 1,
+        "most": named.seconds / best.bound - 1,
+        "proven": best.proven,
+    }
+
+
+def tables(rows: list[dict[str, Any]]) -> list[str]:
+    """One line for each schedule."""
+    header = ["schedule", "pipelines", "proven", "price, mean", "median", "most", "by the bound"]
+    lines = []
+    for schedule in dict.fromkeys(row["schedule"] for row in rows):
+        of_it = [row for row in rows if row["schedule"] == schedule and row["price"] is not None]
+        prices = sorted(row["price"] for row in of_it)
+        if not prices:
+            continue
+        at_most = sum(row["most"] for row in of_it) / len(of_it)
+        lines.append(
+            [
+                schedule,
+                len(of_it),
+                sum(row["proven"] for row in of_it),
+                f"{sum(prices) / len(prices):.1%}",
+                f"{prices[len(prices) // 2]:.1%}",
+                f"{prices[-1]:.1%}",
+                f"{at_most:.1%}",
+            ]
+        )
+    return [markdown("The price of the named schedule", header, lines)]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--most", type=int, default=1000)
+    parser.add_argument("file", nargs="?")
+    options = parser.parse_args()
+    rows = []
+    for number, (name, whole, split) in enumerate(plans()):
+        if number >= options.most:
+            break
+        for case in cases(whole, split):
+            rows.append(measure(name, case, options.seconds))
+            print(json.dumps(rows[-1]), flush=True)
+    save(options.file, tables(rows), rows)
+
+
+if __name__ == "__main__":
+    main()
