@@ -60,6 +60,8 @@ def detected(
         ("n1\nn2\n", [("n1", None), ("n2", None)]),
         ("gpu[01-02,07]:8\n", [("gpu01", 8), ("gpu02", 8), ("gpu07", 8)]),
         ("[2001:db8::1]:8\n2001:db8::2 slots=4\n", [("2001:db8::1", 8), ("2001:db8::2", 4)]),
+        ("[fd00::2] slots=2\n[fd00::3]\n", [("fd00::2", 2), ("fd00::3", None)]),
+        ("a:4:mlx5_0\nb::mlx5_1\n[fd00::2]:2:hca\n", [("a", 4), ("b", 1), ("fd00::2", 2)]),
         ("me@a:4\nb slots=2 port=2222\n", [("a", 4), ("b", 2)]),
         ("a 8 all.q@a UNDEFINED\nb 4\n", [("a", 8), ("b", 4)]),
     ],
@@ -84,6 +86,10 @@ def test_hostfiles(text: str, hosts: list[tuple[str, int | None]], tmp_path: Pat
         ("b:1\na:22\n", r"line 2: has ssh's port or 22 processes"),
         ("a:4 slots=4\n", r"line 1: tells two numbers of processes"),
         ("^a\n", r"line 1: not usable"),
+        ("a:4:5\n", r"line 1: not usable"),
+        ("a:4:\n", r"line 1: not usable"),
+        ("a:mlx5_0\n", r"line 1: not usable"),
+        ("[fd00::zz] slots=2\n", r"line 1: not "),
         ("a[1-9999999]\n", r"line 1: not a range"),
     ],
 )
@@ -434,3 +440,41 @@ def test_an_unknown_local_gpu_is_refused_with_what_is_near(
     error = capsys.readouterr().err
     assert "a virtual GPU" in error and "near, but other products, are A40" in error
     assert detected(capsys, "--device", "A40")[0] == [(1, 2, "A40")]
+
+
+def test_nodes_of_scontrol(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (
+        "NodeName=a Arch=x86_64 CPUTot=8\n   Gres=gpu:a100-sxm4-80gb:8(S:0-1)\n"
+        "   State=IDLE ThreadsPerCore=2\n   Reason=NodeName=x\n\n"
+        "NodeName=b Gres=gpu:nvidia_h100_80gb_hbm3:4(S:0,2),lustre:1 State=MIXED\n"
+        "NodeName=c Gres=gpu:t4:2 State=IDLE+DRAIN\n"
+        "NodeName=d Gres=gpu:t4:2 State=DOWN*\n"
+        "NodeName=e Gres=(null) State=IDLE\n"
+    )
+    entries, assumed = detected(capsys, "--scontrol", written(tmp_path, text))
+    assert entries == [(1, 8, "A100-SXM4-80GB"), (1, 4, "H100-SXM5-80GB")]
+    assert [line for line in assumed if "left out" in line] == [
+        "node c is left out: its state is IDLE+DRAIN",
+        "node d is left out: its state is DOWN*",
+        "node e is left out: it has no GPUs",
+    ]
+    path = written(tmp_path, "NodeName=a Gres=gpu:8 State=IDLE\n")
+    assert detected(capsys, "--scontrol", path, "--device", "T4")[0] == [(1, 8, "T4")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nothing\n", "hosts: no node"),
+        ("NodeName=a Gres=gpu:a100:4,gpu:t4:2 State=IDLE\n", "hosts: a: Gres is not usable"),
+        ("NodeName=a Gres=gpu:t4:2 State=DOWN\n", "no node with GPUs that takes jobs"),
+        ("NodeName=a Gres=gpu:2\nNodeName=a Gres=gpu:2\n", "node stands twice"),
+    ],
+)
+def test_broken_scontrol(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cluster", "detect", "--scontrol", written(tmp_path, text)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

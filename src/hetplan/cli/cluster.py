@@ -19,6 +19,7 @@ from hetplan.profiling.hardware.hosts import Host
 from hetplan.profiling.hardware.jobs import job_hosts, with_gpus
 from hetplan.profiling.hardware.kubernetes_nodes import read_nodes
 from hetplan.profiling.hardware.node_lists import node_names
+from hetplan.profiling.hardware.slurm_nodes import read_slurm_nodes
 from hetplan.profiling.hardware.ssh_hosts import ask_hosts
 from hetplan.profiling.hardware.topologies import read_topology
 from hetplan.replays.offers import links_of
@@ -68,6 +69,10 @@ def detect(
         typer.Option(
             "--slurm", metavar="NODELIST", help="Nodes, such as gpu[01-04]; default a job's own."
         ),
+    ] = None,
+    scontrol: Annotated[
+        Path | None,
+        typer.Option("--scontrol", metavar="FILE", help="Nodes, as `scontrol show node` prints."),
     ] = None,
     kubernetes: Annotated[
         Path | None,
@@ -126,9 +131,12 @@ def detect(
     """Describe the cluster that is here: local GPUs and links (through torch), machines that are
     asked over ssh, the nodes of a hostfile, of a scheduler's job or of Kubernetes. Each assumption
     is a line of the answer."""
-    sources = (hosts_over_ssh, hostfile, slurm, kubernetes)
+    sources = (hosts_over_ssh, hostfile, slurm, scontrol, kubernetes)
     given = [option for option in sources if option is not None]
-    require(len(given) <= 1, "--hosts, --hostfile, --slurm and --kubernetes exclude each other")
+    require(
+        len(given) <= 1,
+        "--hosts, --hostfile, --slurm, --scontrol and --kubernetes exclude each other",
+    )
     options = Options(
         device=[] if device is None else [part.strip() for part in device.split(",")],
         devices=devices,
@@ -140,7 +148,7 @@ def detect(
         hosts = ask_hosts(hosts_over_ssh, where="--hosts")
         local = Host("")  # nothing is assumed to be as on this machine
     else:
-        hosts, left_out = found_hosts(hostfile, slurm, kubernetes)
+        hosts, left_out = found_hosts(hostfile, slurm, scontrol, kubernetes)
         local = located(hosts, local_node())
     links = None if topology is None else read_topology(str(topology))
     nodes = described_nodes(hosts or [local], options, local, usual_intra_gbit, links)
@@ -158,7 +166,7 @@ def detect(
 
 
 def found_hosts(
-    hostfile: Path | None, slurm: str | None, kubernetes: Path | None
+    hostfile: Path | None, slurm: str | None, scontrol: Path | None, kubernetes: Path | None
 ) -> tuple[list[Host], list[str]]:
     """(the nodes that an option or this process's job names, lines on nodes that are left out); no
     nodes where nothing names any."""
@@ -166,6 +174,8 @@ def found_hosts(
         return read_hostfile(str(hostfile)), []
     if kubernetes is not None:
         return read_nodes(str(kubernetes))
+    if scontrol is not None:
+        return read_slurm_nodes(str(scontrol))
     if slurm is not None:
         return with_gpus(node_names(slurm, where="node list"), os.environ), []
     return job_hosts(os.environ) or [], []

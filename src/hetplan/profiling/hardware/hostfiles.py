@@ -6,6 +6,7 @@ launcher, and a number of processes is taken for that of the devices:
 `host slots=N max_slots=M`  Open MPI, DeepSpeed, Horovod. A host may stand once.
 `host:N`, `host`            MPICH, Intel MPI, Horovod's `-H`. Without `:N` it is one process. A host
                             that stands again adds its processes.
+`host:N:HCA`, `host::HCA`   MVAPICH, with an InfiniBand adapter, which changes nothing here
 `host`, some of them again  PBS (`$PBS_NODEFILE`): one line for each process.
 `host`, each once           a list of names, which says nothing of the number
 `host N`                    LSF (`LSB_MCPU_HOSTS`, one host a line)
@@ -38,6 +39,8 @@ LIMITS = ("max_slots", "max-slots", "slots_max", "slots-max")
 WITHOUT_EFFECT = ("port", "user", "username", "user_name", "user-name", "binding", "ifname")
 NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 NUMBER = re.compile(r"\d{1,6}")
+# MVAPICH's `host:N:HCA`, where N may be empty. An adapter's name begins with a letter.
+WITH_ADAPTER = re.compile(r"(?P<place>(?:[^:]+|\[[^]]+\])(?::\d+(?=:\w)|(?=::)))::?[A-Za-z]\w*")
 SSH_PORT = 22
 
 
@@ -173,9 +176,11 @@ def hosts_of(piece: str, where: str) -> list[tuple[str, int | None]]:
     """(name, processes or None) of each host in a piece of a line without blanks and commas."""
     if is_ipv6(piece):
         return [(piece, None)]
-    name, colon, number = piece.rpartition(":")
-    if not colon:
-        name, number = piece, ""
+    with_adapter = WITH_ADAPTER.fullmatch(piece)
+    place = with_adapter["place"] if with_adapter else piece
+    name, colon, number = place.rpartition(":")
+    if not colon or place.endswith("]"):  # colons within brackets are an address's
+        name, colon, number = place, "", ""
     in_brackets = name.startswith("[") and name.endswith("]") and is_ipv6(name[1:-1])
     processes = None
     if colon:
