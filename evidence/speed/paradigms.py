@@ -28,10 +28,10 @@ from typing import Any
 
 from evidence.speed.joint_instances import DOCUMENTED, MIXED, Nodes, cluster
 from evidence.speed.restricted import SPACES, WITHOUT, search_within
+from hetplan.formulations.joint.annealing import Parameters
 from hetplan.formulations.joint.bound.driver import lower_bound
 from hetplan.formulations.joint.bound.tables import Relaxation
 from hetplan.formulations.joint.evaluate import broken, decision_of, evaluate
-from hetplan.formulations.joint.search import Parameters
 from hetplan.instances.generate import SIZES, Draw
 from hetplan.instances.library import Instance
 from hetplan.planner.candidate import Candidate

@@ -12,10 +12,10 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from hetplan.formulations.joint.annealing import LocalSearch, Parameters
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.design import SCHEDULES, Design, Pipeline, design_of
 from hetplan.formulations.joint.evaluate import decision_of
-from hetplan.formulations.joint.search import LocalSearch, Parameters
 from hetplan.formulations.joint.space import Space
 from hetplan.plans.plan import Recomputation, Schedule
 from hetplan.solvers.run import Outcome, Run, Stop

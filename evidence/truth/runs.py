@@ -345,7 +345,16 @@ def bridge_job(row: Cells) -> Job:
     cast_elements = 3.0 if precision.startswith("FP8-CS") else 2.0
     system, bits = row.text("system"), BITS[precision]
     job = nemo_job(row, system, zero=zero, bits=bits, cast_elements=cast_elements)
-    return cheapest(replace(job, expert=row.whole("ep", 1) if job.shape.experts else 1))
+    stack = replace(job.stack, one_copy=sends_one_copy(row))
+    expert = row.whole("ep", 1) if job.shape.experts else 1
+    return cheapest(replace(job, expert=expert, stack=stack))
+
+
+def sends_one_copy(row: Cells) -> bool:
+    """Whether a row's experts get their tokens by DeepEP or HybridEP: from release 25.11 on, in the
+    recipes of all models but GPT OSS, which state no backend of the dispatcher
+    (scripts/performance/configs, `moe_flex_dispatcher_backend`)."""
+    return release(row) >= (25, 11) and not row.text("model").startswith("GPT OSS")
 
 
 # Columns of what was measured, and of where; all others are the configuration.

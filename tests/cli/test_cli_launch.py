@@ -148,7 +148,10 @@ def test_a_dry_run_prints_the_commands(
 @pytest.mark.parametrize(
     ("launcher", "files"),
     [
-        ({"kind": "ssh", "hosts": ["a", "b"], "env": {"X": "y z"}}, ["submit.sh", "hostfile"]),
+        (
+            {"kind": "ssh", "hosts": ["a", "b"], "env": {"X": "y z"}},
+            ["submit.sh", "attended.sh", "hostfile"],
+        ),
         ({"kind": "slurm", "env": {"X": "y z"}}, ["job.sbatch"]),
         ({"kind": "jobset", "image": "i"}, ["job.yaml"]),
         ({"kind": "kubeflow", "image": "i"}, ["job.yaml"]),

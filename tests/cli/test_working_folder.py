@@ -194,7 +194,7 @@ def test_what_hetplan_starts_of_itself_executes_no_file(folder: Path) -> None:
     assert done.stdout.startswith(b"hetplan ") and ran(folder) == set()
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
     starts = [found for text in sources for found in re.findall(r"sys\.executable,.*", text)]
-    assert len(starts) == 3 and all(one.startswith('sys.executable, "-P",') for one in starts)
+    assert len(starts) == 4 and all(one.startswith('sys.executable, "-P",') for one in starts)
 
 
 @pytest.mark.wide

@@ -9,10 +9,11 @@ import pytest
 
 from evidence.speed import restricted
 from fakes.workloads import small
+from hetplan.formulations.joint.annealing import Parameters
 from hetplan.formulations.joint.data import JointDecision
 from hetplan.formulations.joint.design import design_of
 from hetplan.formulations.joint.evaluate import decision_of, evaluate
-from hetplan.formulations.joint.search import Parameters, search
+from hetplan.formulations.joint.search import search
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
 from hetplan.replays.pose import pose

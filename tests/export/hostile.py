@@ -138,7 +138,7 @@ class Tags(HTMLParser):
 
 def structure(name: str, text: str, payload: str) -> Any:
     """What a program makes of a file, its texts aside. name: of the file, or of the framework."""
-    if name in ("megatron", "torchrun", "node.sh", "submit.sh"):
+    if name in ("megatron", "torchrun", "node.sh", "submit.sh", "attended.sh"):
         return words_of(text, payload)
     if name == "job.sbatch":
         return words_of(text, payload), directives(text, payload)

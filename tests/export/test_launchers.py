@@ -9,8 +9,9 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
@@ -215,7 +216,7 @@ def run(script: Path, place: Path, **environment: str) -> list[list[str]]:
     log.unlink(missing_ok=True)
     programs = {
         "torchrun": f'printf "%s\\n" "$MASTER_ADDR $CUDA_VISIBLE_DEVICES $*" >> {log}',
-        "ssh": 'shift 2; echo "$1" >> hosts; shift; sed "s,/home/a b,$PWD," <<< "$1" | bash',
+        "ssh": 'shift 2; echo "$1" >> hosts; shift; bash -c "${1/\\/home\\/a b/$PWD}"',
         "scontrol": 'printf "%s\\n" "${3%%,*}" "and more"',
         "srun": "while [[ $1 == --* ]]; do shift; done; for ((i = 0; i < TASKS; i++)); do "
         'SLURM_PROCID=$i "$@"; done',
@@ -270,6 +271,41 @@ def test_ssh_and_slurm_start_every_node(seed: int, tmp_path: Path) -> None:
     lines = run(folder / "job.sbatch", tmp_path / "slurm", SLURM_JOB_NODELIST="a,b",
                 SLURM_JOB_ID="123456", TASKS=str(len(nodes)))  # fmt: skip
     assert [[w.replace("23456", "PORT") for w in line] for line in lines] == expected(plan, "a")
+
+
+def test_ranks_end_with_the_script_that_started_them(tmp_path: Path) -> None:
+    """Also where it is killed: what ssh has started on a host does not end with ssh."""
+    plan = PLANS[1]
+    folder = place_files(start(plan, "ssh"), tmp_path)
+    programs = {
+        "torchrun": f"echo $$ > {tmp_path}/rank-$NODE.new; mv {tmp_path}/rank-$NODE.new "
+        f"{tmp_path}/rank-$NODE; exec sleep 600",
+        "ssh": 'shift 3; exec setsid bash -c "${1/\\/home\\/a b/$PWD}"',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    script = subprocess.Popen(
+        ["bash", str(folder / "submit.sh")],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )
+    files = [tmp_path / f"rank-{node}" for node in plan.nodes]
+    until(lambda: all(file.exists() for file in files))
+    ranks = [Path("/proc", file.read_text().strip()) for file in files]
+    assert all(rank.exists() for rank in ranks)
+    script.kill()
+    script.wait()
+    until(lambda: not any(rank.exists() for rank in ranks))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until it holds, for a minute at most."""
+    for _ in range(6000):
+        if holds():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it does not come to hold")
 
 
 def test_pods_start_every_node(tmp_path: Path) -> None:
@@ -430,9 +466,9 @@ def test_ssh_goes_to_the_port_of_a_host(host: str, words: list[str], address: st
     launcher = CODES["ssh"].model_validate({"kind": "ssh", "hosts": [host] * 40})
     files = written(Start(plan=plan, launcher=launcher, folder="out", name="job", root="/a b"))
     (first, *_) = [line for line in files["submit.sh"].splitlines() if line.startswith("ssh ")]
-    said = shlex.split(first.removesuffix(" &"))
+    said = shlex.split(first.removesuffix(" <&9 8>&- &"))
     assert said[: 3 + len(words)] == ["ssh", "-o", "BatchMode=yes", *words]
-    assert f" MASTER_ADDR={address} bash out/node.sh" in said[-1]
+    assert f" MASTER_ADDR={address} bash out/attended.sh" in said[-1]
     assert files["hostfile"].splitlines()[0].split()[0] == words[-1]
 
 

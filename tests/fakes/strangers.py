@@ -166,3 +166,27 @@ def chain(plan: Any = None) -> nn.Module:
     made = Chain(nn.Linear(6, 12), nn.ReLU(), Last(12, 4))
     made.shape, made.classes = (6,), 4
     return made
+
+
+class Regression(nn.Module):
+    """A linear map and its mean squared error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        """The loss of x [b, 6] and labels [b, 3]."""
+        return F.mse_loss(self.linear(x), labels)
+
+    def batch(self, step: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Numbers that follow from the rows."""
+        rows = torch.arange(first, last).view(-1, 1)
+        return torch.sin(rows + torch.arange(6.0)), torch.cos(rows * torch.arange(3.0))
+
+
+def hooked(plan: Any = None) -> nn.Module:
+    """A module that doubles a gradient by a hook, which its trace drops."""
+    module = Regression()
+    module.linear.weight.register_hook(lambda gradient: 2 * gradient)
+    return module

@@ -340,6 +340,12 @@ def test_plans_with_a_program_are_checked(plan: Plan) -> None:
     refused("program is given under 1f1b", schedule="1f1b")
     refused("program is missing under spmd", program=None)
     refused("zero is 1, expected 0", zero=1)
+    samples = plan.replicas[0].samples
+    unequal = [{"count": 1, "samples": samples - 1}, {"count": 1, "samples": 1}]
+    refused(
+        r"micro_batches\[1\]\.samples is 1, expected those of micro_batches\[0\]",
+        replicas=[{**good["replicas"][0], "micro_batches": unequal}],
+    )
     ratios = good["program"]["ratios"]
     refused("sums to", program={**good["program"], "ratios": [[0.5, 0.1, 0.1, 0.1]]})
     refused("expected one per device", program={**good["program"], "ratios": [[0.5, 0.5]]})

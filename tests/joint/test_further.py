@@ -15,7 +15,7 @@ from fakes.workloads import BARE, cluster
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.astra.search.pool import homogeneous
 from hetplan.formulations.astra.search.result import Job
-from hetplan.formulations.joint.search import LocalSearch
+from hetplan.formulations.joint.annealing import LocalSearch
 from hetplan.planner.astra import PoolProblem, least_seconds
 from hetplan.planner.candidate import StrategyMethod
 from hetplan.planner.joint import FURTHER, FurtherProblem, FurtherSpace

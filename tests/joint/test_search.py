@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from hetplan.formulations.joint.annealing import Parameters
 from hetplan.formulations.joint.constructions import constructions
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.design import SCHEDULES, Design, Pipeline, design_of
 from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
 from hetplan.formulations.joint.moves import Moves
-from hetplan.formulations.joint.search import Parameters, search
+from hetplan.formulations.joint.search import search
 from hetplan.formulations.joint.space import Space
 from hetplan.plans.plan import Plan
 from hetplan.replays.chains import ChainReplayer

@@ -138,10 +138,15 @@ def test_only_the_levels_of_zero_that_are_asked_for_win(workload: Workload) -> N
     for levels in ((3,), (1, 2)):
         planning = make_plans(workload, poplar, criteria=Criteria(zero_levels=levels))
         assert present(present(planning.best).plan).zero in levels
-        others = [c for c in planning.candidates if c.plan and c.plan.zero not in levels]
-        assert others and all("is not among the levels asked for" in c.message for c in others)
+        # No problem of another level is posed.
+        posed = {c.method.name.rpartition("-zero")[2] for c in planning.candidates}
+        assert posed == {str(level) for level in levels}
     none = make_plans(workload, make_strategies(["dp"]), criteria=Criteria(zero_levels=(3,)))
     assert none.winner is None
+    assert all("is not among the levels asked for" in c.message for c in none.candidates if c.plan)
+    one = make_strategies(["poplar"], {"poplar": {"zero": 2}})
+    refused = make_plans(workload, one, criteria=Criteria(zero_levels=(3,))).candidates
+    assert {c.message for c in refused} == {"ZeRO 2 is not among the levels asked for"}
     with pytest.raises(InputError, match="--zero"):
         make_plans(workload, poplar, criteria=Criteria(zero_levels=(4,)))
 

@@ -295,11 +295,11 @@ def test_joint_keeps_a_quarter_of_the_time(
 
     class Slow(DataParallel):
         def pose(self, workload: Workload, run: Run) -> Any:
-            clock[0] += run.remaining
+            clock[0] += run.seconds_left
             raise NoPlan("unknown", "it takes all the time that it may")
 
     def last(joint: Joint, workload: Workload, run: Run) -> Any:
-        left.append(run.remaining)
+        left.append(run.seconds_left)
         raise NoPlan("unknown", "")
 
     def elapsed(run: Run) -> float:

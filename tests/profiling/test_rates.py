@@ -211,6 +211,15 @@ class TestFormats:
         bursts = {teraflops("B200", "bf16", "burst", tdp_w=watts) for watts in (500.0, 1000.0)}
         assert len(bursts) == 1 and bursts.pop() > 1400
 
+    def test_watts_pay_for_the_bursts_that_were_measured_in_4_bits(self) -> None:
+        """aiconfigurator's B200 reaches 3958 TFLOP/s in nvfp4, 3.6 times SimuMax's bf16 inside
+        training: an operation takes fewer joules than one in 8 bits. More watts pay for more."""
+        on_b200 = teraflops("B200", "fp4", "sustained", tdp_w=1000.0)
+        assert on_b200 == pytest.approx(3958, rel=0.15)
+        in_8_bits = teraflops("B200", "fp8", "sustained", tdp_w=1000.0)
+        assert 1.4 < on_b200 / in_8_bits < 1.7
+        assert teraflops("GB300", "fp4", "sustained") > 1.25 * on_b200
+
     def test_a_device_takes_the_tiles_of_its_architecture(self) -> None:
         """A GB200 is a B200 with other figures; its interval is the wider one of two boards."""
         shape = Shape(1, 4096, 4096, 4096)

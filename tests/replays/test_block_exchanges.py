@@ -19,6 +19,7 @@ from hetplan.replays.exchanges import (
     BlockExchanges,
     Shared,
     crossing_seconds,
+    dispatched_copies,
     expert_seconds,
     heads_seconds,
     ring_seconds,
@@ -72,6 +73,25 @@ def exchanges(ranks: Ranks[Any], rows: Any, **flags: Any) -> BlockExchanges[Any]
     facts = model_facts(load_model(text_model("little", "test", 8, shape)))
     given = {"sequence_parallel": False, "all_to_all": False, "fully_sharded": False} | flags
     return BlockExchanges(facts, link, ranks, rows, **given)
+
+
+def test_a_dispatcher_sends_one_copy_to_each_place() -> None:
+    """Four experts are on four ranks, and a token visits two of them: 4 (1 - (3/4)^2) = 7/4 ranks
+    of one node, or 2 (1 - (1/2)^2) = 3/2 of two nodes. DeepSeek's eight experts on four nodes: 3.6
+    copies. On one rank there is one copy, and a token that visits one expert is sent once."""
+    assert dispatched_copies(2, 4, 1, 8) == pytest.approx(7 / 4)
+    assert dispatched_copies(2, 4, 2, 4) == pytest.approx(3 / 2)
+    assert dispatched_copies(8, 32, 1, 8) == pytest.approx(3.6, abs=0.01)
+    assert dispatched_copies(8, 1, 1, 8) == 1
+    assert dispatched_copies(1, np.array([2, 64]), 1, 8) == pytest.approx([1, 1])
+
+
+def test_one_copy_of_a_token_takes_its_part_of_the_seconds() -> None:
+    ranks = Ranks(tensor=1, context=1, data=4, expert=4, expert_tensor=1, shard_groups=1)
+    size = exchanges(ranks, 3.0).facts.dispatched_bytes * 3.0
+    each, once = (exchanges(ranks, 3.0, one_copy_in=n).experts for n in (None, 4))
+    assert each == exactly(2 * link("all-to-all", size, 1, 4))
+    assert once == exactly(2 * link("all-to-all", size * 7 / 8, 1, 4))
 
 
 def test_sizes_of_a_block_by_hand() -> None:

@@ -11,6 +11,7 @@ from fakes.workloads import BARE, cluster, pipeline, small
 from hetplan.answers import Answers
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.making import new_plan
+from hetplan.plans.plan import Stage
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.profiling.workload import make_workload
@@ -68,3 +69,13 @@ def test_nothing_keeps_the_costs_of_a_workload_that_is_gone() -> None:
     del on, further, same
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
+
+
+def test_a_stage_keeps_the_rows_that_its_largest_group_has() -> None:
+    """Shares of 0.55 and 0.45 divide four rows into two and two, not into three and one."""
+    costs = costs_of(small())
+    shares: dict[str, Any] = {"layers": [(0, 2)], "devices": [[0], [1]], "tensor_shares": [1.0]}
+    unequal = Stage.model_validate({**shares, "row_shares": [0.55, 0.45]}, strict=False)
+    equal = Stage.model_validate({**shares, "row_shares": [0.5, 0.5]}, strict=False)
+    kept = [costs.stage_seconds(stage, (4,)).saved_bytes for stage in (unequal, equal)]
+    assert kept[0] == kept[1]

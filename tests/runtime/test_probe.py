@@ -22,7 +22,7 @@ from hetplan.runtime import distribute  # noqa: E402
 from hetplan.runtime.engine.chain import describe  # noqa: E402
 from hetplan.runtime.engine.distributed import example_of  # noqa: E402
 from hetplan.runtime.engine.probe import check_probe  # noqa: E402
-from hetplan.runtime.tracing.draws import Alike, draws  # noqa: E402
+from hetplan.runtime.tracing.draws import Alike, draws, may_draw  # noqa: E402
 from hetplan.runtime.tracing.split import LAYER  # noqa: E402
 from parity.asking import refused, run_forked  # noqa: E402
 
@@ -62,6 +62,8 @@ def test_modules_are_right_or_refused(name: str) -> None:
         # numbers that every rank read as data would be others on each
         assert all(chain.source.kinds[node] == LAYER for node in drawing)
         assert bool(drawing) == (expected == NOISY) or name == "drawn mixup"
+        # ranks seed the generators for these layers alone
+        assert any(chain.drawing) == bool(drawing)
     assert "\n" not in found
     assert found == RIGHT if expected in (RIGHT, NOISY) else re.search(expected, found), found
 
@@ -108,6 +110,12 @@ def test_ranks_have_the_gradients_of_one_process(name: str, plan: str, told: Any
         got = gradients.get(parameter, torch.zeros_like(gradient))
         limit = EXACT * float(gradient.abs().max()) + 1e-14
         assert float((got - gradient).abs().max()) <= limit, parameter
+
+
+def test_code_that_is_not_known_may_draw() -> None:
+    graph = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.ReLU()))
+    assert may_draw(graph)  # it calls a module, which is not a graph
+    assert may_draw(torch.nn.ReLU()) and not may_draw(torch.nn.ModuleList())
 
 
 def test_the_module_is_as_before() -> None:

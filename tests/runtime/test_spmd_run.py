@@ -159,7 +159,14 @@ def test_what_does_not_fit_is_one_line() -> None:
         check_job(Job(plan=planned(half, "dp-even", 4)))
 
 
-def test_distribute_takes_what_the_plan_runs() -> None:
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that was written to stderr."""
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    return line
+
+
+def test_distribute_takes_what_the_plan_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """Programs, and modules that can be traced, for SPMD plans; modules for plans of stages."""
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -190,6 +197,31 @@ def test_distribute_takes_what_the_plan_runs() -> None:
         loss = module(*module.batch(0, 0, 4)).item()
         own = distribute(module, plan_of(every_rule(traced, 1), alone))
         assert own.train_step() == pytest.approx(loss, rel=1e-5)
+        assert "(it cannot be split: " in told(capsys)  # batch statistics
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_modules_training_is_compared_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """By `distribute` and by the check of a job."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        theory = every_rule(trace_samples(strangers.Regression(), 4).program, 1)
+        alone = HapDecision(program=drawn_program(theory, 0), ratios=[[1.0]])
+        plan = plan_of(theory, alone)
+        assert distribute(strangers.Regression(), plan).train_step() > 0
+        assert capsys.readouterr().err == ""  # it was compared, and is right
+        lost = "backward pass has code that a trace drops"
+        with pytest.raises(UnsupportedError, match=lost):
+            distribute(strangers.hooked(), plan)
+        assert distribute(strangers.hooked(), plan, probe=False).train_step() > 0
+        assert "is not compared with one process's (as asked for)" in told(capsys)
+        job = Job(plan=plan, factory="fakes.strangers:hooked")
+        with pytest.raises(UnsupportedError, match=lost):
+            check_job(job)
+        check_job(replace(job, probe=False))
+        assert "is not compared with one process's (as asked for)" in told(capsys)
     finally:
         torch.distributed.destroy_process_group()
 

@@ -43,10 +43,6 @@ from hetplan.text import (
             "hetplan cluster detect --hosts desk,ann@attic:2222 -o cluster.yaml",
         ),
         (
-            "The nodes of a hostfile, each with GPUs of one type",
-            "hetplan cluster detect --hostfile hosts --device A100-SXM4-80GB -o cluster.yaml",
-        ),
-        (
             "The nodes that `kubectl get nodes -o json > nodes.json` wrote",
             "hetplan cluster detect --kubernetes nodes.json -o cluster.yaml",
         ),

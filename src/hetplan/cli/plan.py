@@ -187,7 +187,7 @@ def plan(
             many=True,
         ),
     ] = "fp16",
-    time_limit: LimitOption = 60.0,
+    time_limit: LimitOption = 600.0,
     gap: GapOption = None,
     threads: ThreadsOption = None,
     seed: SeedOption = None,

@@ -76,7 +76,7 @@ class Amp(Strategy):
         for number, problem in enumerate(problems):
             if run.should_stop:
                 break
-            part = run.part(time_limit=run.remaining / (len(problems) - number))
+            part = run.part(share=1 / (len(problems) - number))
             result = solve(family("amp"), problem.data, "auto", part)
             candidates.append(problem.candidate(AUTO, result))
             if not bound or result.objective is None:

@@ -130,7 +130,7 @@ class Ditto(Strategy):
         sizes = micro_batch_sizes(workload)
         instances = [instance_within_replay(workload, b, width) for width in widths for b in sizes]
         # not quiet: its incumbents and bounds are progress of this search
-        half = run.part(time_limit=run.remaining / 2, quiet=False)
+        half = run.part(share=0.5, quiet=False)
         try:
             best = DittoProblem(workload, instances).solve(AUTO, half)
         except NoPlan:
@@ -159,9 +159,7 @@ class DittoProblem(Problem):
         """The candidate of the best template. The instances are solved one after the other, each in
         an equal share of the time that is left. Raises NoPlan where no instance has a template."""
         if not method.exact:
-            # a time limit of None: no limit
-            limit = min(self.baseline_seconds, run.options.time_limit or self.baseline_seconds)
-            run.options = replace(run.options, time_limit=limit)
+            run = run.part(seconds=self.baseline_seconds, quiet=False)
         results: list[Result[Any]] = []
         # (objective plus transfers, result, template)
         templates: list[tuple[float, Result[Any], PlacedTemplate]] = []
@@ -169,7 +167,7 @@ class DittoProblem(Problem):
             if run.should_stop and results:
                 break
             run.report(note=f"{data.micro_batches} micro-batches")
-            part = run.part(time_limit=run.remaining / (len(self.instances) - number))
+            part = run.part(share=1 / (len(self.instances) - number))
             result = solve(family("ditto"), data, method.name, part)
             results.append(result)
             if result.decision is None:
@@ -223,7 +221,7 @@ class TemplatesProblem(Problem):
         for number, data in enumerate(self.instances):
             run.report(note=f"{data.micro_batches} micro-batches")
             if self.ready is None:
-                part = run.part(time_limit=run.remaining / (len(self.instances) - number))
+                part = run.part(share=1 / (len(self.instances) - number))
                 templates = list(template_list(data, part).templates)
             else:
                 templates = ready_templates(data, decisions_of(self.ready))

@@ -37,8 +37,6 @@ from hetplan.text import bytes_text, counted, seconds_text
 # The methods that do not search jointly have the setting `seconds` divided by this. HAP's A* ends
 # in that time on networks of 24 layers; the others take milliseconds.
 DIVISOR_WITHOUT_SEARCH = 6
-# A solver needs a time limit above 0, also where no time is left.
-LEAST_TIME_LIMIT = 1e-3
 
 
 class HapSettings(StrictModel):
@@ -126,10 +124,10 @@ class Hap(Strategy):
         ]
 
 
-def reported_per_iteration(run: Run, runs: int, time_limit: float) -> Run:
+def reported_per_iteration(run: Run, runs: int, seconds: float) -> Run:
     """A run for solving the instance, whose program runs `runs` times per iteration. It multiplies
     the incumbents and bounds that it reports to `run` by this number, so that they are seconds per
-    iteration. time_limit: seconds of the new run."""
+    iteration. seconds: budget of the new run."""
 
     def watch(progress: Progress) -> None:
         run.report(
@@ -138,8 +136,9 @@ def reported_per_iteration(run: Run, runs: int, time_limit: float) -> Run:
             note=progress.note,
         )
 
-    options = replace(run.options, time_limit=time_limit)
-    return Run(options, watch, run.cancel, hopeless=run.hopeless / runs)
+    part = run.part(seconds=seconds)
+    part.watch, part.hopeless = watch, run.hopeless / runs
+    return part
 
 
 def times(runs: int, seconds: float | None) -> float | None:
@@ -194,12 +193,11 @@ class SpmdProblem(Problem):
         seconds = self.search_seconds
         if not method.exact:
             seconds /= DIVISOR_WITHOUT_SEARCH
-        time_limit = max(min(seconds, run.remaining), LEAST_TIME_LIMIT)
         result = solve(
             family("hap"),
             self.searched.theory.data,
             method.name,
-            reported_per_iteration(run, posed.runs, time_limit),
+            reported_per_iteration(run, posed.runs, seconds),
         )
         solve_seconds = result.seconds + self.posing_seconds
         if not isinstance(result.decision, HapDecision) or result.objective is None:

@@ -15,13 +15,16 @@ together. All replicas stay alike. Its tensor and context degrees and its micro-
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations import family
+from hetplan.formulations.joint.annealing import LocalSearch, Parameters
 from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.design import Design
 from hetplan.formulations.joint.evaluate import broken, decision_of, plan_of
-from hetplan.formulations.joint.search import LocalSearch, Parameters
 from hetplan.formulations.joint.space import Space
 from hetplan.planner.astra import LIMITS, with_degrees
 from hetplan.planner.candidate import Candidate, StrategyMethod
@@ -37,12 +40,16 @@ from hetplan.schema import Positive, StrictModel
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 
+MOST_WORKERS = 64
+
 
 class JointSettings(StrictModel):
     """The settings `--set joint.NAME=VALUE`."""
 
     seconds: Positive = 20.0
-    """Time limit of search and proof together, where more time than that is left."""
+    """Seconds of a slow core that search and proof count together, at most."""
+    workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 2
+    """Number of processes that the search runs in. Another number may give another plan."""
 
 
 class Joint(Strategy):
@@ -72,10 +79,10 @@ class Joint(Strategy):
         )
         data = pose(workload, ("none", *useful_modes(workload)))
         if not with_degrees(workload):
-            return [JointProblem(data, self.starts, self.settings.seconds)]
+            return [JointProblem(data, self.starts, self.settings.seconds, self.settings.workers)]
         half = self.settings.seconds / 2
         return [
-            JointProblem(data, self.starts, half),
+            JointProblem(data, self.starts, half, self.settings.workers),
             FurtherProblem(workload, data, self.starts, half),
         ]
 
@@ -86,17 +93,25 @@ class JointProblem(Problem):
 
     data: JointData
     starts: Sequence[Plan]  # plans with which the search begins
-    seconds: float  # time limit
+    seconds: float  # counted, of search and proof
+    workers: int = 1  # processes of the search
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """The best plan of search and proof, with its bound. Raises NoPlan where none is found."""
-        part = run.part(time_limit=self.seconds, quiet=False)
+        part = run.part(seconds=self.seconds, quiet=False)
         starts = []
         for plan in self.starts:
             in_the_problem = plan.program is None and not any(broken(self.data, plan))
             if in_the_problem:
                 starts.append(decision_of(plan))
-        result = solve(family("joint"), self.data, method.name, part, starts=starts)
+        result = solve(
+            family("joint"),
+            self.data,
+            method.name,
+            part,
+            starts=starts,
+            workers=self.workers,
+        )
         if result.decision is None:
             raise NoPlan(
                 result.status, result.message or "no plan was reached in time", result.seconds
@@ -120,6 +135,10 @@ FURTHER = Parameters(
 )  # fmt: skip
 
 
+# A replay with further degrees takes so many times as long as one without.
+FURTHER_REPLAYS = 3.0
+
+
 class FurtherSpace(Space):
     """The designs of plans with further degrees, in which the row groups of a stage are context
     ranks, and all replicas are alike.
@@ -141,6 +160,11 @@ class FurtherSpace(Space):
         """0, so that every design is replayed: the bound by computing alone of `Space` is wrong
         here, because it gives each row group samples of its own, which context ranks share."""
         return 0.0
+
+    def replay_seconds(self, design: Design) -> float:
+        """The seconds that a replay of the design counts, which are many: its costs are made
+        anew."""
+        return FURTHER_REPLAYS * super().replay_seconds(design)
 
     def repaired(self, design: Design) -> Design | None:
         """The nearest design that obeys the rules of a plan file, with the degrees that follow from
@@ -221,7 +245,7 @@ class FurtherProblem(Problem):
     workload: Workload
     data: JointData
     starts: Sequence[Plan]  # plans with which the search begins, the fastest first
-    seconds: float  # time limit
+    seconds: float  # counted
     parameters: Parameters = FURTHER  # of the local search
 
     def as_listed(self, method: StrategyMethod) -> StrategyMethod:
@@ -243,7 +267,7 @@ class FurtherProblem(Problem):
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """The plan that fits and whose replay is shortest, of those that the local search replays.
         Raises NoPlan where none fits."""
-        part = run.part(time_limit=self.seconds, quiet=False)
+        part = run.part(seconds=self.seconds, quiet=False)
         search = LocalSearch(FurtherSpace(self.data, self.workload), part, self.parameters)
         search.begin(self.usable_starts())
         search.vary()

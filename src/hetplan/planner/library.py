@@ -18,7 +18,7 @@ from hetplan.profiling.models.operators import Stack
 from hetplan.profiling.profiles.profile import Profile
 from hetplan.solvers.run import Options, Run
 
-TIME_LIMIT = 60.0  # seconds
+TIME_LIMIT = 600.0  # seconds
 
 
 class Training(TypedDict, total=False):

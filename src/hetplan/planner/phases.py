@@ -1,4 +1,4 @@
-"""The phases in which all strategies are searched, and the time that each phase gets.
+"""The phases in which all strategies are searched, and the budget that each phase gets.
 
 Every phase goes over all searches (a search is a strategy, a workload and a variant):
 (1) methods that answer at once, so that a complete ranking exists early;
@@ -7,15 +7,19 @@ Every phase goes over all searches (a search is a strategy, a workload and a var
 (4) the other heuristics, which are for comparison;
 (5) the strategy `joint`, which begins with the plans of all others.
 
-In each phase, a search may take a share of the time that is left: a tenth in (1) and (3), an eighth
-in (4). In (2) the share is a fifth, because exact methods mostly need little of their time; it
-grows up to a half for the last searches. `joint` has at least a quarter of the whole time, unless
-its time limit is below that.
+The budget is counted in seconds of a slow core (`solvers.run.Work`), so that the same plans are
+found on every machine, idle or busy. A time limit is shared in the same way; it only cuts.
+
+In each phase, a search may take a share of the budget that is left: a tenth in (1) and (3), an
+eighth in (4). In (2) the share is a fifth, because exact methods mostly need little of their
+budget; it grows up to a half for the last searches. `joint` has at least a quarter of the whole
+budget, unless its own is below that.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
+from math import fsum
 
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.criteria import pareto
@@ -26,6 +30,9 @@ from hetplan.planner.strategy import NoPlan
 from hetplan.planner.variants import MOST_TYPES
 from hetplan.solvers.run import Run
 from hetplan.text import counted
+
+# Counted seconds of all searches but those of `joint`, whose own are settings.
+OTHERS_SECONDS = 60.0
 
 Phase = Callable[[StrategySearch, Run], list[Candidate]]
 
@@ -62,10 +69,16 @@ def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
         add(i, StrategySearch.exact_candidates, run, len(last) - place)
 
     for of_search, search in zip(candidates, searches, strict=True):
-        if not of_search and not search.variant.part and not before_joint.remaining:
+        if not of_search and not search.variant.part and before_joint.out_of_time:
             reason = NoPlan("unknown", "not begun: the time limit was reached")
             of_search.append(refused(search.strategy, search.strategy.methods[0], reason))
     return list(chain.from_iterable(candidates))
+
+
+def budget_of(searches: Sequence[StrategySearch]) -> float:
+    """The counted seconds of all searches together."""
+    joint = [s.strategy for s in searches if isinstance(s.strategy, Joint)]
+    return OTHERS_SECONDS + fsum(strategy.settings.seconds for strategy in joint)
 
 
 def share_before(joint: Sequence[StrategySearch], run: Run) -> float:

@@ -6,6 +6,7 @@ plan. Poplar's problem leaves them out. Objective and bound of a candidate are t
 plus these seconds, so that both are seconds per iteration.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -78,17 +79,26 @@ class Poplar(Strategy):
     recomputes = True
 
     settings: PoplarSettings = field(default_factory=PoplarSettings)
+    levels: tuple[int, ...] = STAGES  # ZeRO stages of the problems that may be posed
+
+    def within_levels(self, levels: Sequence[int]) -> "Poplar":
+        """The strategy that poses only problems of these ZeRO stages. The setting `lowest` stays as
+        it is, because the paper's algorithm finds the stage."""
+        return replace(self, levels=tuple(levels))
 
     def pose(self, workload: Workload, run: Run) -> "list[ZeroStageProblem]":
         """One problem for each ZeRO stage. Raises NoPlan where the lowest stage is wanted and none
-        fits."""
+        fits, and where the stage that is set is not among the allowed ones."""
         zero, assumed = self.settings.zero, self.settings.assumptions()
         if zero == "lowest":
             try:
                 return [ZeroStageProblem(workload, pose_lowest_stage(workload, assumed), assumed)]
             except NoStageFits as error:
                 raise NoPlan("infeasible", str(error)) from None
-        stages = STAGES if zero == "all" else (zero,)
+        wanted = STAGES if zero == "all" else (zero,)
+        stages = [stage for stage in wanted if stage in self.levels]
+        if not stages:
+            raise NoPlan("unknown", f"ZeRO {zero} is not among the levels asked for")
         return [
             ZeroStageProblem(workload, pose(workload, stage, assumed), assumed) for stage in stages
         ]

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hetplan.errors import InputError, UnsupportedError, debugging
-from hetplan.planner.candidate import Candidate, StrategyMethod
+from hetplan.planner.candidate import Candidate, StrategyMethod, joined
 from hetplan.planner.faults import fault_text
 from hetplan.planner.strategy import NoPlan, Problem, Strategy, begin_run
 from hetplan.profiling.workload import Workload
 from hetplan.schema import derived
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import CUT, Run, Stopped
+from hetplan.text import percent_text
 
 
 def propose(
@@ -60,7 +61,14 @@ def attempt(
         return refused(strategy, named, error)
     except Exception as error:  # noqa: BLE001 - a fault costs this method's row alone
         return fault_of(strategy.name, named, error)
-    return None if candidate is None else replace(candidate, method=named)
+    if candidate is None:
+        return None
+    candidate = replace(candidate, method=named)
+    if run.cut and CUT not in candidate.message:
+        share = percent_text(run.spent / (run.budget or 1.0))
+        text = f"{CUT}: {candidate.name} after {share} of its budget"
+        candidate = replace(candidate, message=joined(candidate.message, text))
+    return candidate
 
 
 def refused(

@@ -14,14 +14,14 @@ from functools import partial
 from hetplan.planner.candidate import Candidate, with_inputs
 from hetplan.planner.criteria import Criteria, rank, winner_of
 from hetplan.planner.fits import advice
-from hetplan.planner.phases import search_all, with_parts
+from hetplan.planner.phases import budget_of, search_all, with_parts
 from hetplan.planner.planning import Planning
 from hetplan.planner.search import OnCandidate, StrategySearch
 from hetplan.planner.strategy import Strategy, make_strategies
 from hetplan.planner.variants import Variant, parts_of_cluster
 from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.workload import Workload
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import CUT, Run
 
 # The searches get 1 / END of the time. The rest, an eleventh, is for the start of Python, the
 # replay of the last plan, ranking, explaining and printing.
@@ -50,13 +50,17 @@ def make_plans(
     run, criteria, first = (run or Run()).share(END), criteria or Criteria(), in_precisions[0]
     picked = make_strategies() if strategies is None else list(strategies)
     criteria.check(first)
+    if criteria.zero_levels:
+        picked = [strategy.within_levels(criteria.zero_levels) for strategy in picked]
     several = len(in_precisions) > 1
     variants = [(w, Variant(precision=w.precision if several else None)) for w in in_precisions]
     # where money or levels count, slower plans may win, too
     cannot_win = math.inf if criteria.wants_slower else StrategySearch.cannot_win
     start = partial(StrategySearch, on_candidate=on_candidate, cannot_win=cannot_win)
     on_whole_cluster = [start(s, w, run, v) for s in picked for w, v in variants]
-    # if parts are searched, they get the second half of the time
+    if run.budget is None:
+        run.budget = budget_of(on_whole_cluster) * (2 if criteria.wants_parts else 1)
+    # if parts are searched, they get the second half of the budget
     candidates = search_all(on_whole_cluster, run.share(2 if criteria.wants_parts else 1))
     all_notes = list(notes)
     if criteria.wants_parts:
@@ -68,6 +72,7 @@ def make_plans(
         ]
         candidates, left_out = with_parts(candidates, searches, run)
         all_notes += left_out
+    all_notes += [c.message for c in candidates if CUT in c.message and c.plan is not None]
     candidates = with_inputs_of(in_precisions, candidates)
     judged = [criteria.judged(candidate, first) for candidate in candidates]
     judged.sort(key=lambda pair: (not pair[1], *rank(pair[0], first)))

@@ -30,9 +30,9 @@ import numpy as np
 
 from hetplan.errors import InputError, require
 from hetplan.formulations import family
+from hetplan.formulations.joint.annealing import Parameters
 from hetplan.formulations.joint.bound.alone import computing_alone
 from hetplan.formulations.joint.evaluate import plan_of
-from hetplan.formulations.joint.search import Parameters
 from hetplan.planner.variants import Part, on_part, useful_modes
 from hetplan.plans.making import with_inputs
 from hetplan.plans.plan import Plan, Recomputation

@@ -81,7 +81,7 @@ class StrategySearch:
         if self.variant.part:
             return self.run.should_stop
         fits = any(candidate.fits_memory for candidate in self.known)
-        return fits and not self.run.remaining
+        return fits and self.run.out_of_time
 
     @property
     def hopeless_bound(self) -> float:

@@ -85,6 +85,11 @@ class Strategy(Protocol):
         does not use such plans returns itself."""
         return self
 
+    def within_levels(self, levels: Sequence[int]) -> "Strategy":
+        """The strategy that poses only problems of these ZeRO levels. A strategy whose problems are
+        not of one level each returns itself; its plans of other levels cannot win."""
+        return self
+
 
 class NoPlan(Exception):
     """Raised where a strategy or a method has no plan."""

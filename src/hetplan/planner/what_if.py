@@ -43,7 +43,7 @@ from hetplan.text import grouped, ranges_text
 
 # Least precision of an answer with the strategy `joint`. Its search compares plans by their robust
 # seconds where these differ from their seconds by more than a hundredth
-# (`formulations.joint.search`), so that a smaller difference of seconds may come from the search.
+# (`formulations.joint.annealing`), so that smaller differences of seconds may come from it.
 LEAST_PRECISION = 0.01
 FOUND_FOR = "the plan was found for another row: "
 GIVEN = "the plan that was given"

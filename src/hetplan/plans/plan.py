@@ -27,7 +27,8 @@ Rules   (1) Every replica has every layer exactly once, in order.
             1 on, ZeRO shares are positive exactly for the devices in use.
         (7) A plan has a program exactly under the schedule `spmd`. It then has one replica of one
             stage on one row group, and the program's ratios, not the stage's shares, say how
-            tensors are divided. Its ZeRO level is 0, and it recomputes nothing.
+            tensors are divided. Its ZeRO level is 0, it recomputes nothing, and its micro-batches
+            have equally many samples: the program is for as many.
         (8) In a plan with `degrees` every stage has one row group per context rank, with equal
             shares. Expert ranks divide the ranks of a stage over all replicas, and shard groups
             divide the context ranks of all replicas.
@@ -474,8 +475,8 @@ def check_zero_shares(plan: Plan) -> None:
 
 def check_program(plan: Plan) -> None:
     """Raise InputError unless a plan has a program exactly under `spmd`, and is then one replica of
-    one stage on one row group, without ZeRO and recomputation, with a ratio for each of its
-    devices: rule (7)."""
+    one stage on one row group, without ZeRO and recomputation, with equal micro-batches and a ratio
+    for each of its devices: rule (7)."""
     presence = "missing" if plan.program is None else "given"
     require(
         (plan.schedule == "spmd") == (plan.program is not None),
@@ -492,6 +493,13 @@ def check_program(plan: Plan) -> None:
         plan.zero == 0 and plan.recomputation == "none",
         f"zero is {plan.zero}, expected 0, and no recomputation, under spmd",
     )
+    first, *others = plan.replicas[0].micro_batches
+    for b, batch in enumerate(others, start=1):
+        require(
+            batch.samples == first.samples,
+            f"replicas[0].micro_batches[{b}].samples is {batch.samples}, "
+            f"expected those of micro_batches[0] ({first.samples}) under spmd",
+        )
     groups = plan.replicas[0].stages[0].devices
     require(
         len(groups) == 1,

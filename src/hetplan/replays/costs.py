@@ -448,7 +448,6 @@ class Costs(Links):
     def _stage_seconds(self, stage: Stage, sizes: Sizes) -> StageSeconds:
         """The passes of a stage. sizes [B]: samples of each kind of micro-batch."""
         tensor = len(stage.tensor_shares)
-        largest_share = self.context * max(stage.row_shares) / sum(stage.row_shares)
         passes, forward_reduces, backward_reduces, saved = [], [], [], []
         for chunk in stage.layers:
             reduces = [self.reduces(stage, chunk, n) for n in sizes]
@@ -456,8 +455,7 @@ class Costs(Links):
             backward_reduces.append([in_backward for _, in_backward in reduces])
             passes.append([self.passes(stage, chunk, n) for n in sizes])
             sample_bytes = self.saved_bytes(chunk, tensor)
-            # `split` rounds the rows of a row group up or down, hence at most to the next number
-            saved.append([math.ceil(n * largest_share) * sample_bytes for n in sizes])
+            saved.append([max(self.rows(stage, n)) * sample_bytes for n in sizes])
         return StageSeconds(passes, [forward_reduces, backward_reduces], saved)
 
     def _boundary_transfers(

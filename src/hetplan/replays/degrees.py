@@ -184,14 +184,16 @@ class DegreeCosts(Costs):
 
         kind: the ranks' device type. samples: number of samples of the micro-batch.
         """
+        offer = self.offers[kind]
         return BlockExchanges(
             facts=self.facts,
-            group_seconds=partial(group_seconds, self.offers[kind], self.assumed),
+            group_seconds=partial(group_seconds, offer, self.assumed),
             ranks=self.ranks,
             rows=samples / self.context,
             sequence_parallel=self.degrees.sequence_parallel,
             all_to_all=self.degrees.exchange == "all-to-all",
             fully_sharded=self.fully_sharded,
+            one_copy_in=offer.node_devices if self.assumed.stack.one_copy else None,
         )
 
     def _waits(self, kind: str, samples: int) -> tuple[float, float]:

@@ -45,6 +45,24 @@ def expert_seconds(
     return np.asarray(2 * group_seconds("all-to-all", size, expert_tensor, expert))
 
 
+def dispatched_copies(
+    experts: float, expert: Numbers, expert_tensor: Numbers, node_devices: int
+) -> Floats:
+    """Copies of a token that leave its rank where a dispatcher sends one to each place: of p
+    places, p (1 - (1 - 1 / p)^k), the number that a token visits on average which chooses k of all
+    experts alike.
+
+    Places are the nodes over which the expert ranks are spread, since a node's ranks pass the token
+    on (DeepSeek-AI, DeepEP; NVIDIA, HybridEP). Within one node they are the expert ranks.
+
+    experts: k, the experts that a token visits. expert: ranks over which the experts are spread;
+    they are `expert_tensor` apart. node_devices: ranks of one node.
+    """
+    nodes = np.ceil(expert * expert_tensor / node_devices)
+    places = np.where(nodes > 1, nodes, expert)
+    return np.asarray(places * (1 - (1 - 1 / places) ** experts))
+
+
 def ring_seconds(
     group_seconds: GroupSeconds, size: Numbers, context: Numbers, tensor: Numbers
 ) -> Floats:
@@ -133,6 +151,9 @@ class BlockExchanges(Generic[Degree]):
     # whether weights are all-gathered for each pass, and gradients are reduce-scattered after the
     # backward pass
     fully_sharded: bool | Flags
+    # ranks of a node where the dispatcher sends one copy of a token to each of its places; None: it
+    # sends one to each expert
+    one_copy_in: int | None = None
 
     @cached_property
     def experts(self) -> Floats:
@@ -144,6 +165,12 @@ class BlockExchanges(Generic[Degree]):
         ranks = self.ranks
         divided = self.sequence_parallel | np.less(ranks.expert_tensor, ranks.tensor)
         size = self.facts.dispatched_bytes * self.rows / np.where(divided, ranks.tensor, 1)
+        experts = self.facts.shape.experts
+        if experts is not None and self.one_copy_in is not None:
+            copies = dispatched_copies(
+                experts.active, ranks.expert, ranks.expert_tensor, self.one_copy_in
+            )
+            size = size * copies / experts.active
         return expert_seconds(self.group_seconds, size, ranks.expert, ranks.expert_tensor)
 
     @cached_property

@@ -120,18 +120,11 @@ class ZeroCosts:
         """First layer of a stage's first chunk -> number of row groups in all replicas that hold
         the layer."""
         replicas = self.plan.replicas
-        # the virtual stages of a replica begin with the first chunk of each stage
-        first_chunks = [
-            firsts[: len(replica.stages)]
-            for firsts, replica in zip(self.firsts, replicas, strict=True)
-        ]
-        row_groups: dict[int, int] = {}
-        for layer in {*chain(*first_chunks)}:
-            row_groups[layer] = 0
-            for firsts, replica in zip(first_chunks, replicas, strict=True):
-                stage = replica.stages[bisect_right(firsts, layer) - 1]
-                row_groups[layer] += len(stage.devices)
-        return row_groups
+        first_layers = {stage.layers[0][0] for replica in replicas for stage in replica.stages}
+        return {
+            layer: sum(len(replicas[i].stages[stage].devices) for i, stage in self.owners(layer))
+            for layer in first_layers
+        }
 
     def shares(self, stage: Stage) -> tuple[float, ...]:
         """For each device of the stage, the share of its weights' model states that it holds. Where

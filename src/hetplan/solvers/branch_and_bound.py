@@ -85,6 +85,7 @@ class SearchLimits:
     most_nodes: int | None = None  # nodes expanded at most; None: no limit
     # The relative rounding in the family's bounds. Reported and returned bounds are lowered by it.
     rounding: float = 0.0
+    node_seconds: float = 2e-3  # that a node counts towards the budget of the run
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,7 @@ def search(
             heapq.heappush(heap, entry)
             break
         expanded += 1
+        run.count(limits.node_seconds)
         if not expansion.progress:
             idle_nodes += 1
         dropped_bound = min(dropped_bound, max(bound, expansion.dropped_bound))

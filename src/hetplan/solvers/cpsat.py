@@ -201,8 +201,10 @@ def solve(model: Model | ConstraintModel, run: Run, report: Sink | None = None) 
     solver = _configured(run.options)
     cp, scale = (model.cp, model.scale) if isinstance(model, ConstraintModel) else write(model)
     run.check()
-    if math.isfinite(run.remaining):
-        solver.parameters.max_time_in_seconds = run.remaining
+    if math.isfinite(run.seconds_left):
+        solver.parameters.max_time_in_seconds = run.seconds_left
+    if run.budget is not None:
+        solver.parameters.max_deterministic_time = run.remaining
     latest = Latest()
     solver.best_bound_callback = latest.on_bound
     status = drive(

@@ -43,6 +43,7 @@ EXACT: Mapping[str, NativeValue] = {
     "primal_feasibility_tolerance": TOLERANCE,
     "dual_feasibility_tolerance": TOLERANCE,
 }
+NODE_SECONDS = 1e-2  # that a node of the branch and bound counts towards a budget
 FEASIBLE = 2  # value of HighsInfo.primal_solution_status: 0 none, 1 infeasible, 2 feasible
 
 # Model statuses of HiGHS. Those of _STOPPED become `stop_reason(run)`. A status that is in none of
@@ -93,6 +94,7 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     statistics: dict[str, object] = {}
     if status is not None:
         _keep_last_word(highs, latest, bool(arrays.integer.any()))
+        run.count(NODE_SECONDS * max(highs.getInfo().mip_node_count, 0))
         stop, message = _stop_and_message(highs, run)
         statistics = {"nodes": int(highs.getInfo().mip_node_count)}
     values = {} if stop is Stop.INFEASIBLE else _read(latest, arrays, scale, units)
@@ -160,8 +162,10 @@ def _prepared(arrays: LinearArrays, run: Run) -> Any:
         "random_seed": run.options.seed,
         "mip_rel_gap": run.options.gap * GAP_SHARE,
     }
+    if run.budget is not None:
+        common["mip_max_nodes"] = int(run.remaining / NODE_SECONDS) + 1
     highs = loaded(arrays, instance(run.options, {**SETTINGS, **EXACT, **common}))
-    if (left := run.remaining) < math.inf:  # last, as passing the model takes time too
+    if (left := run.seconds_left) < math.inf:  # last, as passing the model takes time too
         _check(highs.setOptionValue("time_limit", left), "option time_limit")
     return highs
 
@@ -227,7 +231,8 @@ def _stop_and_message(highs: Any, run: Run) -> tuple[Stop, str]:
     if status in _PROVEN:
         return _PROVEN[status], ""
     if status in _STOPPED:
-        expected = status in ("kTimeLimit", "kInterrupt")
+        used_up = run.budget is not None and status == "kSolutionLimit"
+        expected = status in ("kTimeLimit", "kInterrupt") or used_up
         return stop_reason(run), "" if expected else f"HiGHS: {status}"
     if status not in _FAILED:
         logging.getLogger("hetplan").warning("HiGHS returned an unknown model status: %s", status)

@@ -66,6 +66,7 @@ class LabelLimits:
     chunk: int = 4096
     # A bucket is also cut before its turn, once it has more labels than this multiple of the width.
     crowding: int = 4
+    label_seconds: float = 2e-6  # that a label counts towards the budget of the run
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,8 @@ def set_labels(
         del pending[bucket]
         first_numbers.append(count)
         for begin in range(0, len(labels), limits.chunk):
-            run.check()
             chunk = labels[begin : begin + limits.chunk]
+            run.check(limits.label_seconds * len(chunk))
             for extensions in rules.extend(bucket, chunk, threshold()):
                 if not len(extensions.rows):
                     continue

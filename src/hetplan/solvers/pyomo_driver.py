@@ -188,9 +188,9 @@ def _minimised(
 
 def _limit(run: Run) -> float | None:
     """The seconds left of the time limit as Pyomo's interfaces take them; None for no limit."""
-    if math.isinf(run.remaining):
+    if math.isinf(run.seconds_left):
         return None
-    return max(run.remaining, 1e-3)  # several interfaces take 0 for no limit
+    return max(run.seconds_left, 1e-3)  # several interfaces take 0 for no limit
 
 
 def _silence_highs(solver: Any) -> None:

@@ -36,6 +36,7 @@ RESERVED: Mapping[str, Mapping[str, str]] = {
 }
 
 
+CUT = "cut by the time limit"  # begins the message that says where a time limit cut a method
 HIGHS = "highs"  # the name of HiGHS as a solver behind Pyomo
 
 
@@ -125,6 +126,17 @@ class Progress:
 Watcher = Callable[[Progress], None]
 
 
+@dataclass
+class Work:
+    """Work that a run and all its parts have done, in counted seconds.
+
+    A method counts its steps, states or nodes, each with the seconds that one takes on a slow core.
+    The count is the same on every machine, idle or busy.
+    """
+
+    seconds: float = 0.0
+
+
 class Stopped(Exception):
     """Work was given up because the run should stop (`Run.check`). The method that began the work
     catches this and returns the best decision and bound so far."""
@@ -149,6 +161,12 @@ class Run:
     # A bound above this objective ends the run, because no decision would be of use. Parts do not
     # inherit it, because their bounds may be of other problems.
     hopeless: float = float("inf")
+    # Counted seconds after which the run ends. None: work is counted, but limits nothing.
+    budget: float | None = None
+    work: Work = field(default_factory=Work)  # shared with the run that this one is a part of
+
+    def __post_init__(self) -> None:
+        self.work_before = self.work.seconds  # done before this run began
 
     @property
     def elapsed(self) -> float:
@@ -156,11 +174,38 @@ class Run:
         return CLOCK.seconds() - self.started
 
     @property
-    def remaining(self) -> float:
-        """Seconds left of the time limit, never below 0; infinite without a limit."""
+    def seconds_left(self) -> float:
+        """Seconds of the clock left of the time limit, never below 0; infinite without a limit."""
         if self.options.time_limit is None:
             return float("inf")
         return max(0.0, self.options.time_limit - self.elapsed)
+
+    @property
+    def spent(self) -> float:
+        """Counted seconds of this run and its parts."""
+        return self.work.seconds - self.work_before
+
+    @property
+    def remaining(self) -> float:
+        """Counted seconds left of the budget; seconds of the clock where the run has no budget.
+        Never below 0; infinite without any limit."""
+        if self.budget is None:
+            return self.seconds_left
+        return max(0.0, self.budget - self.spent)
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the budget or the time limit is used up."""
+        return self.remaining <= 0.0 or self.seconds_left <= 0.0
+
+    @property
+    def cut(self) -> bool:
+        """Whether the time limit ended the run before its budget was used up."""
+        return self.budget is not None and self.seconds_left <= 0.0 < self.remaining
+
+    def count(self, seconds: float) -> None:
+        """Count work that takes so many seconds on a slow core."""
+        self.work.seconds += seconds
 
     @property
     def cancelled(self) -> bool:
@@ -170,14 +215,16 @@ class Run:
     @property
     def should_stop(self) -> bool:
         """Whether the method should return now: cancelled, out of time, or hopeless."""
-        return self.cancelled or self.remaining <= 0.0 or (self.bound or 0.0) > self.hopeless
+        return self.cancelled or self.out_of_time or (self.bound or 0.0) > self.hopeless
 
-    def check(self) -> None:
-        """Raise `Stopped` where the run should stop.
+    def check(self, counted: float = 0.0) -> None:
+        """Raise `Stopped` where the run should stop. counted: seconds of work that are counted
+        first.
 
         This is for work of which a part is of no use, such as building a model. It takes less than
         a microsecond, so that builders call it with every row and every column.
         """
+        self.count(counted)
         if self.should_stop:
             raise Stopped
 
@@ -195,29 +242,44 @@ class Run:
         if self.watch is not None:
             self.watch(Progress(self.elapsed, self.incumbent, self.bound, self.note))
 
-    def part(self, *, time_limit: float | None = None, quiet: bool = True) -> "Run":
+    def part(
+        self,
+        *,
+        seconds: float | None = None,
+        share: float = 1.0,
+        time_limit: float | None = None,
+        quiet: bool = True,
+    ) -> "Run":
         """A run inside this one, with the same options and the same wish to stop.
 
-        time_limit: its seconds, if less are not left here; None: the seconds left here. quiet:
-        whether the watcher hears nothing of it.
+        seconds: its budget, if less is not left here; None: what is left of the budget here. share:
+        the share that it may take of the budget and of the time that are left here. time_limit:
+        its seconds of the clock, if less are not left here. quiet: whether the watcher hears
+        nothing of it.
         """
-        limit = self.remaining
+        budget = None if self.budget is None else share * self.remaining
+        if seconds is not None:
+            budget = seconds if budget is None else min(budget, seconds)
+        limit = share * self.seconds_left
         if time_limit is not None:
             limit = min(limit, time_limit)
         # `Options` takes no limit of 0 seconds
         finite_limit = None if limit == float("inf") else max(limit, 1e-3)
         options = replace(self.options, time_limit=finite_limit)
-        return Run(options, None if quiet else self.watch, self.cancel, tap=self.tap)
+        watch = None if quiet else self.watch
+        return Run(options, watch, self.cancel, tap=self.tap, budget=budget, work=self.work)
 
     def share(self, count: float, label: str = "") -> "Run":
-        """A run inside this one with a `count`-th of the time that is left. This run reports the
-        progress of that one as its own, with `label` in front of its notes."""
+        """A run inside this one with a `count`-th of the budget and of the time that are left. This
+        run reports the progress of that one as its own, with `label` in front of its notes."""
 
         def show(progress: Progress) -> None:
             self.incumbent, self.bound = progress.incumbent, progress.bound
             self.report(note=f"{label} {progress.note}".strip())
 
-        return replace(self.part(time_limit=self.remaining / count), watch=show)
+        part = self.part(share=1 / count)
+        part.watch = show
+        return part
 
 
 D = TypeVar("D")

@@ -44,6 +44,9 @@ from hetplan.solvers.branch_and_bound import Incumbent
 from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 from hetplan.text import grouped
 
+# Seconds that a trial counts towards the budget of a run.
+TRIAL_SECONDS = 1e-3
+
 DRAWS = 50  # random strategies that the paper tries (§4.5)
 STEPS = 50  # annealing steps, as in the published code
 START_TEMPERATURE = 10.0  # seconds, as in the published code
@@ -107,6 +110,7 @@ def megatron_trials(data: AmpData, problem: AmpProblem, run: Run) -> Iterator[Tr
                 for cut in (by_layers, by_parameters):
                     trials.append(try_out(problem, Strategy(chosen, placement, cut)))
             yield from trials
+            run.count(TRIAL_SECONDS * len(trials))
             if run.should_stop:
                 return
             if any(trial.seconds is not None for trial in trials):
@@ -131,6 +135,7 @@ def random_trials(data: AmpData, problem: AmpProblem, run: Run) -> Iterator[Tria
     for _ in range(DRAWS):
         chosen = configurations[rng.integers(len(configurations))]
         yield try_out(problem, random_strategy(problem, chosen, rng))
+        run.count(TRIAL_SECONDS)
         if run.should_stop:
             return
 
@@ -238,6 +243,7 @@ def annealing(data: AmpData, run: Run) -> Outcome[AmpDecision]:
         state = moves.start()
         energy = energy_of(problem, state, incumbent)
         while step < STEPS and not run.should_stop:
+            run.count(TRIAL_SECONDS)
             candidate = moves.neighbour(state)
             energy_there = energy_of(problem, candidate, incumbent)
             temperature = START_TEMPERATURE * (1 - step / STEPS)

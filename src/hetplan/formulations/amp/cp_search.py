@@ -130,7 +130,7 @@ class Sweep:
             close_enough = case.bound >= self.incumbent.objective * (1 - self.run.options.gap)
             if close_enough or below == cutoff:
                 self.close(case)
-        elif answer.stop is Stop.LIMIT and part.remaining > seconds / 2 and self.run.tap is None:
+        elif answer.stop is Stop.LIMIT and part.seconds_left > seconds / 2 and self.run.tap is None:
             self.give_up(case, "a native option ended its model")
         return None
 

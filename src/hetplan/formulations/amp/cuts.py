@@ -38,6 +38,9 @@ from hetplan.formulations.amp.problem import (
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent, search
 from hetplan.solvers.run import Run
 
+# Seconds that a placement counts towards the budget of a run.
+PLACEMENT_SECONDS = 1e-3
+
 # Relative. Sums of the same layers differ by less than this by rounding.
 ROUNDING = 1e-12
 # numbers of the first and the last candidate θ, and of the first and the last candidate s
@@ -276,6 +279,7 @@ def find_first(problem: AmpProblem, cells: Cells, incumbent: Incumbent[Strategy]
             if run.cancelled or out_of_time:
                 return
             priced = try_placement(problem, config, array)
+            run.count(PLACEMENT_SECONDS)
             if priced is not None:
                 seconds, strategy = priced
                 incumbent.offer(seconds, strategy)

@@ -433,9 +433,7 @@ def solve_by(
         Case(Tables(problem, config, cells), quick_seconds(problem, config))
         for config in problem.configurations()
     ]
-    first_seconds = parameters.first_share * run.remaining
-    time_limit = first_seconds if math.isfinite(first_seconds) else None
-    part = run.part(time_limit=time_limit)
+    part = run.part(share=parameters.first_share)
     find_first(problem, cells, incumbent, part)
     cases.sort(key=lambda case: case.bound)
     # when time runs out, the remaining configurations keep their quick bounds

@@ -57,6 +57,9 @@ from hetplan.formulations.amp.problem import (
 )
 from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 
+# Seconds that a step of a cut counts towards the budget of a run.
+STEP_SECONDS = 2e-4
+
 MAX_TABLE_BYTES = 2 * 2**30  # the most bytes of the programme's table, for one configuration
 # Method -> Megatron's cut (§4.1), which the method uses in place of the programme's cut.
 CUTS: Mapping[str, Callable[[AmpProblem, int], Ints]] = {
@@ -143,13 +146,19 @@ def ranked_candidates(
     nodes = [device.node for device in data.devices]
     candidates: list[Candidate] = []
     skipped, finished = 0, True
+
+    def counted_stop() -> bool:
+        """Whether the run should stop, after one more step of a cut."""
+        run.count(STEP_SECONDS)
+        return run.should_stop
+
     by_stages = sorted(problem.configurations(), key=lambda configuration: configuration.pipeline)
     for chosen in by_stages:
         placement = megatron_placement(nodes, chosen)
         averages = average(problem, chosen, placement, released=released)
         try:
             answer = paper_cut(
-                averages.layer, averages.link, chosen.gas, lambda: run.should_stop,
+                averages.layer, averages.link, chosen.gas, counted_stop,
                 forgetful=released,
             )  # fmt: skip
         except TableTooLarge:

@@ -24,6 +24,9 @@ from hetplan.formulations.astra.problem import (
 )
 from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason
 
+# Seconds that a piece of combinations counts towards the budget of a run.
+PIECE_SECONDS = 1e-3
+
 # Combinations of numbers of layers that are computed at once, in about a hundredth of a second.
 PIECE = 100_000
 
@@ -81,7 +84,7 @@ class Enumeration:
         # which is dropped.
         shape = (1, *most[:-1].tolist())
         for begin in range(0, math.prod(shape), self.piece):
-            self.run.check()
+            self.run.check(PIECE_SECONDS)
             numbers = np.arange(begin, min(begin + self.piece, math.prod(shape)))
             indices = np.stack(np.unravel_index(numbers, shape), axis=1)  # [R, used types]
             n = indices[:, 1:] + 1  # [R, used types - 1]

@@ -39,6 +39,9 @@ from hetplan.formulations.ditto.problem import TIE, DittoProblem, Floats, Ints
 from hetplan.solvers import highs
 from hetplan.solvers.run import Options, Run
 
+# Seconds that an arc of a cutting plane counts towards the budget of a run.
+PLANE_SECONDS = 2e-7
+
 
 @dataclass(frozen=True)
 class Charge:
@@ -305,7 +308,7 @@ def best_prices(
     lines = _Lines(len(used), run.options)
     best, chosen, current = -np.inf, np.zeros(len(used)), np.zeros(len(used))
     for _ in range(planes.most):
-        run.check()
+        run.check(PLANE_SECONDS * len(arcs.option))
         bound = bounded(current)
         if bound > best:
             best, chosen = bound, current

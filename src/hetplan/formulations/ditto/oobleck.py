@@ -38,6 +38,9 @@ from hetplan.formulations.ditto.problem import (
 )
 from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason
 
+# Seconds that a pair of states counts towards the budget of a run.
+STATE_SECONDS = 1e-4
+
 
 class NoTemplate(Exception):
     """An algorithm has no template; the text says why."""
@@ -301,7 +304,7 @@ class Division:
         fewest = (-(-self.coords // largest_group)).sum(axis=1)
         most = self.coords.sum(axis=1)
         for x in range(1, len(self.coords)):
-            run.check()
+            run.check(STATE_SECONDS * float(math.prod(int(d) + 1 for d in self.coords[x])))
             below = np.array(list(product(*(range(int(d) + 1) for d in self.coords[x]))))
             parts = (below @ self.strides)[1:-1]  # without 0 and x
             divide(

@@ -44,6 +44,9 @@ from hetplan.solvers.model import Model
 from hetplan.solvers.run import OPTIMAL_GAP, Run, Stop, Stopped, stop_reason
 from hetplan.text import Table, grouped, percent_text, seconds_text
 
+# Seconds that a value of Z counts towards the budget of a run.
+VALUE_SECONDS = 1e-6
+
 # A vector of nodes: the number of nodes of each device type, in the data's order.
 Nodes = tuple[int, ...]
 # Each micro-batch and each vector of nodes is looked at once.
@@ -235,7 +238,7 @@ def iteration_values(templates: Sequence[Template], micro_batches: int, run: Run
     values = []
     for template in templates:
         for count in range(len(template.times), micro_batches + 1):
-            run.check()
+            run.check(VALUE_SECONDS)
             values.append(template.iteration_seconds(count))
     return np.unique(np.array(values))
 

@@ -40,6 +40,9 @@ from hetplan.formulations.hap.problem import Floats
 from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.run import Run
 
+# Seconds that a state counts towards the budget of a run.
+STATE_SECONDS = 2e-4
+
 SecondsByType = tuple[float, ...]  # of the device types that count, see `_types_that_count`
 # Seconds of two device types are equal if their relative difference is less, which is rounding.
 SAME = 1e-12
@@ -170,6 +173,7 @@ class Search:
             if partial.ready not in self._unbeaten[partial.state]:
                 continue
             self.extended += 1
+            run.count(STATE_SECONDS)
             for move, state in self.transitions.extensions(partial.state):
                 longer = self.extension(partial, move, state)
                 if not self.is_beaten(longer):

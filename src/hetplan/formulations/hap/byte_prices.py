@@ -23,6 +23,9 @@ from hetplan.solvers.general import minimise
 from hetplan.solvers.model import SMALLEST, Model, Totals
 from hetplan.solvers.run import Run
 
+# Seconds that a round counts towards the budget of a run.
+ROUND_SECONDS = 1e-2
+
 # All memory of a device costs at most this multiple of the seconds of all triples. Prices need some
 # limit: where no program fits in a cell, the bound rises with them without end.
 DEAREST = 1e5
@@ -99,6 +102,7 @@ def best_multipliers(
     best, chosen = -np.inf, start
     for _ in range(ROUNDS):
         means.set_multipliers(multipliers)
+        run.count(ROUND_SECONDS)
         one_mean = multipliers.type_weights[None]  # [1, K]
         cost = means.costs(graph.work, one_mean)[:, 0]  # [arc, V] by this mean
         length, first_arc = shortest(graph, cost)

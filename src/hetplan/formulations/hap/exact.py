@@ -115,7 +115,7 @@ def _searched(
     details: dict[str, object] = {}
     if graph is not None and not too_many_ratios and _can_be_bounded(graph, parameters):
         share = parameters.cells_share if milp_can_finish else 1.0
-        part = run.part(time_limit=share * run.remaining, quiet=False)
+        part = run.part(share=share, quiet=False)
         proof = _proof_by_cells(graph, incumbent, part, parameters)
         proven = proof.proven
         bound = max(bound, proof.bound or 0.0)

@@ -17,6 +17,9 @@ from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.theory import NOTHING, ReducedTheory
 from hetplan.solvers.run import Run
 
+# Seconds that a program counts towards the budget of a run.
+PROGRAM_SECONDS = 5e-3
+
 COMBINED: tuple[Combine, ...] = (sum, max)
 # The prices of all memory together that are tried, in multiples of the seconds of all triples. They
 # are tried in this order, until time is up and a program fits.
@@ -96,6 +99,7 @@ def fitting_program(theory: ReducedTheory, run: Run) -> tuple[list[int], float]:
     for byte_price, combine in product(tried_byte_prices(problem), COMBINED):
         with_bytes = _with_bytes(problem, seconds_of, byte_price)
         best = min(best, priced(greedy_program(theory, with_bytes, combine)))
+        run.count(PROGRAM_SECONDS)
         if run.should_stop and np.isfinite(best[0]):
             break
     return best[1], best[0]

@@ -35,6 +35,9 @@ from hetplan.formulations.hap.problem import Ints
 from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.run import Run
 
+# Seconds that a state counts towards the budget of a run.
+STATE_SECONDS = 5e-5
+
 Need = frozenset[int]
 
 
@@ -51,7 +54,7 @@ def graph_of_needs(
     arcs: list[tuple[int, int, int]] = []
     for u, need in enumerate(states):  # the loop appends to the list
         if run is not None:
-            run.check()
+            run.check(STATE_SECONDS)
         to_settle = need
         if canonical and need:
             to_settle = of_highest_level(theory, need)

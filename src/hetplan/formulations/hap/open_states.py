@@ -36,6 +36,9 @@ from hetplan.formulations.hap.problem import Floats, Ints
 from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.run import Run
 
+# Seconds that a state counts towards the budget of a run.
+STATE_SECONDS = 1e-4
+
 # A new g is lower only if it is below this multiple of the old one, so that rounding does not put a
 # state into the queue again.
 SAME = 1 - 1e-15
@@ -98,7 +101,7 @@ class Opener:
         queue = [(states.keys[goal], goal)]
         waiting = {goal}  # the states in the queue
         while queue:
-            run.check()
+            run.check(STATE_SECONDS)
             _, u = heapq.heappop(queue)
             waiting.discard(u)
             if states.full or not states.settled(u):

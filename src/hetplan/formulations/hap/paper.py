@@ -108,7 +108,7 @@ class _Programs:
         programs: list[Sequence[int]] = [self._greedy(ratios)]
         prices = [0.0, *tried_byte_prices(self.theory.problem)]
         for tried, price in enumerate(prices):
-            part = self.run.part(time_limit=self.run.remaining / (len(prices) - tried))
+            part = self.run.part(share=1 / (len(prices) - tried))
             found = self._astar.at(ratios, part, byte_price=price)
             self.states += found.states
             if found.program is None:

@@ -15,10 +15,11 @@ because others run equally long. on more devices, bound/ gives a lower bound for
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hetplan.formulations.joint.annealing import Parameters as SearchParameters
 from hetplan.formulations.joint.bound.driver import lower_bound
 from hetplan.formulations.joint.bound.tables import Relaxation
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
@@ -26,7 +27,7 @@ from hetplan.formulations.joint.design import SCHEDULES, Design, Pipeline
 from hetplan.formulations.joint.evaluate import decision_of, plan_of
 from hetplan.formulations.joint.layouts import layouts
 from hetplan.formulations.joint.replica_bounds import PartialPlan, ReplicaBounds
-from hetplan.formulations.joint.search import Parameters as SearchParameters, search as local_search
+from hetplan.formulations.joint.search import search as local_search
 from hetplan.formulations.joint.space import Space
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent
@@ -47,10 +48,11 @@ class Parameters:
     # stay undecided.
     at_once: int = 5_000
     cuts: int = 500_000
-    # The local search takes this share of the time limit, or of `longest` seconds where that is
-    # less.
+    # The local search takes this share of the budget and of the time limit, and at most `longest`
+    # counted seconds.
     share: float = 0.5
-    longest: float = 200.0
+    longest: float = 100.0
+    workers: int = 2  # processes among which the local search divides its rounds
     short: int = 300  # steps of the local search where every layout has few cuts
     rounding: float = 1e-9  # share by which a plan must be faster than the incumbent
 
@@ -72,15 +74,23 @@ class Branching:
         # (replica, layout, schedule, chunks, recomputation, samples) -> result of `options`
         self.cached_options: dict[tuple[object, ...], list[tuple[float, int]]] = {}
         self.replays = 0  # number of plans that the branch and bound has replayed
+        # Number of steps, replays and workers of the local search, and where it was cut.
+        self.search_details: dict[str, object] = {}
+        self.search_message = ""
 
     def begin(self, starts: Sequence[JointDecision], steps: int | None) -> None:
         """Find an incumbent by local search in a part of the time.
 
         starts: plans that it begins with. steps: the most steps; None: the search's own number.
         """
-        limit = self.parameters.share * min(self.run.remaining, self.parameters.longest)
-        parameters = None if steps is None else SearchParameters(steps=steps)
-        outcome = local_search(self.data, self.run.part(time_limit=limit), starts, parameters)
+        share, longest = self.parameters.share, self.parameters.longest
+        part = self.run.part(seconds=longest, share=share)
+        parameters = SearchParameters(workers=self.parameters.workers)
+        if steps is not None:
+            parameters = SearchParameters(steps=steps)
+        outcome = local_search(self.data, part, starts, parameters)
+        self.search_details = dict(outcome.details)
+        self.search_message = outcome.message
         if outcome.decision is not None:
             plan = plan_of(self.data, outcome.decision)
             self.incumbent.offer(self.space.replayer.seconds(plan), outcome.decision)
@@ -218,12 +228,16 @@ def solve(
     run: Run,
     parameters: Parameters = Parameters(),
     starts: Sequence[JointDecision] = (),
+    workers: int | None = None,
 ) -> Outcome[JointDecision]:
     """The fastest plan with its proof; the incumbent and the proven bound when time runs out.
 
-    starts: plans that the local search begins with.
+    starts: plans that the local search begins with. workers: the processes of its rounds; None:
+    those of `parameters`.
     """
     check_native(run.options)
+    if workers is not None:
+        parameters = replace(parameters, workers=workers)
     incumbent = Incumbent[JointDecision](run, parameters.rounding)
     branching = Branching(data, run, parameters, incumbent)
     devices = sum(node.devices for node in data.nodes)
@@ -233,7 +247,7 @@ def solve(
     branching.begin(starts, None if many_cuts else parameters.short)
     relaxed_bound = 0.0  # of all plans, by bound/
     if many_cuts:
-        part = run.part(time_limit=parameters.share * run.remaining)
+        part = run.part(share=parameters.share)
         relaxed_bound = lower_bound(branching.relaxation, part, incumbent.objective)
     roots = list(branching.roots())
     proof = branch_and_bound.search(roots, branching.expand, incumbent, run)
@@ -269,11 +283,19 @@ def outcome_of(
     """The outcome of a run: the incumbent with the given reason to stop and bound."""
     from hetplan import __version__
 
+    message = branching.search_message if branching.run.cut else ""
+    if stop is Stop.INFEASIBLE:
+        message = "no plan fits into memory"
     return Outcome(
         stop=stop,
         decision=branching.incumbent.decision,
         bound=bound,
         solver=f"hetplan {__version__}",
-        message="no plan fits into memory" if stop is Stop.INFEASIBLE else "",
-        details={"layouts": layouts, "nodes": nodes, "replays": branching.replays},
+        message=message,
+        details={
+            "layouts": layouts,
+            "nodes": nodes,
+            "replays": branching.replays,
+            "search": branching.search_details,
+        },
     )

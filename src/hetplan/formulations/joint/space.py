@@ -20,6 +20,12 @@ from hetplan.plans.plan import MicroBatches, Plan, Recomputation, Replica, Sched
 from hetplan.replays.chains import ChainReplayer
 
 StageShape = tuple[str, int, int]  # (device type, number of row groups, number of tensor ranks)
+# Seconds that the replay of a design counts: in any case, for a stage, and for a pass of a
+# micro-batch through a chunk. On the workloads a to d of evidence/speed/joint.py a search counts
+# 1 to 2 times the seconds that it takes on an idle core.
+BASE_SECONDS = 1.2e-3
+STAGE_SECONDS = 2e-4
+PASS_SECONDS = 2e-6
 CACHE_SIZE = 20_000  # entries in each of a space's caches, of stages and of even cuts
 
 
@@ -108,6 +114,13 @@ class Space:
         if not degrees <= {*self.tensor_degrees}:
             return False
         return all(len({self.node[device] for device in row}) == 1 for row in group)
+
+    def replay_seconds(self, design: Design) -> float:
+        """The seconds that a replay of the design counts."""
+        stages = sum(len(pipeline.groups) for pipeline in design.pipelines)
+        passes = sum(len(pipeline.groups) * pipeline.steps for pipeline in design.pipelines)
+        by_stages, by_passes = STAGE_SECONDS * stages, PASS_SECONDS * passes * design.chunks
+        return BASE_SECONDS + by_stages + by_passes
 
     def lower_bound(self, design: Design) -> float:
         """A lower bound on the design's replayed seconds, by its computation alone.

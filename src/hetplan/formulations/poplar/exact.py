@@ -52,6 +52,9 @@ from hetplan.formulations.poplar.ties import pools_of, shares_within, steps_with
 from hetplan.solvers.general import PriorResult
 from hetplan.solvers.run import Outcome, Run, Stop
 
+# Seconds that an attempt to fill a step counts towards the budget of a run.
+FILL_SECONDS = 1e-3
+
 # The values of U in (3), as multiples of V(G). The first ones are close together, because the work
 # of (2) grows with U. The last one admits every plan.
 BUDGETS = (1.0, 1.001, 1.01, 1.1, 1.5, np.inf)
@@ -112,7 +115,7 @@ def solve_shares(
 
     def reached(limit: float) -> bool:
         """Whether shares within `limit` seconds sum to exactly G."""
-        run.check()
+        run.check(FILL_SECONDS)
         return fill(pools_at(limit), problem.total) is not None
 
     # the last time is `latest`, within which there is a plan: it is not tested
@@ -159,7 +162,7 @@ def solve_steps(
     counts = Counter(times[grows][chosen].tolist())
     tie_break = "proven for these step times"
     for multiple in BUDGETS:  # (3)
-        run.check()
+        run.check(FILL_SECONDS)
         budget = multiple * bound
         steps = useful_steps(problem, (times, sizes), cover, budget, effort)  # (2)
         if steps is None:

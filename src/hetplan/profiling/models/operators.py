@@ -300,6 +300,9 @@ class Stack:
     # whether tensors that are gathered and scattered are copied, since the sequence is not their
     # first dimension
     gather_copies: bool = False
+    # whether tokens travel to experts once for each node that they visit (DeepEP, HybridEP), and
+    # not once for each expert
+    one_copy: bool = False
 
     @property
     def narrow(self) -> Literal["fp8", "fp4"] | None:
@@ -402,6 +405,12 @@ FLASH_SPREAD = {"low": 0.8, "seconds": 1.0, "high": 1.25}
 # 989e12.
 OUTRUN = 500e12
 HALF_SEQUENCE = 256.0  # keys at which fused attention reaches half of the shares
+# Fused attention gives tiles of `QUERY_TILE` queries of a head to multiprocessors. A kernel takes
+# as long as if it had so many more tiles for each multiprocessor: (forward on Blackwell, forward
+# elsewhere, backward). Predictions of aiconfigurator's A100, H100 and B200 (forward) and of
+# SimuMax's B200 and A100 (backward) err least with these figures.
+QUERY_TILE = 128
+FURTHER_TILES = (2.0, 1.0, 0.5)
 
 
 def flash_shares(version: int, peak: float, bf16: bool) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from typing import Literal, cast
 import numpy as np
 
 from hetplan.profiling.hardware.cluster import DeviceSpec, Floats
-from hetplan.profiling.models.operators import Precision
+from hetplan.profiling.models.operators import PRECISIONS, Precision
 from hetplan.profiling.rates.shipped import Format, Tiling
 
 Regime = Literal["burst", "sustained"]
@@ -76,9 +76,11 @@ class Physics:
     # SimuMax's B200 inside training: 1000 W at 1100 TFLOP/s
     joules_16_blackwell: float = 0.91e-12
     # How many 8- or 4-bit operations take the joules of one in 16 bits, on boards with stacked
-    # memory: aiconfigurator's B200 in fp8 over SimuMax's in bf16, 2545 over 1100 TFLOP/s. It is a
-    # lower bound, since these bursts do not reach the watts; no source has sustained ones.
-    narrow_operations: float = 2.3
+    # memory: aiconfigurator's B200 in fp8 and in nvfp4 over SimuMax's in bf16, 2545 and 3958 over
+    # 1100 TFLOP/s. They are lower bounds, since these bursts do not reach the watts; no source has
+    # sustained ones.
+    operations_8: float = 2.3
+    operations_4: float = 3.6
     # aiconfigurator's L40S: 350 W at the 250 and 410 TFLOP/s of its largest products in bf16 and
     # in 8 bits. They are reached in bursts already.
     joules_16_ada: float = 1.4e-12
@@ -172,7 +174,7 @@ def joules_of(spec: DeviceSpec, number: Format, physics: Physics, regime: Regime
     if kind == "other" and not is_described:
         return None
     has_bf16 = "bf16" in spec.peak_tflops
-    is_narrow = number not in ("fp32", "fp16", "bf16")
+    is_narrow = number not in PRECISIONS
     if number == "fp32":
         return physics.joules_32_new if has_bf16 else physics.joules_32
     if kind == "ada":
@@ -182,7 +184,9 @@ def joules_of(spec: DeviceSpec, number: Format, physics: Physics, regime: Regime
     joules = physics.joules_16_new if has_bf16 else physics.joules_16
     if kind == "blackwell":
         joules = physics.joules_16_blackwell
-    return joules / physics.narrow_operations if is_narrow else joules
+    if not is_narrow:
+        return joules
+    return joules / (physics.operations_4 if number == "fp4" else physics.operations_8)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,9 @@ from hetplan.profiling.models.operators import (
     DEFAULT_STACK,
     ELEMENT_BYTES,
     FLASH_SPREAD,
+    FURTHER_TILES,
     HALF_SEQUENCE,
+    QUERY_TILE,
     REPEATED,
     Counted,
     Elementwise,
@@ -51,6 +53,7 @@ from hetplan.profiling.rates.products import (
     product_seconds,
 )
 from hetplan.profiling.rates.shipped import Estimate, Format
+from hetplan.profiling.rates.tiles import PHYSICS, architecture
 
 # The share of its speed that a 16-bit product keeps where k or n is no multiple of 8, by the
 # largest power of two that divides both (NVIDIA, "Matrix Multiplication Background": operands of
@@ -190,6 +193,9 @@ class Rates:
 
         The backward pass has five products for the forward pass's two. A causal mask halves the
         products (Dao 2023, Section 4.1), and the number of keys that a query sees on average.
+
+        Few heads leave multiprocessors idle. With T tiles of queries on M multiprocessors, a kernel
+        takes 1 + `FURTHER_TILES` M / T times as long as a filled one.
         """
         seen = 0.5 if op.attention == "fused-causal" else 1.0
         keys = seen * max(shape.k, shape.n)  # one of the two is the head's width, the other keys
@@ -199,7 +205,16 @@ class Rates:
             self.stack.flash, peak, "bf16" in self.spec.peak_tflops
         )
         reached = peak * keys / (keys + HALF_SEQUENCE) / FLASH_SPREAD[self.edge]
-        return flops / (reached * forward_share), 2.5 * flops / (reached * backward_share)
+        forward = flops / (reached * forward_share)
+        backward = 2.5 * flops / (reached * backward_share)
+        multiprocessors = self.spec.multiprocessors or PHYSICS.multiprocessors
+        tiles = shape.count * max(shape.m / QUERY_TILE, 1.0)
+        on_blackwell, elsewhere, in_backward = FURTHER_TILES
+        in_forward = on_blackwell if architecture(self.spec) == "blackwell" else elsewhere
+        return (
+            forward * (1 + in_forward * multiprocessors / tiles),
+            backward * (1 + in_backward * multiprocessors / tiles),
+        )
 
 
 def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> LayerTime:

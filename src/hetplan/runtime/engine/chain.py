@@ -35,7 +35,7 @@ Parameters shared by several layers (tied embeddings) are the same object in eac
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ from hetplan.errors import InputError, UnsupportedError, one_line, require
 from hetplan.plans.shares import split
 from hetplan.runtime.engine.rows import LeafForm, forms_of
 from hetplan.runtime.engine.transport import Group, mirrored
+from hetplan.runtime.tracing.draws import may_draw
 from hetplan.runtime.tracing.split import Divided, Shape, Split, Totals, divisions, mapped
 from hetplan.schema import Range
 
@@ -257,6 +258,11 @@ class Chain:
             values, targets = values[:-1], values[-1:]  # targets are never rounded
         y = run_layer(self.layers[layer], self.compute, values, *targets)
         return y if isinstance(y, tuple) else (y,)
+
+    @cached_property
+    def drawing(self) -> tuple[bool, ...]:
+        """[layer] whether the layer may draw random numbers."""
+        return tuple(may_draw(layer) for layer in self.layers)
 
     def cuts(self, layer: int, part: Part) -> dict[str, Cut]:
         """Name of each parameter of a layer -> the cut of a rank with `part`."""

@@ -227,7 +227,9 @@ def layer_pass(
         rounding: Any = nullcontext()
         if half is not None:
             rounding = torch.autocast(device.type, half, cache_enabled=False)
-        with at(position), seeded_layer(k, device), rounding:
+        # seeding takes time, which a layer that draws nothing saves
+        seeded: Any = seeded_layer(k, device) if chain.drawing[k] else nullcontext()
+        with at(position), seeded, rounding:
             outputs = chain.call(k, values)
         return tuple(y.to(dtype) for y, dtype in zip(outputs, types, strict=True))
 

@@ -63,6 +63,8 @@ LARGE = 500_000_000
 AUTOCAST = "wrap_with_autocast"  # the operator of a region of a graph that rounds its values
 SKIP = "; the option probe=False, or --no-probe, trains all the same"
 
+AS_ASKED = "as asked for"
+
 ROWS = "samples influence each other, which those of other micro-batches cannot"
 BACKWARD = "its backward pass has code that a trace drops, as a hook or an autograd.Function"
 STATE = "its state changes in forward, which ranks do not share"
@@ -321,7 +323,7 @@ def check_probe(
     count = sum(parameter.numel() for parameter in module.parameters())
     why = None
     if wanted is False:
-        why = "as asked for"
+        why = AS_ASKED
     elif wanted is None and count > LARGE:
         why = f"it has {count:,} parameters, and a smaller one of its class or probe=True tells"
     else:
@@ -329,8 +331,25 @@ def check_probe(
             # experts that are spread need the other ranks; the module is on the CPU
             chain = describe(module, chain.names, example, loss=loss)
         why = probe(module, chain, example, loss)
-    if why is None:
-        return None
+    return None if why is None else not_compared(module, why)
+
+
+def check_layers(
+    module: nn.Module, names: Sequence[str], example: Any, wanted: bool | None
+) -> str | None:
+    """As `check_probe`, for a module whose plan has no chain, since it runs a program: compare it
+    with the chain of its layers. names: of the plan's layers."""
+    if wanted is False:
+        return not_compared(module, AS_ASKED)
+    try:
+        chain = describe(module, names, example)
+    except HetplanError as error:
+        return not_compared(module, f"it cannot be split: {error}")
+    return check_probe(module, chain, example, wanted=wanted)
+
+
+def not_compared(module: nn.Module, why: str) -> str:
+    """The note on what is not known of a module whose training is not compared."""
     return (
         f"{type(module).__name__}: training is not compared with one process's ({why}): whether "
         "samples influence each other, and backward code or state of forward are lost, is not known"

@@ -24,6 +24,7 @@ from hetplan.programs.program import SingleProgram
 from hetplan.programs.proofs import read_program
 from hetplan.runtime.engine.checkpoint import SavedPart
 from hetplan.runtime.engine.data import Reading, check_alike, drawing_data
+from hetplan.runtime.engine.distributed import check_on_first_rank
 from hetplan.runtime.engine.loop import Box
 from hetplan.runtime.engine.transport import Staging, Transport, host_group, host_total
 from hetplan.runtime.events import Watch
@@ -33,6 +34,7 @@ from hetplan.runtime.spmd.models import (
     ProgramModel,
     as_model,
     check_samples,
+    check_training,
     samples_of,
     synthetic_batch,
     synthetic_initial,
@@ -54,13 +56,17 @@ class DistributedProgram(SavedPart):
         seed: int = 0,
         watch: Watch | None = None,
         staging: Staging = "auto",
+        probe: bool | None = None,
     ) -> None:
         """model: see `spmd.models.as_model`. seed: of synthetic data and of first values. watch:
-        records the events of the run. staging: see `engine.transport`."""
+        records the events of the run. staging: see `engine.transport`. probe: whether to compare a
+        torch module's training with one process's first; None: where it is not large."""
         check_world(plan, dist.get_world_size())
         program_model = as_model(model, plan)
         program = program_model.program
         check_samples(program, plan)
+        if isinstance(model, nn.Module):
+            check_on_first_rank(lambda: check_training(model, plan, probe))
         self.plan, self.seed, self.step = plan, seed, 0
         self.watch, self.device = watch or Watch(), torch.device(device)
         transport = Transport.over(device, staging, self.watch)

@@ -4,6 +4,8 @@ With `--factory module:function`, the function returns a `SingleProgram`, a `Pro
 torch module with a method `batch`. Without it, the program is hetplan's own for the plan's model.
 """
 
+import os
+import sys
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +24,9 @@ from hetplan.programs.program import PLACEHOLDER, Node, SingleProgram
 from hetplan.programs.proofs import read_program
 from hetplan.runtime.engine.chain import check_names
 from hetplan.runtime.engine.data import drawing_data
+from hetplan.runtime.engine.distributed import example_of
 from hetplan.runtime.engine.models import called
+from hetplan.runtime.engine.probe import check_layers, in_a_fork
 from hetplan.runtime.job import Job
 from hetplan.runtime.tracing.layers import requested
 from hetplan.runtime.tracing.program import trace_samples
@@ -47,16 +51,8 @@ class ProgramModel:
 
 
 def samples_of(plan: Plan) -> int:
-    """Number of samples in one run of the program. Raises InputError where runs differ."""
-    sizes = {batch.samples for batch in plan.replicas[0].micro_batches}
-    require(
-        len(sizes) == 1,
-        "runs of an SPMD program are of different sizes",
-        where=plan.name,
-        got=sorted(sizes),
-        expected="equal ones",
-    )
-    return sizes.pop()
+    """Number of samples in one run of the program; all runs have as many."""
+    return plan.replicas[0].micro_batches[0].samples
 
 
 def planned_program(plan: Plan, model: str | None) -> SingleProgram:
@@ -172,20 +168,44 @@ def traced_model(module: Any, plan: Plan) -> ProgramModel:
 
 def make_program(job: Job) -> ProgramModel:
     """The job's single-device program. Raises InputError for an unusable factory."""
+    return as_model(made(job), job.plan)
+
+
+def made(job: Job) -> Any:
+    """What the job's factory returns; without one, hetplan's own program of the model."""
     if job.factory is None:
-        return ProgramModel(planned_program(job.plan, job.model))
-    return as_model(called(job.factory, job.plan, seed=job.seed), job.plan)
+        return planned_program(job.plan, job.model)
+    return called(job.factory, job.plan, seed=job.seed)
+
+
+def check_training(model: Any, plan: Plan, wanted: bool | None) -> str | None:
+    """Raise UnsupportedError where a plan would train a torch module otherwise than one process
+    does. Returns a note where nothing was compared, else None: a program is all that there is of
+    its model, and has nothing to be compared with.
+
+    wanted: as in `engine.probe.check_probe`.
+    """
+    if not isinstance(model, nn.Module):
+        return None
+    return check_layers(model, plan.workload.layers, example_of(model), wanted)
 
 
 def check_program(job: Job) -> None:
     """Raise InputError where the job's program does not match its plan, or an option of the job has
-    no meaning for programs; UnsupportedError for --save. The program of a rehearsal is not read:
-    the prediction of its times has read it."""
+    no meaning for programs; UnsupportedError for --save, and where the plan would train a module
+    otherwise than one process does. The program of a rehearsal is not read: the prediction of its
+    times has read it."""
     require(job.data is None, "SPMD programs take their data from --factory", got="--data")
     if not job.virtual:
-        program = make_program(job).program
+        model = made(job)
+        program = as_model(model, job.plan).program
         check_samples(program, job.plan)
         read_program(job.plan, program)
+        # under torchrun one rank compares for all
+        if os.environ.get("RANK", "0") == "0":
+            note = in_a_fork(lambda: check_training(model, job.plan, job.probe))
+            if note is not None:
+                print(f"hetplan: {note}", file=sys.stderr, flush=True)
     elif job.checkpoint is not None:
         raise InputError(
             "rehearsals of SPMD programs train nothing", where=job.plan.name, got="--checkpoint",

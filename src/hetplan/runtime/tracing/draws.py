@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.fx import Node
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
 
 from hetplan.runtime.tracing.counter import TorchDispatchMode
 
@@ -26,6 +27,26 @@ SEED = 0  # of operators without a rule here
 def draws(node: Node) -> bool:
     """Whether a node of a traced graph draws random numbers."""
     return operator_draws(node.target, node.args, node.kwargs)
+
+
+def may_draw(layer: nn.Module) -> bool:
+    """Whether a layer may draw random numbers: not where it consists of traced graphs alone, whose
+    operators are torch's and draw none. What other code does is not known."""
+    for module in layer.modules():
+        if not isinstance(module, GraphModule):
+            # one that only has others within it has no code of its own
+            if type(module).forward is not nn.Module.forward:
+                return True
+            continue
+        for node in module.graph.nodes:
+            if node.op in ("call_module", "call_method"):
+                return True
+            operator = node.target
+            if isinstance(operator, OpOverload) and operator.namespace != "aten":
+                return True
+            if draws(node):
+                return True
+    return False
 
 
 def operator_draws(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -142,6 +142,7 @@ class Priced:
             sequence_parallel=self.sp == 1,
             all_to_all=self.exchanged,
             fully_sharded=self.fsdp,
+            one_copy_in=self.offer.node_devices if self.assumed.stack.one_copy else None,
         )
 
     @cached_property

@@ -55,6 +55,9 @@ from hetplan.replays.facts import ModelFacts
 from hetplan.replays.offers import Offer
 from hetplan.solvers.run import Run, Stopped
 
+# Seconds that a strategy, and the stages of one, count towards the budget of a run.
+STRATEGY_SECONDS, STAGES_SECONDS = 2e-4, 1e-4
+
 SHRINK = 1.0 - 1e-12  # factor of lower bounds, which rounding must not make too large
 
 
@@ -353,7 +356,7 @@ class SegmentSearch:
             order = np.argsort(tied(bounds), kind="stable")
             for r in order[np.isfinite(bounds[order])].tolist():
                 if bounds[r] < self.limit_of_one(r, paid[r]):
-                    run.check()
+                    run.check(STRATEGY_SECONDS)
                     self.explored += 1
                     self.explore(r)
         except Stopped:
@@ -387,7 +390,7 @@ class SegmentSearch:
         # at least: embedding and head each on its fastest type
         end_seconds = figures.ends[:, :, r].min(axis=1).sum()
         for m in stage_counts(P, figures.most[:, r]):
-            self.run.check()
+            self.run.check(STRATEGY_SECONDS)
             self.seen += len(m)
             # For a lower bound all layers are on the fastest type in the sum of all stages, and
             # layers are divisible in the slowest stage.
@@ -411,7 +414,7 @@ class SegmentSearch:
             limit = self.limit_of_one(r, paid[v])
             if bound[v] >= limit:
                 continue
-            self.run.check()
+            self.run.check(STAGES_SECONDS)
             self.solved += 1
             start = (float(work[v]), float(theta[v]), float(phi[v]))
             seconds, n = kinds.least_time(counts[v], start, limit)

@@ -50,6 +50,10 @@ from hetplan.formulations.joint.data import MOST_CHUNKS
 from hetplan.replays.arrays import Floats
 from hetplan.solvers.run import Run, Stopped
 
+# Seconds that a class of replicas and a sum of a shortest path count towards the budget.
+CLASS_SECONDS = 2e-3
+SUM_SECONDS = 2e-8
+
 
 @dataclass
 class Part:
@@ -165,7 +169,7 @@ class Part:
 
     def replicas(self, lump: Lump, S: int, *, cut: bool) -> Replicas:
         """The class, kept until prices change."""
-        self.run.check()
+        self.run.check(CLASS_SECONDS)
         key = lump, S, cut
         if key not in self.kept:
             pairs = lump.fewest_samples(S)
@@ -308,6 +312,8 @@ class Bisection:
                 return False
         except TooLong:
             given_up = True
+        finally:
+            self.run.count(SUM_SECONDS * part.effort.spent)
         if not part.whole and not (given_up and effort <= self.tries.effort):
             part.whole = True
             case = part.homes, part.several, part.chunks

@@ -1,0 +1,90 @@
+"""The search counts its work, so that a clock does not decide what it finds."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from hetplan.clock import CLOCK
+from hetplan.formulations.joint import workers
+from hetplan.formulations.joint.annealing import Parameters
+from hetplan.formulations.joint.search import search
+from hetplan.solvers.run import CUT, Options, Outcome, Run, Stop
+from joint.enumeration import random_data
+
+BUDGET = 0.3  # counted seconds
+
+
+def found(options: Options, parameters: Parameters, budget: float = BUDGET) -> Outcome[Any]:
+    data = random_data(Random(31), devices=6, layers=7, batch=12)
+    return search(data, Run(options, budget=budget), parameters=parameters)
+
+
+@pytest.mark.parametrize("faster", [10.0, 0.1])
+def test_another_clock_gives_the_same_plan(faster: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Options(time_limit=1e4)
+    before = found(options, Parameters())
+    real = CLOCK.now
+    monkeypatch.setattr(CLOCK, "now", lambda: faster * real())
+    after = found(options, Parameters())
+    assert after.decision == before.decision is not None
+    assert after.details == before.details
+    assert after.stop is Stop.LIMIT and CUT not in after.message
+
+
+def test_a_larger_budget_runs_more_steps() -> None:
+    steps = [found(Options(), Parameters(), budget).details["steps"] for budget in (0.2, 0.4)]
+    assert isinstance(steps[0], int) and isinstance(steps[1], int)
+    assert 0 < steps[0] < steps[1]
+
+
+def test_a_time_limit_cuts_and_the_answer_says_where() -> None:
+    cut = found(Options(time_limit=1e-3), Parameters(grace=10.0), budget=1e6)
+    assert cut.message.startswith(f"{CUT}: joint after ")
+
+
+def test_parts_of_a_run_share_its_count() -> None:
+    run = Run(Options(time_limit=100.0), budget=10.0)
+    part = run.share(4)
+    assert part.budget == 2.5
+    part.count(2.0)
+    assert (part.spent, part.remaining, run.spent, run.remaining) == (2.0, 0.5, 2.0, 8.0)
+    part.count(1.0)
+    assert part.should_stop and not part.cut and not run.should_stop
+    assert run.part(seconds=3.0).budget == 3.0 and run.part(seconds=30.0).budget == 7.0
+
+
+def test_a_worker_that_dies_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = Parameters(workers=2, least_shared=0.0)
+
+    class Dead(workers.Helper):
+        def begin(self, task: workers.Task) -> None:
+            self.process.kill()
+            self.process.wait()
+            super().begin(task)
+
+    monkeypatch.setattr(workers, "Helper", Dead)
+    two, again = found(Options(), parameters), found(Options(), parameters)
+    assert two.details["workers"] == 2
+    assert (two.decision, two.details) == (again.decision, again.details)
+    one = found(Options(), Parameters())
+    assert int(two.details["replays"]) > 1.5 * int(one.details["replays"])  # type: ignore[call-overload]
+
+
+@pytest.mark.engine
+def test_a_process_finds_what_this_one_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = Parameters(workers=2, least_shared=0.0)
+    kept = workers.run_rounds
+    here: list[workers.Task] = []
+
+    def noted(task: workers.Task, *more: Any) -> workers.Rounds:
+        here.append(task)
+        return kept(task, *more)
+
+    monkeypatch.setattr(workers, "run_rounds", noted)
+    by_process = found(Options(), parameters)
+    assert not here
+    monkeypatch.setattr(workers.Helper, "begin", lambda self, task: self.process.kill())
+    by_this = found(Options(), parameters)
+    assert len(here) == 1
+    assert (by_process.decision, by_process.details) == (by_this.decision, by_this.details)
