@@ -241,13 +241,14 @@ def lower_bound(
 class Bisection:
     """One T for all parts, between the least floor and the last T that failed.
 
-    enough: seconds above which nothing is asked. by_nodes: the bound by the linear programmes over
-    nodes; 0 until all of them are solved.
+    enough: seconds above which nothing is asked. failed: the least T that a part failed with at any
+    effort, or `enough`. by_nodes: the bound by the linear programmes over nodes; 0 until all of
+    them are solved.
     """
 
     def __init__(self, parts: list[Part], enough: float, run: Run, tries: Parameters) -> None:
         self.parts, self.enough, self.run, self.tries = parts, enough, run, tries
-        self.by_nodes = 0.0
+        self.failed, self.by_nodes = enough, 0.0
 
     @property
     def least(self) -> float:
@@ -279,8 +280,9 @@ class Bisection:
 
     def rise(self, nodes: NodeModel, effort: float) -> bool:
         """Raise the floors until the interval is narrow. Whether an attempt was given up for its
-        effort."""
-        high, step, given_up = self.enough, self.tries.rise, False
+        effort. Its part waits for more effort, because a lower T would cost as much again and raise
+        its floor by less; meanwhile the others rise to its floor."""
+        high, step, given_up = self.failed, self.tries.rise, False
         while True:
             low = self.least
             self.run.report(bound=self.bound)
@@ -289,15 +291,20 @@ class Bisection:
             goal = min(low * (1 + step), math.sqrt(low * high))
             step *= 2
             for part in [part for part in self.parts if part.floor < goal]:
-                given_up |= self.attempt(part, goal, nodes, effort)
-                if part.floor < goal:  # it is asked first from now on
-                    self.parts.sort(key=lambda each: each is not part)
-                    high = goal
-                    break
+                too_long = self.attempt(part, goal, nodes, effort)
+                if part.floor >= goal:
+                    continue
+                self.parts.sort(key=lambda each: each is not part)  # it is asked first from now on
+                if too_long:
+                    given_up, high = True, part.floor
+                else:
+                    self.failed = high = goal
+                break
 
     def attempt(self, part: Part, goal: float, nodes: NodeModel, effort: float) -> bool:
         """Raise the floor of a part to the goal if its paths or its nodes allow it. Whether the
-        paths were given up."""
+        paths were given up. The whole programme over nodes takes longer than the paths of the first
+        effort, so it is asked only where these fail, or are given up with more effort."""
         part.effort.limit, part.effort.spent, given_up = effort, 0, False
         try:
             if part.is_slower(goal):
@@ -307,7 +314,7 @@ class Bisection:
             given_up = True
         finally:
             self.run.count(SUM_SECONDS * part.effort.spent)
-        if not part.whole:
+        if not part.whole and not (given_up and effort <= self.tries.effort):
             part.whole = True
             case = part.homes, part.several, part.chunks
             part.floor = max(part.floor, nodes.whole(*case, self.tries.nodes))
