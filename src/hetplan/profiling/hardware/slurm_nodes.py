@@ -34,10 +34,11 @@ def read_slurm_nodes(path: str) -> tuple[list[Host], list[str]]:
         name, state = record["NodeName"], record.get("State", "")
         require(name not in names, "node stands twice", where=path, got=name)
         names.add(name)
-        host = host_of(name, record.get("Gres", ""), f"{path}: {name}")
         if any(word in state.upper() for word in UNUSABLE):
             left_out.append(f"node {name} is left out: its state is {state}")
-        elif host is None:
+            continue
+        host = host_of(name, record.get("Gres", ""), f"{path}: {name}")
+        if host is None:
             left_out.append(f"node {name} is left out: it has no GPUs")
         else:
             hosts.append(host)
