@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from hetplan.runtime.tracing.counter import TorchDispatchMode
+from hetplan.runtime.tracing.counter import OpOverload, TorchDispatchMode
 
 GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, spread evenly over [0, 1)
 FIRST = 0.4142135623730951  # the first number of a row; near one half
