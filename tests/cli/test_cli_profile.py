@@ -247,7 +247,7 @@ def test_one_command_measures_plans_and_runs(
         plan["inputs"].pop("files")  # paths from the folder of each
     assert best["plan"] == saved | {"origin": best["plan"]["origin"]}
     assert "measured batch curves: roomy, narrow" in best["plan"]["origin"]
-    assert " on this machine" in runs[0].stdout and "at step 1" in runs[0].stdout
+    assert " on CPUs" in runs[0].stdout and "at step 1" in runs[0].stdout
     refused = hetplan(*asked, "--global-batch", 8, "--measure", "cpu")
     assert refused.code == 2 and "--measure and --run need --output" in refused.err
 
