@@ -9,10 +9,6 @@ of this plan the replica with most stages. 1F1B and ZB-H1 run its stages as they
 plan's stages; so all four compare by the same devices and the same work. The order by which a
 schedule is measured has the same stages, chunks and kinds of passes, and no stage keeps more bytes
 than under the schedule. For 1F1B and interleaved 1F1B it may also split the backward passes.
-
-Sources: Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (ZB-H1); Qi et al. 2024, "Pipeline
-Parallelism with Controllable Memory" (ZBV; the order is that of torch 2.12,
-`torch.distributed.pipelining.schedules.ScheduleZBVZeroBubble`).
 """
 
 from __future__ import annotations
@@ -34,6 +30,7 @@ from hetplan.formulations.joint.schedule.pose import named_order, pose
 from hetplan.formulations.joint.schedule.solve import best_order
 from hetplan.planner.variants import useful_modes
 from hetplan.replays.pose import pose as pose_workload
+from hetplan.replays.simulator.splits import SplitSchedule, split_orders
 from hetplan.solvers.run import Options, Run
 from hetplan.studies.rows import read_rows
 
@@ -51,61 +48,14 @@ class Case(NamedTuple):
     known: Order  # an order of `compared` that takes no longer than the schedule
 
 
-def zb_h1(problem: PassProblem) -> Order:
-    """ZB-H1: 1F1B whose backward passes send gradients first; stage s computes the gradients of
-    weights s micro-batches later, so that every stage keeps as many as the first one."""
-    S, M = problem.stages, problem.micros
-    order = []
-    for s in range(S):
-        warm = min(S - s - 1, M)
-        passes = [Pass("F", s, m) for m in range(warm)]
-        for m in range(M):
-            if warm + m < M:
-                passes.append(Pass("F", s, warm + m))
-            passes.append(Pass("B", s, m))
-            if m >= s:
-                passes.append(Pass("W", s, m - s))
-        passes += [Pass("W", s, m) for m in range(max(0, M - s), M)]
-        order.append(passes)
-    return order
-
-
-def zbv(problem: PassProblem) -> Order:
-    """ZBV of at least 2 S - 1 micro-batches: two chunks on each stage in the form of a V."""
-    S, M = problem.stages, problem.micros
-    order = []
-    for s in range(S):
-        first, second = s, 2 * S - 1 - s  # virtual stages
-        passes: list[Pass] = []
-        done = {(kind, v): 0 for kind in "FBW" for v in (first, second)}
-
-        def add(kinds: str, v: int, passes: list[Pass] = passes, done: Any = done) -> None:
-            for kind in kinds:
-                if done[kind, v] < M:
-                    passes.append(Pass(kind, v, done[kind, v]))  # type: ignore[arg-type]
-                    done[kind, v] += 1
-
-        for _ in range(2 * (S - s) - 1):
-            add("F", first)
-        for _ in range(s):
-            add("F", second)
-            add("F", first)
-        for _ in range(S - s):
-            add("FBW", second)
-        while done["F", second] < M:
-            add("F", first)
-            add("BW", first)
-            add("FBW", second)
-        for _ in range(s):
-            add("B", first)
-            add("B", second)
-        for _ in range(S - s):
-            add("BW", first)
-        for v in (second, first):
-            while done["W", v] < M:
-                add("W", v)
-        order.append(passes)
-    return order
+def split_order(problem: PassProblem, schedule: SplitSchedule) -> Order:
+    """The order of a named schedule with split passes. The pipeline has a chunk on each stage, or
+    two in the form of a V."""
+    orders = split_orders(schedule, problem.stages, problem.micros)
+    return [
+        [Pass(one.kind, problem.chunks[stage][one.chunk], one.batch) for one in passes]
+        for stage, passes in enumerate(orders)
+    ]
 
 
 def first_micros(problem: PassProblem, count: int) -> PassProblem:
@@ -157,7 +107,8 @@ def cases(whole: PassProblem, split: PassProblem) -> Iterator[Case]:
     order, parted_order = named_order(whole, "1f1b"), named_order(split, "1f1b")
     yield Case("1F1B", whole, order, whole, order)
     yield Case("1F1B, split", whole, order, split, parted_order)
-    yield Case("ZB-H1", split, zb_h1(split), split, zb_h1(split))
+    flat = split_order(split, "zb-h1")
+    yield Case("ZB-H1", split, flat, split, flat)
     if whole.micros % whole.stages == 0:
         chunked = in_two_chunks(whole, v_shaped=False)
         parted = in_two_chunks(split, v_shaped=False)
@@ -167,7 +118,8 @@ def cases(whole: PassProblem, split: PassProblem) -> Iterator[Case]:
         yield Case("interleaved, split", chunked, order, parted, parted_order)
     if whole.micros >= 2 * whole.stages - 1:
         in_v = in_two_chunks(split, v_shaped=True)
-        yield Case("ZBV", in_v, zbv(in_v), in_v, zbv(in_v))
+        folded = split_order(in_v, "zbv")
+        yield Case("ZBV", in_v, folded, in_v, folded)
 
 
 def plans() -> Iterator[tuple[str, PassProblem, PassProblem]]:
