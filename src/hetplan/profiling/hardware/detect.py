@@ -4,7 +4,6 @@ Nothing of these tells everything. What is missing is taken from the options of 
 then from this machine, then from usual machines; every such assumption is a line of the answer.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from hetplan.errors import InputError, require
 from hetplan.profiling.hardware.cluster import catalogue
 from hetplan.profiling.hardware.driver_names import catalogued, unrecognised
-from hetplan.profiling.hardware.hosts import Host
+from hetplan.profiling.hardware.hosts import Host, fastest_port
 from hetplan.profiling.hardware.topologies import Topology
 
 # Gbit/s between nodes where nothing is known: a data centre's Ethernet.
@@ -218,25 +217,24 @@ def network_of(host: Host, options: Options, local: Host) -> tuple[float, str]:
 def local_network_gbit(root: Path = Path("/sys/class")) -> float | None:
     """Gbit/s of the fastest link of this host that is up: of its InfiniBand ports, or else of its
     Ethernet interfaces; None where no file states a rate."""
-    infiniband = [_leading_number(path) for path in root.glob("infiniband/*/ports/*/rate")]
+    infiniband = root.glob("infiniband/*/ports/*/rate")
     # Interfaces without a device are bridges and the like, whose speeds are no cable's; those of
     # bonds are.
     cards = [
-        card
+        card / "speed"
         for card in root.glob("net/*")
         if (card / "device").exists() or (card / "bonding").exists()
     ]
-    ethernet = [_leading_number(card / "speed") / 1000 for card in cards]  # from Mbit/s
-    return max([*infiniband, 0.0]) or max([*ethernet, 0.0]) or None  # 0 counts as no rate
+    return fastest_port(map(_text_of, infiniband), map(_text_of, cards))
 
 
-def _leading_number(path: Path) -> float:
-    """The number at the beginning of a file; 0 without one, as for an interface that is down."""
+def _text_of(path: Path) -> str:
+    """The text of a file of the system; empty where it cannot be read, as for a card that is
+    down."""
     try:
-        match = re.match(r"\d+(\.\d+)?", path.read_text().strip())
+        return path.read_text()
     except OSError:
-        return 0.0
-    return float(match[0]) if match else 0.0
+        return ""
 
 
 def located(hosts: Sequence[Host], local: Host) -> Host:

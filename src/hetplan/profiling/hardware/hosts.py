@@ -1,5 +1,7 @@
 """Hosts: the nodes that a launcher's or a scheduler's text names, with what is known of each."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetplan.errors import require
@@ -52,3 +54,21 @@ def check_number_of_hosts(number: int, where: str) -> None:
         got=number,
         expected=f"at most {MOST_HOSTS}",
     )
+
+
+def fastest_port(infiniband: Iterable[str], ethernet: Iterable[str]) -> float | None:
+    """Gbit/s of the fastest port of a host that is up: of its InfiniBand ports, or else of its
+    Ethernet cards; None where no text states a rate.
+
+    infiniband, ethernet: what the system says of each, as "100 Gb/sec (4X EDR)" and as "1000" in
+    Mbit/s.
+    """
+    of_infiniband = [leading_number(text) for text in infiniband]
+    of_ethernet = [leading_number(text) / 1000 for text in ethernet]
+    return max([*of_infiniband, 0.0]) or max([*of_ethernet, 0.0]) or None  # 0 counts as no rate
+
+
+def leading_number(text: str) -> float:
+    """The number at the beginning of a text; 0 without one, as for an interface that is down."""
+    match = re.match(r"\d+(\.\d+)?", text.strip())
+    return float(match[0]) if match else 0.0

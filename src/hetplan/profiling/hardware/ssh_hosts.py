@@ -8,14 +8,19 @@ one.
 
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
 from hetplan.errors import InputError, one_line, require
 from hetplan.profiling.hardware.driver_names import catalogued
-from hetplan.profiling.hardware.hosts import Host, check_number_of_devices, check_number_of_hosts
+from hetplan.profiling.hardware.hosts import (
+    Host,
+    check_number_of_devices,
+    check_number_of_hosts,
+    fastest_port,
+)
 from hetplan.profiling.hardware.network_probe import SINK, SOURCE
 from hetplan.profiling.hardware.topologies import topology_of
 
@@ -115,7 +120,7 @@ def ask_hosts(text: str, where: str) -> list[Host]:
             expected="the name or the address by which all hosts reach it",
         )
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = list(pool.map(reason_or(ask), targets))
+        answers = list(pool.map(answer_or_reason, targets))
     reasons = [
         f"{target.login}: {answer}"
         for target, answer in zip(targets, answers, strict=True)
@@ -125,16 +130,12 @@ def ask_hosts(text: str, where: str) -> list[Host]:
     return with_network(targets, [answer for answer in answers if isinstance(answer, Answer)])
 
 
-def reason_or(ask_one: Callable[[Target], Answer]) -> Callable[[Target], Answer | str]:
-    """A function that returns the host's answer, or as a text why there is none."""
-
-    def answer_or_reason(target: Target) -> Answer | str:
-        try:
-            return ask_one(target)
-        except InputError as error:
-            return str(error)
-
-    return answer_or_reason
+def answer_or_reason(target: Target) -> Answer | str:
+    """The host's answer, or as a text why there is none."""
+    try:
+        return ask(target)
+    except InputError as error:
+        return str(error)
 
 
 def ssh_command(target: Target, *words: str) -> list[str]:
@@ -186,9 +187,7 @@ def answer_of(name: str, sections: dict[str, list[str]]) -> Answer:
         got=", ".join(types),
         expected="GPUs of one type",
     )
-    infiniband = [leading_number(line) for line in sections["infiniband"]]
-    ethernet = [leading_number(line) / 1000 for line in sections["ethernet"]]  # from Mbit/s
-    network = max([*infiniband, 0.0]) or max([*ethernet, 0.0]) or None  # 0 counts as no rate
+    network = fastest_port(sections["infiniband"], sections["ethernet"])
     line = f"links between nodes are assumed: {network:g} Gbit/s" if network else ""
     host = Host(
         name,
@@ -222,12 +221,6 @@ def gpu_of(line: str) -> tuple[str, float] | None:
     if not comma or not memory.strip().isdecimal():
         return None
     return name.strip(), float(memory) * MIB
-
-
-def leading_number(text: str) -> float:
-    """The number at the beginning of a text; 0 without one, as for an interface that is down."""
-    match = re.match(r"\d+(\.\d+)?", text.strip())
-    return float(match[0]) if match else 0.0
 
 
 def links_within(
