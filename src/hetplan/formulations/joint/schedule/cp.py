@@ -27,6 +27,7 @@ bound on all orders. The evaluator prices the order that the model answers with.
 
 import math
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from ortools.sat.python.cp_model import IntervalVar, IntVar
@@ -185,7 +186,8 @@ def respect_the_bound(v: Variables) -> None:  # (8)
     v.model.cp.add(v.total >= max(0, ticks))
 
 
-CONSTRAINTS = (
+Constraint = Callable[[Variables], None]  # adds one numbered constraint to the model
+CONSTRAINTS: tuple[Constraint, ...] = (
     use_stages_once,
     send_messages,
     hold_ports,
@@ -197,14 +199,20 @@ CONSTRAINTS = (
 )
 
 
-def build(problem: PassProblem, run: Run, most: float, least: float | None = None) -> Variables:
+def build(
+    problem: PassProblem,
+    run: Run,
+    most: float,
+    least: float | None = None,
+    constraints: Sequence[Constraint] = CONSTRAINTS,
+) -> Variables:
     """The model and its variables. most: seconds that an order of interest does not exceed. least:
-    a lower bound; None: that of `bounds`."""
+    a lower bound; None: that of `bounds`. constraints: those that the model has."""
     least = lower_bound(problem) if least is None else least
     totals = Totals(least=least, largest=most, roundings=2 * len(problem.passes) + 1, error=1e-7)
     model = ConstraintModel("schedule", run, totals)
     v = Variables(model, problem, least)
-    for constrain in CONSTRAINTS:
+    for constrain in constraints:
         model.check()
         constrain(v)
     model.cp.minimize(v.total)

@@ -17,13 +17,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from hetplan.errors import InputError
+from hetplan.plans.passes import Pass as WrittenPass, PassKind
 
-Kind = Literal["F", "B", "W", "D"]
-SPLIT: tuple[Kind, ...] = ("F", "B", "W")
-WHOLE: tuple[Kind, ...] = ("F", "D")
+SPLIT: tuple[PassKind, ...] = ("F", "B", "W")
+WHOLE: tuple[PassKind, ...] = ("F", "D")
 TEXT = re.compile(r"([FBWD])(\d+)(?:\.(\d+))?")
 Table = Sequence[Sequence[float]]  # [V][M]
 
@@ -31,7 +31,7 @@ Table = Sequence[Sequence[float]]  # [V][M]
 class Pass(NamedTuple):
     """One pass of a micro-batch through a virtual stage."""
 
-    kind: Kind
+    kind: PassKind
     virtual: int  # virtual stage
     micro: int  # micro-batch
 
@@ -107,7 +107,7 @@ class PassProblem:
         return max(self.place, default=-1) + 1
 
     @property
-    def kinds_of_passes(self) -> tuple[Kind, ...]:
+    def kinds_of_passes(self) -> tuple[PassKind, ...]:
         """The kinds of passes that every micro-batch has on every virtual stage."""
         return SPLIT if self.weight else WHOLE
 
@@ -161,17 +161,17 @@ class PassProblem:
     def text(self, one: Pass) -> str:
         """A pass as a plan file writes it, such as "F0" or "F0.1"."""
         chunks = self.chunks[self.place[one.virtual]]
-        chunk = f".{chunks.index(one.virtual)}" if len(chunks) > 1 else ""
-        return f"{one.kind}{one.micro}{chunk}"
+        written = WrittenPass(one.kind, chunks.index(one.virtual), one.micro)
+        return written.text(len(chunks))
 
     def texts(self, order: Order) -> list[list[str]]:
         """An order as a plan file writes it: for each stage the texts of its passes."""
-        return [[self.text(one) for one in passes] for passes in order]
+        return [[self.text(one) for one in of_stage] for of_stage in order]
 
     def read(self, texts: Sequence[Sequence[str]]) -> Order:
         """The order that `texts` writes. Raises InputError for a text that is no pass of its
         stage."""
-        return [list(self._read_stage(s, passes)) for s, passes in enumerate(texts)]
+        return [list(self._read_stage(s, of_stage)) for s, of_stage in enumerate(texts)]
 
     def _read_stage(self, s: int, texts: Sequence[str]) -> Iterator[Pass]:
         for i, text in enumerate(texts):
@@ -184,7 +184,7 @@ class PassProblem:
             if chunk >= len(chunks):
                 due = f"one of {len(chunks)} chunks"
                 raise InputError("unknown chunk", where=place, got=text, expected=due)
-            kind: Kind = match[1]  # type: ignore[assignment]
+            kind: PassKind = match[1]  # type: ignore[assignment]
             yield Pass(kind, chunks[chunk], int(match[2]))
 
 

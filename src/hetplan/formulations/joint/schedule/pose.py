@@ -16,7 +16,8 @@ import numpy as np
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.evaluate import plan_of
-from hetplan.formulations.joint.schedule.data import Kind, Message, Pass, PassProblem
+from hetplan.formulations.joint.schedule.data import Message, Pass, PassProblem
+from hetplan.plans.passes import PassKind
 from hetplan.plans.plan import Plan
 from hetplan.replays.chains import ChainReplayer, Replay
 from hetplan.replays.simulator.pipeline import MESSAGE_WAITS, Collective, Replica, Schedule, order
@@ -168,7 +169,7 @@ def named_order(problem: PassProblem, schedule: Schedule) -> list[list[Pass]]:
         backward, chunk, batch = order(schedule, S, s, problem.micros, chunks)
         for is_back, c, m in zip(backward.tolist(), chunk.tolist(), batch.tolist(), strict=True):
             v = c * S + s
-            kinds: tuple[Kind, ...] = ("F",)
+            kinds: tuple[PassKind, ...] = ("F",)
             if is_back:
                 kinds = ("B", "W") if split else ("D",)
             passes += [Pass(kind, v, m) for kind in kinds]

@@ -31,6 +31,7 @@ class Parameters:
     period_share: float = 0.3  # of the time, for the repeated period
     seconds: float = 60.0  # for one pipeline, where the run has no time limit
     micros_of_a_period: int = 8  # the fewest micro-batches for which a period is sought
+    constraints: Sequence[cp.Constraint] = cp.CONSTRAINTS  # of CP-SAT's model
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,20 @@ def best_order(
         return Best(found, bound, Stop.OPTIMAL)
     if len(problem.passes) > parameters.passes:
         return Best(found, bound, stop_reason(run))
-    return by_constraints(problem, run, found, bound)
+    return by_constraints(problem, run, found, bound, parameters.constraints)
 
 
-def by_constraints(problem: PassProblem, run: Run, found: Found | None, bound: float) -> Best:
+def by_constraints(
+    problem: PassProblem,
+    run: Run,
+    found: Found | None,
+    bound: float,
+    constraints: Sequence[cp.Constraint],
+) -> Best:
     """The better one of the order that is known and of CP-SAT's."""
     most = found.seconds if found else longest(problem)
     try:
-        v = cp.build(problem, run, most * (1 + OPTIMAL_GAP), bound)
+        v = cp.build(problem, run, most * (1 + OPTIMAL_GAP), bound, constraints)
     except Stopped:
         return Best(found, bound, stop_reason(run))
     if found is not None:
@@ -136,18 +143,24 @@ def solve(
     orders = [solved[problem] for problem in problems]
     named = [judged(whole, named_order(whole, decision.schedule)) for whole in wholes]
     proven = all(best.proven for best in orders)
+    texts = [
+        None if best.found is None else problem.texts(best.found.order)
+        for problem, best in zip(problems, orders, strict=True)
+    ]
     return Outcome(
         stop=Stop.DONE if proven else stop_reason(run),
         decision=decision,
         solver=solver,
         message="orders proven best" if proven else "",
         details={
-            "passes": [
-                best.found and problem.texts(best.found.order)
-                for problem, best in zip(problems, orders, strict=True)
-            ],
-            "order_seconds": [best.found and best.found.seconds for best in orders],
+            "passes": texts,
+            "order_seconds": [seconds_of(best.found) for best in orders],
             "order_bound": [best.bound for best in orders],
-            "named_seconds": [each and each.seconds for each in named],
+            "named_seconds": [seconds_of(found) for found in named],
         },
     )
+
+
+def seconds_of(found: Found | None) -> float | None:
+    """Seconds of an order; None without one."""
+    return None if found is None else found.seconds
