@@ -23,6 +23,7 @@ decision has its stated objective here); it lies above the record's bound; and n
 refutes it.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -427,7 +428,7 @@ def entries_to_update(folder: Path | None) -> list[Entry]:
     files in a folder and its subfolders."""
     if folder is None:
         return library()
-    require(folder.is_dir(), "no such folder", where=str(folder))
+    require(os.path.isdir(folder), "no such folder", where=str(folder))
     return entries_in(folder)
 
 

@@ -23,6 +23,7 @@ descriptions of models and systems.
   profiler times each module's forward pass; the summary has the backward pass as a whole.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -220,7 +221,7 @@ def read_metis(path: str, settings: Settings) -> Imported:
     size.
     """
     start = Path(path)
-    paths = sorted(start.glob("DeviceType.*.json")) if start.is_dir() else [start]
+    paths = sorted(start.glob("DeviceType.*.json")) if os.path.isdir(start) else [start]
     files: dict[tuple[str, int, int], MetisFile] = {}  # by (device type, tensor degree, batch)
     for file in paths:
         match = NAME.match(file.name)
