@@ -98,6 +98,18 @@ def listed_types() -> list[str]:
     return sorted(kind for kind in KNOWN if kind in CONFIG_MAPPING)
 
 
+def unlisted_types() -> list[str]:
+    """The types of causal language models that transformers has and hetplan does not list."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return sorted(
+        kind
+        for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        if kind in CONFIG_MAPPING and kind not in KNOWN
+    )
+
+
 def small_sizes(kind: str) -> dict[str, Any]:
     """The arguments of a class for a small model of a type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
