@@ -388,6 +388,40 @@ def test_unlisted_types_of_transformers_have_the_counts_of_their_modules_or_are_
     assert not wrong and taken > 5
 
 
+PHI_2 = {
+    "activation_function": "gelu_new", "model_type": "phi-msft", "n_embd": 2560, "n_head": 32,
+    "n_head_kv": None, "n_inner": None, "n_layer": 32, "n_positions": 2048, "rotary_dim": 32,
+    "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False, "vocab_size": 51200,
+}  # fmt: skip
+STABLELM_3B = {
+    "hidden_size": 2560, "intermediate_size": 6912, "model_type": "stablelm_epoch",
+    "norm_eps": 1e-5, "num_attention_heads": 32, "num_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 32, "rope_pct": 0.25, "max_position_embeddings": 4096,
+    "tie_word_embeddings": False, "vocab_size": 50304,
+}  # fmt: skip
+INTERNLM_7B = {
+    "bias": True, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 11008,
+    "model_type": "internlm", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+    "vocab_size": 103168,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "count"),
+    [
+        (PHI_2, 2_779_683_840),
+        (PHI_2 | {"model_type": "mixformer-sequential"}, 2_779_683_840),
+        (STABLELM_3B, 2_795_443_200),
+        (INTERNLM_7B, 7_321_948_160),
+    ],
+)
+def test_models_whose_own_code_has_other_names_have_their_published_counts(
+    config: dict[str, Any], count: int
+) -> None:
+    assert params(from_config(config, name="x")) == count
+
+
 @pytest.mark.parametrize(
     ("keys", "part"),
     [

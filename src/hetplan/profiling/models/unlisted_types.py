@@ -116,7 +116,7 @@ BIASES = {
     "attention_bias": ("attention_bias", "output_bias"),
     "mlp_bias": ("feed_forward_bias",),
     "use_bias": ("attention_bias", "output_bias", "feed_forward_bias"),
-    "bias": ("attention_bias", "output_bias", "feed_forward_bias"),
+    "bias": ("attention_bias", "output_bias"),  # InternLM's, which has none elsewhere
     "add_bias_linear": ("output_bias", "feed_forward_bias"),
     "qkv_bias": ("attention_bias",),
     "use_qkv_bias": ("attention_bias",),
