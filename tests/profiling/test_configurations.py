@@ -399,6 +399,12 @@ STABLELM_3B = {
     "num_key_value_heads": 32, "rope_pct": 0.25, "max_position_embeddings": 4096,
     "tie_word_embeddings": False, "vocab_size": 50304,
 }  # fmt: skip
+ORION_14B = {
+    "attention_bias": False, "hidden_act": "silu", "hidden_size": 5120,
+    "intermediate_size": 15360, "max_position_embeddings": 4096, "model_type": "orion",
+    "num_attention_heads": 40, "num_hidden_layers": 40, "num_key_value_heads": 40,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "vocab_size": 84608,
+}  # fmt: skip
 INTERNLM_7B = {
     "bias": True, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 11008,
     "model_type": "internlm", "num_attention_heads": 32, "num_hidden_layers": 32,
@@ -414,6 +420,7 @@ INTERNLM_7B = {
         (PHI_2 | {"model_type": "mixformer-sequential"}, 2_779_683_840),
         (STABLELM_3B, 2_795_443_200),
         (INTERNLM_7B, 7_321_948_160),
+        (ORION_14B, 14_498_703_360),
     ],
 )
 def test_models_whose_own_code_has_other_names_have_their_published_counts(

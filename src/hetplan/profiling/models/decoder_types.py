@@ -405,6 +405,7 @@ DECODER_KEYS: dict[str, dict[str, Key]] = {
     },
     "persimmon": {**LATER, "qk_layernorm": Key(("head_qk_norm",), bool, True)},
     "phi": {**LATER, "qk_layernorm": Key(("head_qk_norm",), bool, False)},
+    "orion": {**LATER, **BIAS},
     # Phi as Microsoft's own code has it, with GPT's keys
     "phi-msft": {
         **GPT,
@@ -537,6 +538,7 @@ DECODER_ALWAYS: dict[str, dict[str, Any]] = {
     "openai-gpt": {"final_norm": False},
     "persimmon": ROTARY_GPT,
     "phi": {**ROTARY_GPT, "block_norms": 1, "head_bias": True},
+    "orion": {**LLAMA, "norm": "layer"},
     "phi-msft": {**ROTARY_GPT, "block_norms": 1, "head_bias": True},
     "phimoe": {**LLAMA, "norm": "layer"},
     "qwen": {**LLAMA, "attention_bias": True},
