@@ -14,6 +14,7 @@ import pytest
 from evidence import papers
 from evidence.papers import amp, astra, hap, poplar
 from hetplan.formulations import family
+from hetplan.programs.networks import vgg19
 from hetplan.solvers.registry import load, solve
 from hetplan.solvers.run import Options, Run
 
@@ -131,7 +132,7 @@ def test_hap_groups_of_gpus_stand_in_their_own_machines(monkeypatch: pytest.Monk
 
 
 def test_hap_machines_are_as_fast_as_their_gpus() -> None:
-    program = hap.vgg19(64, 64, 7, 10, 64)
+    program = vgg19(64, 64, 7, 10, 64)
     theory = hap.theory_on_machines(program, hap.mixed(64), 8, np.inf)
     speeds = [device.flops_per_second for device in theory.data.devices]
     assert speeds == [8 * hap.SPEED["V100"]] * 2 + [8 * hap.SPEED["P100"]] * 6
