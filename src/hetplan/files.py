@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hetplan.errors import InputError, json_path, kind_and_text, one_line, require, shorten
+from hetplan.errors import InputError, json_path, kind_and_text, one_line, require, short_repr
 
 MAX_BYTES = 256 * 2**20
 MAX_DEPTH = 64
@@ -184,7 +184,7 @@ def parse_json(content: bytes | str, *, where: str) -> Any:
         result = dict(pairs)
         if len(result) != len(pairs):
             ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
-            result[key] = refused(f"key {shorten(key)} stands twice in one object")
+            result[key] = refused(f"key {short_repr(key)} stands twice in one object")
         return result
 
     with json_errors(content, where) as text:

@@ -338,7 +338,7 @@ def search(
     sequence: SequenceOption = None,
     precision: PrecisionOption = "fp16",
     tokens: Annotated[
-        float, typer.Option("--tokens", help="Of the whole training, for money.")
+        float, typer.Option("--tokens", help="Tokens of the whole training, for its money.")
     ] = 1e9,
     money_limit: Annotated[
         float | None, typer.Option("--money-limit", help="Dollars for those tokens.")

@@ -24,7 +24,7 @@ from typing import Any
 
 from hetplan.errors import InputError, one_line, optional, require, unknown_name
 from hetplan.files import make_folder, read_bytes, write_bytes
-from hetplan.formulations import FAMILIES, JOINED, family, join
+from hetplan.formulations import FAMILIES, JOINED, add_plugins, family
 from hetplan.instances.answers import Answer, Finding
 from hetplan.instances.library import (
     SETS,
@@ -80,7 +80,7 @@ class Task:
     def family(self) -> Family:
         """The family of the problem, with the methods of the plugins. Raises InputError where a
         plugin cannot be imported."""
-        join(self.plugins)
+        add_plugins(self.plugins)
         return family(self.problem)
 
 

@@ -41,7 +41,7 @@ from hetplan.adapters.importers.common import (
     profile,
     table_of_sums,
 )
-from hetplan.errors import InputError, T, require, shorten
+from hetplan.errors import InputError, T, require, short_repr
 from hetplan.schema import (
     Bytes,
     Count,
@@ -279,7 +279,7 @@ def summed(text: str) -> float:
     try:
         return sum(map(float, numbers))
     except ValueError:
-        raise ValueError(f"is {shorten(text)}, expected a number or a list of numbers") from None
+        raise ValueError(f"is {short_repr(text)}, expected a number or a list of numbers") from None
 
 
 class PipeDreamNode(Foreign):
