@@ -146,8 +146,9 @@ def even_stages(problem: AstraProblem) -> list[tuple[int, int]] | None:
     return list(zip(kinds.tolist(), layers.tolist(), strict=True))
 
 
-def even_decision(problem: AstraProblem) -> float | None:
-    """Seconds, the objective of the even decision (`even_stages`); None where there is none."""
+def even_objective(problem: AstraProblem) -> float | None:
+    """The objective of the even decision (`even_stages`) in seconds; None where there is no such
+    decision."""
     stages = even_stages(problem)
     if stages is None:
         return None
