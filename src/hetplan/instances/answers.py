@@ -1,4 +1,4 @@
-"""Answer documents and best-known records: writes, reads and judges them.
+"""Answer documents and best-known records. This module writes them, reads them and judges them.
 
 An answer document is the output of `solve --json`, which `check` reads back:
 
@@ -158,10 +158,10 @@ def answer_document(
 
 
 def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
-    """The claims of an answer document, of a best-known record, or of a bare decision.
+    """The claims about an instance in an answer document, a best-known record, or a bare decision.
 
-    Of a document of several instances, those of this instance. value: the parsed JSON. where: its
-    source, for errors. Raises InputError.
+    Claims about other instances are left out. value: the parsed JSON. where: its source, for
+    errors. Raises InputError.
     """
     if isinstance(value, dict) and value.get("format") == BEST_FORMAT:
         best = BestKnown.parsed(value, where=where)
@@ -170,6 +170,7 @@ def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
     if not isinstance(value, dict) or not {"answers", "results"} & value.keys():
         return [Claim(source="decision", decision=parse_decision(value, instance, where))]
     documents = answers_by_place(value, where)
+    position = 0
     if "answers" in value:
         names = [answers.instance for answers, _ in documents]
         require(
@@ -179,17 +180,17 @@ def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
             got=", ".join(names),
             expected=instance.name,
         )
-        documents = documents[names.index(instance.name) :]
-    answers, where = documents[0]
-    check_problem(answers.problem, instance, where)
+        position = names.index(instance.name)
+    answers, place = documents[position]
+    check_problem(answers.problem, instance, place)
     require(
         bool(answers.results),
         "is empty",
-        where=f"{where}: results",
+        where=f"{place}: results",
         expected="one result at least",
     )
     return [
-        claim_of(answer, instance, where, "results", i, "decision")
+        claim_of(answer, instance, place, "results", i, "decision")
         for i, answer in enumerate(answers.results)
     ]
 
@@ -344,7 +345,7 @@ def refuted_by_the_best(claim: Claim, best: tuple[float, Claim] | None) -> Itera
         whose = f"the objective of {holder.source}'s decision"
     if claim.bound is not None and claim.bound > least + slack(least):
         yield f"stated bound {claim.bound!r} exceeds {whose} ({least!r})"
-    # A claim that has a decision itself and says infeasible is `wrong_status`'s.
+    # `wrong_status` complains of a claim that has a decision itself and says infeasible.
     if claim.status == "infeasible" and holder is not claim:
         yield f"stated infeasible, but {holder.source}'s decision holds"
 
@@ -354,8 +355,9 @@ def slack(objective: float) -> float:
     return TOLERANCE * abs(objective)
 
 
-# A relative improvement of a record up to this is rounding.
-NEWS = 1e-9
+# Relative improvement of a record up to which the difference counts as rounding.
+LEAST_IMPROVEMENT = 1e-9
+LONGEST_NAME = 200  # characters of a `Name`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,10 +372,12 @@ class Finding:
     about: Callable[[Instance], bool] | None = None
 
     @property
-    def by(self) -> str:
+    def found_by(self) -> str:
         """The method and its solver, as a best-known record states them."""
         method, solver = self.answer.method, self.answer.solver
-        return f"{method} ({solver})"[:200] if solver else method  # 200: the most of a `Name`
+        if not solver:
+            return method
+        return f"{method} ({solver})"[:LONGEST_NAME]
 
 
 @dataclass(frozen=True)
@@ -454,17 +458,7 @@ def change(entry: Entry, findings: Sequence[Finding]) -> Change:
     """
     instance = entry.load()
     before = entry.best_known()
-    claims: list[tuple[Finding, Claim]] = []
-    refused = []
-    for finding in findings:
-        try:
-            about_this = finding.about is None or finding.about(instance)
-            other = f"is about another instance called {entry.name}"
-            require(about_this, other, where=finding.where)
-            claim = claim_of(finding.answer, instance, finding.where, "decision")
-            claims.append((finding, claim))
-        except InputError as error:
-            refused.append(str(error))
+    claims, refused = claims_of(findings, instance)
     to_judge = [claim for _, claim in claims]
     if before is not None:
         record_claim = claim_of_record(before, instance, entry.name)
@@ -486,6 +480,26 @@ def change(entry: Entry, findings: Sequence[Finding]) -> Change:
     return Change(entry, before, after, tuple(refused))
 
 
+def claims_of(
+    findings: Sequence[Finding], instance: Instance
+) -> tuple[list[tuple[Finding, Claim]], list[str]]:
+    """(claims, refused): the claim of each finding that can be judged, and a line for each finding
+    about another instance or with a malformed decision."""
+    claims: list[tuple[Finding, Claim]] = []
+    refused: list[str] = []
+    for finding in findings:
+        if finding.about is not None and not finding.about(instance):
+            refused.append(f"{finding.where}: is about another instance called {instance.name}")
+            continue
+        try:
+            claim = claim_of(finding.answer, instance, finding.where, "decision")
+        except InputError as error:
+            refused.append(str(error))
+        else:
+            claims.append((finding, claim))
+    return claims, refused
+
+
 def with_decision(
     before: BestKnown | None, good: Sequence[tuple[Finding, Verdict]]
 ) -> BestKnown | None:
@@ -493,24 +507,25 @@ def with_decision(
 
     good: the findings without complaints.
     """
-    priced = [
-        (verdict.objective, finding) for finding, verdict in good if verdict.objective is not None
-    ]
-    # Without a decision there is no finding, and the objective is not read.
-    objective, finding = min(priced, key=lambda pair: pair[0], default=(0.0, None))
-    if finding is None or (before is not None and objective >= before.objective * (1 - NEWS)):
+    best: tuple[float, Finding] | None = None  # (objective, finding)
+    for finding, verdict in good:
+        objective = verdict.objective
+        if objective is not None and (best is None or objective < best[0]):
+            best = (objective, finding)
+    if best is None:
         return before
-    old = {} if before is None else before.model_dump()  # its bound and its note stay
-    return BestKnown.model_validate(
-        {
-            "problem": finding.problem,
-            "instance": finding.instance,
-            **old,
-            "objective": objective,
-            "found_by": finding.by,
-            "decision": finding.answer.decision,
-        }
-    )
+    objective, finding = best
+    if before is not None and objective >= before.objective * (1 - LEAST_IMPROVEMENT):
+        return before
+    record: dict[str, Any] = {"problem": finding.problem, "instance": finding.instance}
+    if before is not None:
+        record = before.model_dump()  # its bound and its note stay
+    record |= {
+        "objective": objective,
+        "found_by": finding.found_by,
+        "decision": finding.answer.decision,
+    }
+    return BestKnown.model_validate(record)
 
 
 def with_bound(
@@ -526,12 +541,12 @@ def with_bound(
         about_this = finding.about is not None or verdict.objective is not None
         bound = finding.answer.bound
         if bound is not None and about_this and finding.answer.method in exact:
-            proved.append((bound, finding.by))
+            proved.append((bound, finding.found_by))
     if record is None or not proved:
         return record
     highest, by = max(proved)
     highest = min(highest, record.objective)  # `judge` lets it be higher by rounding
-    if record.bound is None or highest > record.bound * (1 + NEWS):
+    if record.bound is None or highest > record.bound * (1 + LEAST_IMPROVEMENT):
         return record.model_copy(update={"bound": highest, "proved_by": by})
     # Rounding may leave the old bound slightly above a better decision.
     return record.model_copy(update={"bound": min(record.bound, record.objective)})

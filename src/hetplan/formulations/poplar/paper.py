@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from hetplan.formulations.poplar.awareness import CurveDevice, dips, spline_curve
+from hetplan.formulations.poplar.curves import CurveDevice, dips, spline_curve
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision, Share, Step
 from hetplan.formulations.poplar.decisions import shares_decision, steps_decision
 from hetplan.formulations.poplar.evaluate import evaluate, peak_speed

@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 from hetplan.errors import InputError, require
-from hetplan.formulations.poplar.awareness import linear_curve
+from hetplan.formulations.poplar.curves import linear_curve
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.paper import WHALE_PRECISION
 from hetplan.formulations.poplar.problem import Floats
