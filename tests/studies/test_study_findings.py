@@ -196,7 +196,7 @@ def test_names_of_instances_stay_texts(text: str) -> None:
 
 def test_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra `plots`)")
-    from hetplan.studies.page import charts, write_pictures
+    from hetplan.studies.charts import charts, write_pictures
 
     found = charts(Study(ROWS), "ditto")
     assert len(found) == len(CHARTS) and all(

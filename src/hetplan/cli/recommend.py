@@ -47,7 +47,7 @@ from hetplan.plans.plan import save_plan
 from hetplan.profiling.models.operators import DEFAULT_STACK
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.run import Run
-from hetplan.studies.page import as_picture, figure
+from hetplan.studies.charts import as_picture, figure
 from hetplan.text import Column, Table, counted, number_text, seconds_text
 
 DAY = 24 * HOUR

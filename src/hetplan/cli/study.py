@@ -38,8 +38,8 @@ from hetplan.cli.output import emit, few_lines, note, stopping
 from hetplan.errors import require
 from hetplan.files import try_folder, write_text
 from hetplan.studies import page
+from hetplan.studies.charts import charts, write_pictures
 from hetplan.studies.findings import Study, repriced
-from hetplan.studies.page import charts, write_pictures
 from hetplan.studies.rows import (
     FOLDER,
     Runner,
