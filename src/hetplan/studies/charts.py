@@ -75,12 +75,12 @@ def excesses(study: Study, problem: str) -> Any | None:
     return canvas
 
 
-def stairs(lines: Mapping[str, tuple[Sequence[float], int]], across: str, upwards: str) -> Any:
+def stairs(lines: Mapping[str, tuple[Sequence[float], int]], x_label: str, y_label: str) -> Any:
     """A figure with a step line for each method, which rises at each of the method's values.
 
     lines: method -> (ascending values, count). After k values the line is at k / count, in percent.
-    All lines begin before the least value of all methods and end after the largest. across,
-    upwards: labels of the axes.
+    All lines begin before the least value of all methods and end after the largest. x_label,
+    y_label: labels of the axes.
     """
     all_values = [value for values, _ in lines.values() for value in values]
     canvas, axes = figure(3.0)
@@ -97,7 +97,7 @@ def stairs(lines: Mapping[str, tuple[Sequence[float], int]], across: str, upward
             color=colour,
             linewidth=1.8,
         )
-    axes.set(xscale="log", ylim=(0, 103), xlabel=across, ylabel=upwards)
+    axes.set(xscale="log", ylim=(0, 103), xlabel=x_label, ylabel=y_label)
     axes.legend(frameon=False, fontsize=8)
     return canvas
 
@@ -164,9 +164,11 @@ def scaling(study: Study, problem: str) -> Any | None:
     for colour, (method, method_points) in zip(COLOURS, points.items(), strict=False):
         axes.scatter([], [], s=16, color=colour, label=figure_text(method))
         for with_proof, marker in ((True, "o"), (False, "x")):
-            drawn = [point for point in method_points if point[2] is with_proof]
-            sizes = [size for size, _, _ in drawn]
-            times = [seconds for _, seconds, _ in drawn]
+            drawn = [
+                (size, seconds) for size, seconds, proven in method_points if proven is with_proof
+            ]
+            sizes = [size for size, _ in drawn]
+            times = [seconds for _, seconds in drawn]
             axes.scatter(sizes, times, s=16, alpha=0.6, marker=marker, color=colour)
     all_sizes = [size for method_points in points.values() for size, _, _ in method_points]
     if max(all_sizes) > WIDE_RANGE * min(all_sizes):

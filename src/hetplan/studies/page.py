@@ -31,7 +31,7 @@ from hetplan.text import (
 
 WORST = 20  # a page lists at most this number of worst cases
 FEWEST = 7  # a page has pictures of a problem with at least this number of instances
-FIGURES = (
+LEGEND = (
     "Objectives are predicted iteration times; seconds of solves and memory are measured. A method "
     "misses the optimum where a plan is known that is more than a relative "
     f"{SAME:g} better. Columns 'above' say how much longer a plan takes than the best known plan, "
@@ -139,9 +139,8 @@ def origin(rows: Sequence[Row]) -> Iterator[str]:
     """Lines with the machines, the versions, the rows of older code, the time limits and the dates
     of the rows."""
     machines = [json.loads(row["machine_json"]) for row in rows]
-    for name, entries in (("machine", machines), ("versions", map(package_versions, rows))):
-        texts = (", ".join(f"{key} {value}" for key, value in each.items()) for each in entries)
-        yield from (f"{name}: {text}" for text in dict.fromkeys(texts))
+    yield from distinct_lines("machine", machines)
+    yield from distinct_lines("versions", map(package_versions, rows))
     older = Counter(f"{row['problem']} {row['method']}" for row in rows if of_older_code(row))
     for name, count in older.items():
         yield f"of an older version of the method's code: {name}, {counted(count, 'run')}"
@@ -152,10 +151,20 @@ def origin(rows: Sequence[Row]) -> Iterator[str]:
     yield f"{counted(len(rows), 'run')}, begun from {times[0]} to {times[-1]} UTC"
 
 
+def distinct_lines(name: str, entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """A line `name: key value, …` for each entry that differs from all entries before it."""
+    texts = []
+    for entry in entries:
+        texts.append(", ".join(f"{key} {value}" for key, value in entry.items()))
+    for text in dict.fromkeys(texts):
+        yield f"{name}: {text}"
+
+
 def in_words(study: Study, problem: str) -> str:
     """The findings on one problem in a few sentences: the number of runs, the exact method with the
     most proofs, and the best heuristic."""
-    rows, summaries = study.of(problem), study.summaries(problem)
+    rows = study.of(problem)
+    summaries = study.summaries(problem)
     instances = {row["instance"] for row in rows}
     text = f"{counted(len(rows), 'run')} on {counted(len(instances), 'instance')}."
     exact = [summary for summary in summaries if summary.exact]
@@ -163,11 +172,12 @@ def in_words(study: Study, problem: str) -> str:
         best = max(exact, key=lambda summary: summary.proven / summary.runs)
         runs = counted(best.runs, "run")
         text += f" {best.method} ends {best.proven} of its {runs} with a proof."
-    heuristics = [
-        summary for summary in summaries if not summary.exact and summary.mean_excess is not None
-    ]
+    heuristics: list[tuple[float, Summary]] = []  # (mean excess, summary)
+    for summary in summaries:
+        if not summary.exact and summary.mean_excess is not None:
+            heuristics.append((summary.mean_excess, summary))
     if heuristics:
-        nearest = min(heuristics, key=lambda summary: summary.mean_excess or 0.0)
+        _, nearest = min(heuristics, key=lambda pair: pair[0])
         most = percent_text(nearest.worst_excess)
         text += f" {nearest.method} comes nearest of the heuristics: {mean_text(nearest)} above "
         text += f"the best known on average, {most} at most, "
@@ -191,10 +201,11 @@ def page_of_tables(title: str, tables: Iterable[Table], pictures: Mapping[str, A
     pictures: the beginning of a table's title, up to a colon -> the figure that follows the table.
     """
     parts: list[str] = []
-    for shown in tables:
-        parts += [f"<h2>{html_text(shown.title)}</h2>", *table(shown.header, shown.rows)]
-        parts += [f"<p>{html_text(line)}</p>" for line in shown.notes]
-        name, _, _ = shown.title.partition(":")
+    for content in tables:
+        parts.append(f"<h2>{html_text(content.title)}</h2>")
+        parts += table(content.header, content.rows)
+        parts += [f"<p>{html_text(line)}</p>" for line in content.notes]
+        name, _, _ = content.title.partition(":")
         canvas = pictures.get(name)
         if canvas is not None:
             parts.append(f"<figure>{as_svg(canvas)}</figure>")
@@ -203,7 +214,7 @@ def page_of_tables(title: str, tables: Iterable[Table], pictures: Mapping[str, A
 
 def page_lines(study: Study) -> Iterator[str]:
     """The lines of HTML of a study's page, without its head."""
-    yield f"<p>{FIGURES}</p><ul>"
+    yield f"<p>{LEGEND}</p><ul>"
     yield from (f"<li>{html_text(line)}</li>" for line in origin(study.rows))
     yield "</ul>"
     parts = [*study.problems, "instances", "rows"]
@@ -224,7 +235,10 @@ def page_lines(study: Study) -> Iterator[str]:
     worst = study.worst_cases(WORST)
     if worst:
         yield '<h2 id="worst">Worst cases of the heuristics</h2>'
-        links = [{0: anchor(row), 1: f"row-{row['key']}"} for _, row in worst]
+        instance_column, method_column = CASES.index("instance"), CASES.index("method")
+        links = [
+            {instance_column: anchor(row), method_column: f"row-{row['key']}"} for _, row in worst
+        ]
         case_rows = [case_cells(study, excess, row) for excess, row in worst]
         yield from table(CASES, case_rows, links=links)
     yield '<h2 id="instances">Instances</h2>'
@@ -236,7 +250,7 @@ def page_lines(study: Study) -> Iterator[str]:
     yield from table(INSTANCES, instance_rows, keys=keys)
     yield '<h2 id="rows">All runs</h2>'
     keys = [f"row-{row['key']}" for row in study.rows]
-    links = [{2: anchor(row)} for row in study.rows]
+    links = [{ROWS.index("instance"): anchor(row)} for row in study.rows]
     yield from table(ROWS, [row_cells(row) for row in study.rows], keys=keys, links=links)
 
 
@@ -295,7 +309,7 @@ def markdown(study: Study, title: str) -> str:
     text = [
         f"# {markdown_text(title)}",
         "",
-        FIGURES,
+        LEGEND,
         "",
         *(f"- {markdown_text(line)}" for line in origin(study.rows)),
         "",
