@@ -17,7 +17,7 @@ by_position = itemgetter(0)
 
 @dataclass(frozen=True)
 class Description:
-    """What a command's help shows beside its docstring."""
+    """The parts of a command's help beside its docstring."""
 
     # heading -> its options, as `--name`, in the order of the help
     sections: Mapping[str, Sequence[str]] = field(default_factory=dict)

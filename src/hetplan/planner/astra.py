@@ -112,7 +112,7 @@ class PoolProblem(Problem):
     """Astra's search over one pool of devices."""
 
     workload: Workload
-    name: str  # of the pool and its candidates; `degrees` for the space with further degrees
+    name: str  # name of the pool and its candidates; `degrees` for the space with further degrees
     pool: Pool
 
     @property

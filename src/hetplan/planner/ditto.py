@@ -322,7 +322,7 @@ class PlacedTemplate:
     data: DittoData  # the instance that the template solves
     stages: list[DittoStage]
     groups: Groups
-    micro_batches: int  # of the pipeline
+    micro_batches: int  # number of micro-batches of the pipeline
 
     def send_seconds(self) -> float:
         """Seconds in which one micro-batch goes from stage to stage, each time over the slowest

@@ -50,7 +50,7 @@ SAME = 1e-6
 class Bottleneck:
     """A resource that is used most: a stage, a network card, or a device's memory."""
 
-    text: str  # for people
+    text: str  # the bottleneck in words, for people
     facts: Mapping[str, Any]  # as JSON types
 
 

@@ -148,7 +148,8 @@ class Choice:
     devices: int
     per_hour: float | None  # dollars; None where any of the nodes that can be had has no price
     bound: float  # seconds of an iteration that no plan of stages beats
-    seconds: float | None = None  # of an iteration of the plan; None: no plan was found that fits
+    # seconds of an iteration of the plan; None: no plan was found that fits
+    seconds: float | None = None
     plan: Plan | None = None
 
     @property

@@ -19,7 +19,7 @@ from hetplan.replays.costs import Costs
 from hetplan.replays.data import ReplayData, Table
 from hetplan.replays.pose import kept_of, pose
 
-MODES: tuple[Recomputation, ...] = ("selective", "full")  # of recomputation that are tried
+MODES: tuple[Recomputation, ...] = ("selective", "full")  # modes of recomputation that are tried
 # Most device types of a cluster of which all combinations are parts to search. 6 types have 62 such
 # parts, each of which is searched by every strategy; the number doubles with every further type.
 MOST_TYPES = 6

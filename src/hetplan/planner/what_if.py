@@ -91,7 +91,7 @@ class ChangeResult:
 class WhatIf:
     """The answer of `what_if`."""
 
-    base: ChangeResult  # of the unchanged cluster
+    base: ChangeResult  # the result for the unchanged cluster
     variants: tuple[ChangeResult, ...]  # one for each change, in the order in which they were given
     precision: float  # differences up to this share of an iteration may come from the search alone
     # Why given plans are no candidates, as `name: reason`; one text for each such plan.

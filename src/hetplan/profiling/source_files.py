@@ -24,7 +24,7 @@ class SourceFile(StrictModel):
     size: Annotated[Count, Field(le=MAX_BYTES)]
     """Bytes."""
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    """Of its content."""
+    """SHA-256 of its content, in hexadecimal digits."""
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> Self | None:

@@ -60,7 +60,7 @@ class Decided:
 
     rules: Rules
     steps: tuple[Step, ...]
-    """In order of execution."""
+    """The steps in order of execution."""
     ratios: Sequence[Sequence[float]]
     """[segment][device] share of each sliced dimension, before rounding."""
 

@@ -66,7 +66,7 @@ class SingleProgram:
 
     name: str
     nodes: tuple[Node, ...]
-    """In order of execution; the last one is the scalar loss."""
+    """The nodes in order of execution; the last one is the scalar loss."""
     copies: Mapping[str, str] = field(default_factory=dict)
     """Copy of a parameter -> the parameter."""
 

@@ -249,8 +249,8 @@ UNUSED = PeakBytes(
 class UnusedGradients(Generic[Size]):
     """Bytes on a device of weights' gradients that nobody reads; 0 for most frameworks."""
 
-    blocks: Size  # one for each shape of a weight in the blocks, always
-    head: Size  # of the head's weight, in the head's backward pass
+    blocks: Size  # a gradient for each shape of a weight in the blocks, at all times
+    head: Size  # the gradient of the head's weight, in the head's backward pass
 
 
 def held_on(

@@ -108,7 +108,7 @@ class Offer:
     network_latency: float = NETWORK_LATENCY_US * 1e-6  # seconds per message between nodes
     switch_nodes: int = MAX_DEVICES  # nodes under one switch
     uplink: float = math.inf  # bytes/s of one node to nodes under other switches
-    all_reduce: tuple[tuple[int, float], ...] = ()  # as in `Node`
+    all_reduce: tuple[tuple[int, float], ...] = ()  # see `Node.all_reduce`
 
     @property
     def price_per_second(self) -> float | None:

@@ -63,7 +63,7 @@ def stage_memory(
 
 
 class Shards(NamedTuple, Generic[Size]):
-    """What a device holds of its stage's model states."""
+    """The shares of its stage's model states that a device holds."""
 
     part: float  # its part of the weights of its tensor group
     level: int  # ZeRO level

@@ -49,7 +49,7 @@ class _Writer:
     """Writes the columns, rows and costs of a model to a CP-SAT model."""
 
     cp: cp_model.CpModel
-    scale: Scale  # of the objective
+    scale: Scale  # scale of the objective
     per_second: float  # integers per second
     seconds: NDArray[np.bool_]  # [n] whether a column is in seconds
     grid: Floats  # [n] steps per unit of a continuous column; 0 for the others

@@ -30,9 +30,9 @@ class Exported:
     rounding that `solvers.model` states."""
 
     file: str
-    rows: int  # constraints
-    columns: int  # variables
-    discrete: int  # of the variables, those that are integer
+    rows: int  # number of constraints
+    columns: int  # number of variables
+    discrete: int  # number of integer variables
     per_unit: float  # units of the model's objective per second
     offset: float  # seconds that every decision costs beside the model's objective
 

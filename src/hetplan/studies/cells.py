@@ -97,7 +97,7 @@ CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def fault_of(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a row, in one line; None where nothing is."""
+    """The fault of a row, in one line; None where the row has no fault."""
     for column, (usable, expected) in CHECKS.items():
         if not usable(row[column]):
             return f"{column} is not usable (got {short_repr(row[column])}, expected {expected})"

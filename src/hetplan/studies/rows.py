@@ -290,7 +290,7 @@ def keys(folder: Path) -> set[str]:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a study's folder holds."""
+    """The contents of a study's folder."""
 
     rows: list[Row]  # sorted by problem, instance, method and seed
     faults: list[str]  # one line for each file and each row that cannot be used, with the file

@@ -1,4 +1,5 @@
-"""What all importers share: their settings and results, and profiles from chains of operators."""
+"""The common parts of all importers: their settings and results, and profiles from chains of
+operators."""
 
 import datetime
 import re

@@ -83,7 +83,8 @@ def classes_of(data: AmpData, run: Run) -> list[DeviceClass]:
         same[[d, e]] = True
         return bool(same.all())
 
-    members: dict[tuple[int, str], list[list[int]]] = {}  # by node and type, of each class
+    # (node, type) -> the devices of each class
+    members: dict[tuple[int, str], list[list[int]]] = {}
     for d, device in enumerate(data.devices):
         run.check()
         classes = members.setdefault((device.node, device.type), [])

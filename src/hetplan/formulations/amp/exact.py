@@ -138,7 +138,7 @@ class BranchAndBound:
         for the decisions with a group that straddles cells. A narrow label search of the first box
         may find an incumbent."""
         low, high = float(model.sync_values[0]), float(model.sync_values[-1])
-        model_of = {False: model}  # by whether a group must straddle cells
+        model_of = {False: model}  # whether a group must straddle cells -> the model
         if not model.groups.complete:
             model_of[True] = row_model(model.groups, straddle=True)
         for straddling, box_model in model_of.items():

@@ -81,7 +81,8 @@ from hetplan.solvers.run import Outcome, Run, Stop, Stopped
 
 @dataclass(frozen=True)
 class Question:
-    """What one model has to find: the cheapest decision of one configuration, up to a cut-off."""
+    """The question to one model: which decision of one configuration is the cheapest, up to a
+    cut-off?"""
 
     tables: Tables
     lower: float  # seconds, a lower bound on every decision
@@ -287,7 +288,7 @@ def fit_memory(m: Programme) -> None:  # (7)
 
 
 def order_equals(m: Programme) -> None:  # (8)
-    """Of equivalent placements only the lexicographically least remains."""
+    """Among equivalent placements only the lexicographically least one remains."""
     kinds, (_, dp, tp) = m.tables.cells.cell_class, m.tables.shape
     # each cell that is interchangeable with the cell before it
     equal = np.flatnonzero(kinds[1:] == kinds[:-1]) + 1

@@ -53,7 +53,8 @@ class Parameters:
     """The effort of the search; chosen on the packaged instances and on those of
     evidence/speed/ditto.py."""
 
-    planes: CuttingPlanes = field(default_factory=CuttingPlanes)  # of the prices of an interval
+    # effort of the prices of an interval
+    planes: CuttingPlanes = field(default_factory=CuttingPlanes)
     # Intervals whose ends have at most this ratio are searched by labels. Prices alone settle most
     # wider ones, and narrow ones have fewer labels.
     narrow: float = 1.02

@@ -51,8 +51,8 @@ class Template:
     """The result of an algorithm."""
 
     stages: Stages
-    message: str = ""  # of the outcome
-    details: Mapping[str, object] = field(default_factory=dict)  # of the outcome
+    message: str = ""  # message for the outcome
+    details: Mapping[str, object] = field(default_factory=dict)  # details for the outcome
     stop: Stop = Stop.DONE  # a limit, where more time might give a better template
 
 

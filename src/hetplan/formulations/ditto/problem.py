@@ -40,7 +40,7 @@ MEMORY_TOLERANCE = 5e-10
 class Kind:
     """Interchangeable devices: device types with equal times and memory."""
 
-    names: tuple[str, ...]  # of the types, in the file's order
+    names: tuple[str, ...]  # names of the types, in the file's order
     counts: tuple[int, ...]  # devices of each of these types
 
     @property

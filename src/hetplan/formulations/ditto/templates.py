@@ -294,7 +294,7 @@ def share_out(
     Each pipeline gets one micro-batch per stage. Each further one goes to the pipeline that is then
     the fastest with it. count: the number of pipelines of each template.
     """
-    chosen: list[Template] = []  # of each pipeline
+    chosen: list[Template] = []  # the template of each pipeline
     for template, pipelines in zip(templates, count, strict=True):
         chosen += [template] * pipelines
     share = [len(template.times) for template in chosen]

@@ -109,7 +109,7 @@ class Cell:
     # threshold or more when it was built. None: the graph of the whole search.
     graph: Graph | None = None
     parent_gap: float = np.inf  # share of the threshold that the parent's bound lacked
-    multipliers: Multipliers | None = None  # of the parent; None without memory
+    multipliers: Multipliers | None = None  # multipliers of the parent; None without memory
 
 
 class CellSearch:

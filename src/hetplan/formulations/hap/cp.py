@@ -151,7 +151,7 @@ class Variables:
     """The variables of the docstring, by their indices."""
 
     used: dict[int, IntVar]
-    at: dict[int, IntVar]  # of triples, and of stage FIRST
+    at: dict[int, IntVar]  # variables of triples, and one of stage FIRST
     end: dict[int, IntVar]
     gives: dict[tuple[int, str], IntVar]
     known: dict[str, IntVar]
@@ -458,7 +458,7 @@ class Search:
     """An instance with what is known of its optimum so far."""
 
     theory: Theory
-    problem: HapProblem  # for the linear programme of ratios alone
+    problem: HapProblem  # the instance as arrays, for the linear programme of ratios alone
     known: Known | None
     unfit: list[list[int]]  # programs that fit in memory with no ratios; `read` adds to it
 

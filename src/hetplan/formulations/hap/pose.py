@@ -152,9 +152,9 @@ class Posed:
     """A workload as a problem: `pose` makes it, and the planner solves it."""
 
     workload: Workload
-    theory: Theory  # of one run of the program, on `samples` samples
+    theory: Theory  # the theory of one run of the program, on `samples` samples
     runs: int  # runs of the program per iteration
-    links: Links  # by which the theory's collectives are priced
+    links: Links  # the links by which the theory's collectives are priced
     cut: Cut
 
     @property

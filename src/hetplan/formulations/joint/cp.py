@@ -391,7 +391,7 @@ def join_and_update(v: Variables) -> None:  # (9)
 
 
 def way_to_join(v: Variables) -> IntVar:
-    """How weights are joined (prices.py), by ZeRO level and devices."""
+    """The way in which weights are joined (prices.py), by ZeRO level and devices."""
     cp = v.model.cp
     sizes = [len(group.devices) for group in v.prices.groups]
     devices = [v.look_up(sizes, [len(sizes)], [v.group[s]], f"devices_{s}") for s in v.stages]

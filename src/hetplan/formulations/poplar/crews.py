@@ -128,7 +128,7 @@ def all_together(crews: list[Crew], most: int, check: Check) -> Crew:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the devices can take in the time of one share each."""
+    """The samples that the devices can take in the time of one share each."""
 
     groups: list[Group]
     h: list[Floats]  # [groups] seconds of the shares of one device

@@ -40,7 +40,7 @@ def steps_within(problem: PoplarProblem, counts: Mapping[float, int]) -> PoplarD
 
     counts: seconds of a step -> number of steps.
     """
-    pools: list[Pool] = []  # of every group for the first time, then for the second, …
+    pools: list[Pool] = []  # a pool of every group for the first time, then for the second, …
     for limit, count in counts.items():
         pools += pools_of(problem, limit, count)
     losses = fill(pools, problem.total)

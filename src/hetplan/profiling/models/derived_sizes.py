@@ -305,7 +305,7 @@ def derive_mamba(sizes: dict[str, Any]) -> None:
 
 
 def derive_networks(sizes: dict[str, Any], where: str) -> None:
-    """Which blocks have experts and which a dense network."""
+    """Set which blocks have experts, and which blocks have a dense network."""
     layers = sizes["layers"]
     words = sizes.pop("mlp_kinds", None)
     dense_blocks = sizes.pop("dense_blocks", None)

@@ -38,9 +38,9 @@ class SizePoint(StrictModel):
     """The measured seconds of one operation at one size."""
 
     bytes: Annotated[Bytes, Field(gt=0)]
-    """Of every rank."""
+    """Bytes of every rank."""
     seconds: Annotated[Seconds, Field(gt=0)]
-    """Of the fastest repeat."""
+    """Seconds of the fastest repeat."""
     median_seconds: Annotated[Seconds, Field(gt=0)]
     """Median of the repeats."""
 
@@ -113,7 +113,7 @@ class Line:
 
     latency: float  # a, seconds
     bandwidth: float  # b, bytes/s
-    r_squared: float | None  # as in `FittedCollective`
+    r_squared: float | None  # see `FittedCollective`
 
 
 def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:

@@ -63,7 +63,7 @@ class Errors(StrictModel):
 
 
 class Tiling(StrictModel):
-    """How fast a device computes each of the T kinds of tile in `products.Physics`."""
+    """The speed of a device for each of the T kinds of tile in `products.Physics`."""
 
     slowness: list[Positive]
     """[T] ratio of a tile's seconds to its seconds at the rate that large products reach."""
@@ -103,7 +103,7 @@ class ProductTrees(StrictModel):
 
 
 class FormatRate(StrictModel):
-    """How fast an architecture computes products of one format in bursts, without trees."""
+    """The speed of an architecture for products of one format in bursts, without trees."""
 
     devices: list[Name]
     """Catalogue names of the devices that were measured, or have the same chip and power."""

@@ -225,7 +225,7 @@ class Chain:
     outputs: tuple[tuple[Shape, ...], ...]  # [L - 1] shapes of a layer's outputs, of one sample
     source: InputsAndTargets | Split  # the data that layers read
     compute: Any = None  # floating type of the passes; None: the type of the parameters
-    forms: tuple[LeafForm, ...] = ()  # of the example's data
+    forms: tuple[LeafForm, ...] = ()  # forms of the leaves of the example's data
 
     def check_gathers(self) -> None:
         """Raise UnsupportedError where trained weights cannot be written back to the module from

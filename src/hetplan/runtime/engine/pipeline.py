@@ -280,7 +280,7 @@ class Pipeline:
         """(completes, layer) of all passes of layers, in the order of the schedule: whether the
         pass completes the gradients of a micro-batch."""
         self.forward_visits: list[tuple[bool, int]] = []
-        """Those of the forward passes."""
+        """The visits of the forward passes alone."""
         for kind, chunk, _ in self.actions:
             layers = range(*self.ranges[chunk])
             if kind == "F":

@@ -57,7 +57,7 @@ class WeightPass:
     outputs: list[Tensor]
     """Outputs that depend on parameters alone, and not on any input."""
     gradients: list[Tensor]
-    """Of these outputs."""
+    """Gradients of these outputs."""
 
     def run(self) -> None:
         """Add the gradients of the weights to those of their parameters."""

@@ -172,7 +172,7 @@ def make_program(job: Job) -> ProgramModel:
 
 
 def made(job: Job) -> Any:
-    """What the job's factory returns; without one, hetplan's own program of the model."""
+    """The result of the job's factory; without a factory, hetplan's own program of the model."""
     if job.factory is None:
         return planned_program(job.plan, job.model)
     return called(job.factory, job.plan, seed=job.seed)

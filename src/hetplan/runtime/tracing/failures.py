@@ -27,7 +27,8 @@ def exporting(where: str) -> Iterator[None]:
     Any exception of torch or of the module becomes an UnsupportedError with its cause. where: the
     module's name, for the error.
     """
-    places: list[str] = []  # of calls of len(x) for a tensor with rows, which fix their number
+    # places of the calls of len(x) for a tensor with rows, which fix the number of rows
+    places: list[str] = []
     length, logger = Tensor.__len__, logging.getLogger(TALKATIVE)
     level = logger.level
 

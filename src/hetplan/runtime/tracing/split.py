@@ -463,7 +463,7 @@ class Split:
     def _values(
         self, reader: tuple[nn.Module, list[Node]], data: Any, totals: Totals | None
     ) -> Any:
-        """What a reader computes from the data of some rows."""
+        """The value that a reader computes from the data of some rows."""
         module, read = reader
         if read and totals is None:
             totals = self.totals_of(data)
@@ -536,8 +536,8 @@ class Split:
 
 @dataclass(frozen=True)
 class Divided:
-    """How tensor ranks divide one dimension of a parameter. The dimension consists of blocks, such
-    as queries, keys and values, each of which is divided alike."""
+    """The division of one dimension of a parameter over tensor ranks. The dimension consists of
+    blocks, such as queries, keys and values, and each block is divided in the same way."""
 
     dim: int  # the divided dimension
     blocks: int  # number of blocks

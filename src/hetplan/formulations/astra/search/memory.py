@@ -133,9 +133,10 @@ def fullest_chunk(priced: Priced, layers: Ints) -> Chunk:
 class BlockBytes(NamedTuple):
     """[R] bytes per sample that a rank needs of a block of one kind."""
 
-    entire: Floats  # kept without recomputation
-    core: Floats  # the part of attention's core
-    gradients: Floats  # of activations in its backward pass, where the framework counts them
+    entire: Floats  # bytes kept without recomputation
+    core: Floats  # the part of `entire` that attention's core keeps
+    # gradients of activations in its backward pass, where the framework counts them
+    gradients: Floats
 
 
 def block_bytes(priced: Priced, block: Layer) -> BlockBytes:

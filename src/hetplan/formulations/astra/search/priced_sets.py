@@ -50,10 +50,10 @@ class Task:
 
     job: Job
     pool: Pool
-    facts: ModelFacts  # of the job's model
+    facts: ModelFacts  # facts of the job's model
     space: Space
     rules: Sequence[Rule]
-    assumed: Assumptions  # of pricing and memory
+    assumed: Assumptions  # assumptions of pricing and memory
     top: int  # number of the fastest candidates to list
 
     def candidate(
