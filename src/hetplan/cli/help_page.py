@@ -39,7 +39,7 @@ def described(
     """A decorator that gives a command's function its `Description`.
 
     sections: heading -> the names of its options, separated by spaces; None: all options stand
-    together. examples: as in `Description`.
+    together. examples: see `Description`.
     """
     options = {heading: tuple(names.split()) for heading, names in (sections or {}).items()}
 

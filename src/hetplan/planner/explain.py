@@ -114,8 +114,9 @@ class Explanation:
 def explain(
     candidates: Sequence[Candidate], winner: int, workload: Workload, percent: float | None = None
 ) -> Explanation:
-    """The explanation of a winner. candidates: in the order of the ranking. winner: its index.
-    percent: by how much it may be slower than the fastest plan; None if the fastest wins."""
+    """The explanation of a winner. candidates: in the order of the ranking. winner: index of the
+    winner. percent: percent by which it may be slower than the fastest plan; None if the fastest
+    wins."""
     best, fastest = candidates[winner], candidates[0]
     others = [c for c in candidates if c is not best and c.plan is not None and c.fits_memory]
     by_papers = [c for c in candidates if c.method.paper and c.plan is not None]

@@ -243,7 +243,8 @@ class SpmdProblem(Problem):
         return reason
 
     def peaks_over_memory(self, peak_bytes: Sequence[float]) -> list[float]:
-        """The peaks that exceed the usable memory of their device. peak_bytes: of every device."""
+        """The peaks that exceed the usable memory of their device. peak_bytes: largest use of every
+        device."""
         usable = self.posed.workload.device_bytes()
         devices = self.posed.workload.cluster.devices
         return [

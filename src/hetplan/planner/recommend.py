@@ -102,7 +102,7 @@ class Goal:
         """Dollars of the whole training where the number of iterations is known, else per hour; 0
         where no price is known, which `check` refuses if money counts.
 
-        per_hour: price of the choice. seconds: of an iteration.
+        per_hour: price of the choice. seconds: seconds of an iteration.
         """
         if per_hour is None:
             return 0.0

@@ -324,7 +324,7 @@ def excess_text(candidate: Candidate, replayed: Replay, workload: Workload) -> s
 def on_devices(candidate: Candidate, workload: Workload, numbers: Sequence[int]) -> Candidate:
     """A candidate of another cluster, put on devices of the workload's cluster and replayed there.
 
-    numbers: as in `renumbered`. A candidate that has no replay is not replayed here either, so that
+    numbers: see `renumbered`. A candidate that has no replay is not replayed here either, so that
     its memory on the devices is unknown. The plan loses the bound in its prediction, which was
     proven for the other cluster.
     """

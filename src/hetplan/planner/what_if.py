@@ -113,7 +113,8 @@ def every_device(cluster: Cluster) -> tuple[int, ...]:
 
 
 def with_nodes(cluster: Cluster, name: str, nodes: Iterable[Node]) -> Cluster:
-    """The cluster changed to these nodes. name: of the change, which is added to the cluster's."""
+    """The cluster changed to these nodes. name: name of the change, which is added to the cluster's
+    name."""
     nodes = tuple(nodes)
     types = dict.fromkeys(node.device for node in nodes)
     specs = {kind: cluster.specs.get(kind) or device(kind, where="--add") for kind in types}
@@ -384,8 +385,8 @@ def compared(
     given: Sequence[Candidate] = (),
 ) -> ChangeResult:
     """The result of a change, in comparison with the unchanged cluster. base: the result of the
-    unchanged cluster. planning: that of the changed one. given: candidates for the unchanged
-    cluster that the user gave."""
+    unchanged cluster. planning: the planning for the changed cluster. given: candidates for the
+    unchanged cluster that the user gave."""
     before = plan_as_it_is(base.best, base.workload, changed, change)
     # The best plan may use a device that the change removes, and a given plan may not.
     others = [plan_as_it_is(candidate, base.workload, changed, change) for candidate in given]
@@ -454,7 +455,8 @@ def plan_as_it_is(
 
 def moved(best: Candidate, workload: Workload, numbers: Sequence[int], message: str) -> Candidate:
     """The candidate for another cluster, replayed on the workload's, without objective and bound,
-    which are of the other cluster. numbers: as in `renumbered`. message: of the new candidate."""
+    which are of the other cluster. numbers: see `renumbered`. message: message of the new
+    candidate."""
     there = on_devices(best, workload, numbers)
     assert there.plan is not None  # `on_devices` keeps the plan
     none: dict[str, None] = {"closed_form_seconds": None, "objective": None}

@@ -42,7 +42,8 @@ class SourceFile(StrictModel):
         return self.model_copy(update={"path": os.path.relpath(self.path, folder)})
 
     def found_from(self, folder: str) -> Self:
-        """The same file with an absolute path. folder: where a relative path begins."""
+        """The same file with an absolute path. folder: the folder in which a relative path
+        begins."""
         return self.model_copy(update={"path": os.path.abspath(os.path.join(folder, self.path))})
 
     def difference(self) -> str | None:

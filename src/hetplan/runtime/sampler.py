@@ -17,9 +17,9 @@ class PlannedBatches:
     Every iteration takes the next global batch of a permutation that all ranks draw alike. The
     samples left over at an epoch's end are dropped. A resumed run calls `set_epoch`.
 
-    length: number of samples in the dataset. seed: of the permutation; None: the dataset's order.
-    rank: the rank's number, as in `plan.ranks`. Raises InputError unless the rank is the only one
-    of a replica, and this replica has samples.
+    length: number of samples in the dataset. seed: seed of the permutation; None: the dataset's
+    order. rank: the rank's number, as in `plan.ranks`. Raises InputError unless the rank is the
+    only one of a replica, and this replica has samples.
     """
 
     def __init__(self, plan: Plan, rank: int, length: int, *, seed: int | None = 0) -> None:

@@ -378,7 +378,7 @@ class Model:
     ) -> Row:
         """The row in the programme's unit, with each condition as a big-M coefficient.
 
-        number: of the row. unit: the factor of seconds. seconds: [n] whether a column is in
+        number: number of the row. unit: the factor of seconds. seconds: [n] whether a column is in
         seconds. bounds: ([n] lower, [n] upper) of the columns in the programme's unit.
         """
         self.check()

@@ -252,10 +252,10 @@ class Run:
     ) -> "Run":
         """A run inside this one, with the same options and the same wish to stop.
 
-        seconds: its budget, if less is not left here; None: what is left of the budget here. share:
-        the share that it may take of the budget and of the time that are left here. time_limit:
-        its seconds of the clock, if less are not left here. quiet: whether the watcher hears
-        nothing of it.
+        seconds: the budget of the part, if less is not left here; None: what is left of the budget
+        here. share: the share that it may take of the budget and of the time that are left here.
+        time_limit: the part's seconds of the clock, if less are not left here. quiet: whether the
+        watcher hears nothing of it.
         """
         budget = None if self.budget is None else share * self.remaining
         if seconds is not None:

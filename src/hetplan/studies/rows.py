@@ -126,7 +126,7 @@ def tasks(
     """The tasks of a study: one for each instance, each chosen method of its problem, and each
     seed.
 
-    names: as in `subjects`. methods: names of methods, ALL, HEURISTICS or EXACT. Raises InputError
+    names: see `subjects`. methods: names of methods, ALL, HEURISTICS or EXACT. Raises InputError
     for a method that no problem of the study has.
     """
     groups = {ALL, HEURISTICS, EXACT}
@@ -174,7 +174,7 @@ def chosen_methods(instance: Instance, wanted: Sequence[str]) -> list[str]:
 def task_key(instance_hash: str, method: str, options: dict[str, Any]) -> str:
     """The key of a task and of its row. Equal runs have equal keys in all studies.
 
-    instance_hash: as `digest` returns it.
+    instance_hash: the result of `digest`.
     """
     text = json.dumps([instance_hash, method, options], sort_keys=True)
     # The key is a file's name, too; 96 bits are enough that no two runs share one by chance.

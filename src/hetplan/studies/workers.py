@@ -388,8 +388,8 @@ def slurm(jobs: int, options: dict[str, Any], renew_every: str = "5s") -> Iterat
     """A context with a client of a Dask cluster of `jobs` Slurm jobs, which end with the context.
 
     A job that ends early, by its time limit or with its node, is submitted again. options: settings
-    of dask-jobqueue's SLURMCluster. renew_every: how often to look for jobs that ended. Raises
-    InputError where dask-jobqueue refuses the settings, or Slurm the jobs.
+    of dask-jobqueue's SLURMCluster. renew_every: time between two looks for jobs that ended, such
+    as `5s`. Raises InputError where dask-jobqueue refuses the settings, or Slurm the jobs.
     """
     distributed = dask()
     queue = optional("dask_jobqueue.slurm", "needs dask-jobqueue", "slurm", where="--slurm")
@@ -445,7 +445,7 @@ def run_on(
 ) -> Iterator[Row]:
     """Run tasks on the Dask cluster of a client and yield each row as its task ends.
 
-    memory_bytes, stop: as in `run_tasks`.
+    memory_bytes, stop: see `run_tasks`.
     """
     pool = client.get_executor(pure=False)
     threads = sum(client.nthreads().values())  # 0 as long as no worker has begun

@@ -142,7 +142,7 @@ def chain_profile(
 ) -> Imported:
     """A profile with one table, for micro-batches of `settings.micro_batch` samples (None: 1).
 
-    chain: as `chain_layers` takes it. model, device: names of the model and of the device type,
+    chain: the argument of `chain_layers`. model, device: names of the model and of the device type,
     unless the user gives others. source: the profile's provenance. where: the file, for errors.
     """
     batch = settings.micro_batch or 1

@@ -218,7 +218,7 @@ def cheapest_cut(
     """(f(θ, s), slowest stage, slowest synchronisation) of the cheapest cut, in seconds; f is +inf
     where there is no cut.
 
-    times, links, sync, params, first: as in `cut_chain`. stage_cap: θ, seconds. sync_cap: s,
+    times, links, sync, params, first: see `cut_chain`. stage_cap: θ, seconds. sync_cap: s,
     seconds. ends: [k] receives the layers before which the cut's stages end. scratch: two arrays
     [k + 1, L + 1] whose contents are overwritten.
     """

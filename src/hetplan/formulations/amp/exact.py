@@ -192,7 +192,8 @@ class BranchAndBound:
         seconds, of the labels that the search drops; the incumbent's threshold where that is less.
         Every decision of the box costs at least this, or is no better than the incumbent.
 
-        intervals: of the time of the slowest stage, see `bound_stages`. width: labels to keep.
+        intervals: intervals of the time of the slowest stage, see `bound_stages`. width: labels to
+        keep.
         """
         limit = self.incumbent.threshold
         if not intervals:

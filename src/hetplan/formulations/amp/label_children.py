@@ -49,7 +49,7 @@ class Completions:
         """[..., H, A] seconds that rows cost at least, by the level of a burden that each still has
         to absorb.
 
-        state: of the rows, see `rows.complete`. end: the layer behind the last stage. total:
+        state: state of the rows, see `rows.complete`. end: the layer behind the last stage. total:
         seconds, Σ t + Σ e so far. top: seconds, the slowest stage so far. Their shape is `...`.
         """
         interval = np.searchsorted(self.high, top)  # the first that may hold the slowest stage
@@ -104,8 +104,8 @@ class Stage:
 def make_stages(model: RowModel, intervals: Sequence[tuple[int, int]], box: SyncBox) -> list[Stage]:
     """The costs of each stage.
 
-    intervals: of the time of the slowest stage, ascending; numbers of the first and the last
-    candidate time in `model.stage_values`.
+    intervals: intervals of the time of the slowest stage, ascending; numbers of the first and the
+    last candidate time in `model.stage_values`.
     """
     groups, values, waits = model.groups, model.stage_values, model.groups.config.gas - 1
     low = values[[first for first, _ in intervals]]

@@ -312,7 +312,7 @@ def levels(
 ) -> Columns:  # (4)
     """The columns reach[λ]: 1 where some pair of positions has a bandwidth of level λ or lower.
 
-    bandwidths: [λ] bytes/s, ascending. pairs: for both positions of each pair the columns of x [c].
+    bandwidths: [λ] bytes/s, ascending. pairs: the columns of x [c] of both positions of each pair.
     """
     reach = m.model.binary(f"reach_{name}", len(bandwidths))
     m.model.fix(reach[-1:], 1)

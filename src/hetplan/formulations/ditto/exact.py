@@ -262,7 +262,7 @@ def solve(
 def first_template(problem: DittoProblem, options: Options) -> Stages | None:
     """A good template without a search, as a start for other methods; None where none is built.
 
-    options: of HiGHS. Their time limit does not apply.
+    options: options of HiGHS. Their time limit does not apply.
     """
     search = TemplateSearch(problem, Run(replace(options, time_limit=None)))
     least = search.space.least_theta()

@@ -234,7 +234,7 @@ def cheapest_fronts(
     1 the part [b, L) has k*, in phase 0 the front must have it. With M = 1 stages are not counted;
     else row m has fronts of at most m stages. arc: the last stage of each front, -1 where there is
     none. used: the devices of the cheapest template, the front of all layers in phase 0. first,
-    end, before, after: as in `Arcs`, sorted by `end`. kind, size, cost: [arcs] of each stage.
+    end, before, after: see `Arcs`, sorted by `end`. kind, size, cost: [arcs] of each stage.
     prices: [K] seconds per device.
     """
     rows, phases, ends = front.shape

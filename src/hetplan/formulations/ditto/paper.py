@@ -145,7 +145,7 @@ class Recovered:
 
 def recover(problem: DittoProblem, folding: Folding, atoms: Atoms, *, powers: bool) -> Groups:
     """The groups that Algorithm 2 recovers from the virtual stages; raises NoTemplate where it ends
-    without any. powers: as in `ditto`."""
+    without any. powers: see `ditto`."""
     sizes: Sequence[int] = range(1, folding.weakest.devices_per_node + 1)
     if powers:
         sizes = group_sizes(folding.weakest.devices_per_node)

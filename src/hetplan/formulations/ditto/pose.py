@@ -107,7 +107,7 @@ def device_type(
 ) -> DeviceType:
     """The device type of one kind, with the profile's times of single devices.
 
-    nodes: number of nodes. devices: of each node.
+    nodes: number of nodes. devices: number of devices of each node.
     """
     device, bandwidth, latency = kind
     table = workload.profile.table(device, 1, micro_batch)

@@ -94,7 +94,7 @@ class Transitions:
     """
 
     def __init__(self, theory: ReducedTheory, *, forms: bool = True, once: bool = True) -> None:
-        """forms, once: as in `moves_of`."""
+        """forms, once: see `moves_of`."""
         self.theory = theory
         self.moves = moves_of(theory, forms=forms, once=once)
         # property -> the moves of which it is the first precondition; NOTHING: they have none

@@ -445,7 +445,7 @@ def build(
 
 
 def affordable_steps(theory: Theory, most_ticks: int) -> int:
-    """G: as in `theory`, or less where products of a work and a share would be too large."""
+    """G: see `theory`, or less where products of a work and a share would be too large."""
     work = max(theory.speed / (group.speed * group.count) for group in theory.groups)
     largest = max(1, most_ticks) * max(work, theory.devices)
     if theory.data.memory is not None:

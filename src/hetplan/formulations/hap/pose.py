@@ -193,10 +193,10 @@ def pose(
 
     runs: runs of the program per iteration (the user's option `hap.steps`); None: the fewest in
     which data parallelism fits in memory. run: the run of the method, which may stop the
-    construction. tied_whole: as in `Holding`. links: of the devices; None: rings over the cluster's
-    slowest link. cut: the number of segments and how the program is cut into them. machines: every
-    node becomes one device, as fast as all its GPUs, which train data-parallel (HAP, Section 3);
-    `links` is then not used.
+    construction. tied_whole: see `Holding`. links: links of the devices; None: rings over the
+    cluster's slowest link. cut: the number of segments and how the program is cut into them.
+    machines: every node becomes one device, as fast as all its GPUs, which train data-parallel
+    (HAP, Section 3); `links` is then not used.
 
     Raises UnsupportedError where the model has no program, or the profile no times of single
     devices; InputError for runs that do not divide the global batch; `Stopped` where `run` should

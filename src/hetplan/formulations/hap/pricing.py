@@ -93,10 +93,10 @@ def theory_of(
 
     element_bytes: bytes of one entry of a tensor. all_dimensions: whether tensors are also sliced
     along dimensions that placeholders mark `unsliced`. weights: node -> factor on its FLOP, 1 where
-    left out. runs: how often the program runs per iteration. holding: the bytes that are counted;
-    memory is then a constraint, with `device_bytes` of each device. slices: number of slices of a
-    tensor, where a device stands for several GPUs; None: one per device. check: called again and
-    again; it raises an exception where the construction should stop.
+    left out. runs: number of runs of the program per iteration. holding: the bytes that are
+    counted; memory is then a constraint, with `device_bytes` of each device. slices: number of
+    slices of a tensor, where a device stands for several GPUs; None: one per device. check: called
+    again and again; it raises an exception where the construction should stop.
     """
     slices = len(devices) if slices is None else slices
     rules = rules_of(program, slices, all_dimensions=all_dimensions, check=check)

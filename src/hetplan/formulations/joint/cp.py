@@ -432,7 +432,8 @@ def join_two(
     tied: bool = False,
 ) -> None:
     """Under conditions, two stages join the layers that both hold, or the tied weights, when both
-    are done, and update them. joins: of the prices. update: ticks of (stage, chunk)."""
+    are done, and update them. joins: seconds of the collectives, a table of the prices. update:
+    ticks of (stage, chunk)."""
     cp, (s, t), name = v.model.cp, stages, f"{'tied' if tied else 'shared'}_{stages[0]}_{stages[1]}"
     begin, end = cp.new_int_var(0, v.L, f"begin_{name}"), cp.new_int_var(0, v.L, f"end_{name}")
     if tied:

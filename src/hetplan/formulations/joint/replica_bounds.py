@@ -68,7 +68,8 @@ class ReplicaBounds:
     def pass_seconds(self, row_groups: Group, mode: Recomputation, samples: int) -> Floats:
         """[2, L + 1, L + 1] seconds of a stage's forward and backward pass over layers [a, b).
 
-        row_groups: the stage's devices [row groups][tensor ranks]. samples: of a micro-batch.
+        row_groups: the stage's devices [row groups][tensor ranks]. samples: samples of a
+        micro-batch.
         """
         costs = self.space.replayer.costs(mode)
         L = len(self.data.layers)

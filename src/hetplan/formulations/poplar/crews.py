@@ -106,7 +106,7 @@ def together(one: Crew, other: Crew, most: int, check: Check) -> Crew:
 
 
 def crew_of(seconds: Floats, count: int, most: int, check: Check) -> Crew:
-    """`count` equal devices, for up to `most` samples. seconds: those of one device's loads."""
+    """`count` equal devices, for up to `most` samples. seconds: seconds of one device's loads."""
     crews = {1: Crew(seconds)}
 
     def crew(size: int) -> Crew:

@@ -19,7 +19,7 @@ def _knapsack(
     """Fill four arrays [total + 1] with the best plan of each sum.
 
     value: its least cost. choice: its last step, -1 where there is none. lost: its waste. count:
-    its number of steps. steps: (cost, waste, size) [J] each; covering and slack: as in `knapsack`.
+    its number of steps. steps: (cost, waste, size) [J] each; covering and slack: see `knapsack`.
     """
     cost, waste, size = steps
     for n in range(1, len(value)):

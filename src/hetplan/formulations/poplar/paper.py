@@ -245,7 +245,7 @@ def _in_proportion(data: PoplarData, weights: Floats, message: str) -> Outcome[P
     A micro-batch is floor(scale x weight), and at least 1, for the largest scale at which all fit.
     Devices of weight 0 get no samples.
 
-    weights: [n]. message: of the outcome.
+    weights: [n]. message: message for the outcome.
     """
     largest = np.array([len(device.step_seconds) for device in data.devices])
     takes = weights > 0  # [n] whether the device gets samples

@@ -170,7 +170,7 @@ def _devices(
 ) -> list[Device]:
     """[n] the devices of the instance; equal ones share one object, which is validated once.
 
-    curves: of each device type. fitting: [n] the largest micro-batch of each device.
+    curves: curves of each device type. fitting: [n] the largest micro-batch of each device.
     """
 
     @cache

@@ -399,8 +399,8 @@ def _node(entry: NodeEntry, index: int, number: int) -> Node:
 
 
 def example_cluster(name: str, unknown: str = "unknown example cluster") -> Cluster:
-    """A cluster that comes with hetplan, by name. unknown: how the message for an unknown name
-    begins. Raises InputError that suggests the nearest name."""
+    """A cluster that comes with hetplan, by name. unknown: the beginning of the message for an
+    unknown name. Raises InputError that suggests the nearest name."""
     check_name(unknown, name, example_clusters())
     return replace(load_cluster(FOLDER / f"{name}.yaml"), file=None)
 
@@ -411,7 +411,7 @@ def open_cluster(
     """The cluster of a file, or an example cluster.
 
     `source` is the name of an example if it is a text without suffix and folder, and no file has
-    that path. unknown: how the message for an unknown name begins. Raises InputError.
+    that path. unknown: the beginning of the message for an unknown name. Raises InputError.
     """
     text = os.fspath(source)
     is_name = isinstance(source, str) and Path(text).name == text and not Path(text).suffix

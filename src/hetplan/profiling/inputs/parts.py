@@ -276,7 +276,7 @@ class ModelRecord(Record):
         precision: Precision,
         file: SourceFile | None,
     ) -> Model:
-        """The model. names: those of its layers. file: the file from which it was read."""
+        """The model. names: names of its layers. file: the file from which it was read."""
         kinds = [record.layer() for record in self.kinds]
         layers = tuple(
             replace(kinds[kind], name=layer_name)
@@ -349,7 +349,7 @@ class ProfileRecord(Record):
         return cls(layers=kind_of_layer, kinds=with_layers(profile, first_layers))
 
     def profile(self, names: Sequence[str]) -> Profile:
-        """The whole profile. names: those of its layers."""
+        """The whole profile. names: names of its layers."""
         whole = with_layers(self.kinds, self.layers)
         layers = [
             layer.model_copy(update={"name": name})

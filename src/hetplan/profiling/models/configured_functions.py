@@ -230,8 +230,8 @@ class Keys:
         self.unread: list[str] = []
 
     def number(self, key: str, default: Any, place: Mapping[str, Any] | None = None) -> Any:
-        """A number from 0 to `LARGEST`. default: of a class that has none of its own. place: the
-        object that holds the key, where it is not the configuration itself."""
+        """A number from 0 to `LARGEST`. default: the default for a class that has none of its own.
+        place: the object that holds the key, where it is not the configuration itself."""
         value = (self.values if place is None else place).get(key)
         default = self.defaults.get(key, default)
         if value is None:

@@ -71,7 +71,7 @@ def check_made_for(
 ) -> None:
     """Raise InputError unless a file was made for this model at its sequence length and precision.
 
-    name, sequence, precision: those that the file states. where: the file, for messages.
+    name, sequence, precision: the values that the file states. where: the file, for messages.
     """
     for key, got, expected in (
         ("model", name, model.name),

@@ -552,8 +552,8 @@ def simulate_replicas(
 
 
 def _place(tasks: TaskList, replica: Replica, unit: int, buckets: tuple[int, ...]) -> _Placed:
-    """Add all tasks of one replica to the list. unit: of its first stage. buckets [S]: parts of
-    the stages' last backward passes."""
+    """Add all tasks of one replica to the list. unit: number of the unit of its first stage.
+    buckets [S]: parts of the stages' last backward passes."""
     shape, first_task = _shape(replica, buckets), tasks.count
     values = replica.values.once(buckets, partial(_values, replica, buckets))
     number_of_use = np.array([tasks.use(ports) for ports in values.ports])

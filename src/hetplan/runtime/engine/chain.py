@@ -246,7 +246,7 @@ class Chain:
         totals: Totals | None = None,
     ) -> Any:
         """[layer] the data that each of the layers [first, last) reads of `local_rows`, on a
-        device. totals: of the global batch; None: these rows are the global batch."""
+        device. totals: totals of the global batch; None: these rows are the global batch."""
         read = self.source.feed(lambda: rows(*local_rows), first, last, totals)
         return mapped(read, lambda x: x.to(device) if isinstance(x, Tensor) else x)
 

@@ -94,9 +94,9 @@ def operators_of(
 ) -> OperatorData:
     """Measure a batch of products and an elementwise operator of each of the sizes.
 
-    repeats: number of measurements of each operator. name: of the device type; None: the device's
-    own name. tell: is called with a line about the progress. The peak rates are those of the
-    catalogue where it has the device type, else the highest that were measured.
+    repeats: number of measurements of each operator. name: name of the device type; None: the
+    device's own name. tell: is called with a line about the progress. The peak rates are those of
+    the catalogue where it has the device type, else the highest that were measured.
     """
     tell = tell or silent
     dtype, element_bytes = DTYPES[precision], ELEMENT_BYTES[precision]

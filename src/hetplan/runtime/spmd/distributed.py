@@ -58,9 +58,9 @@ class DistributedProgram(SavedPart):
         staging: Staging = "auto",
         probe: bool | None = None,
     ) -> None:
-        """model: see `spmd.models.as_model`. seed: of synthetic data and of first values. watch:
-        records the events of the run. staging: see `engine.transport`. probe: whether to compare a
-        torch module's training with one process's first; None: where it is not large."""
+        """model: see `spmd.models.as_model`. seed: seed of synthetic data and of first values.
+        watch: records the events of the run. staging: see `engine.transport`. probe: whether to
+        compare a torch module's training with one process's first; None: where it is not large."""
         check_world(plan, dist.get_world_size())
         program_model = as_model(model, plan)
         program = program_model.program

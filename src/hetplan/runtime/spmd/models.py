@@ -183,7 +183,7 @@ def check_training(model: Any, plan: Plan, wanted: bool | None) -> str | None:
     does. Returns a note where nothing was compared, else None: a program is all that there is of
     its model, and has nothing to be compared with.
 
-    wanted: as in `engine.probe.check_probe`.
+    wanted: see `engine.probe.check_probe`.
     """
     if not isinstance(model, nn.Module):
         return None

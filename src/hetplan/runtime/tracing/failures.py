@@ -53,8 +53,8 @@ def exporting(where: str) -> Iterator[None]:
 
 
 def cause_of(error: Exception, places: list[str]) -> str:
-    """The cause of an exception of torch.export as a text for errors. places: of calls of
-    len(x)."""
+    """The cause of an exception of torch.export as a text for errors. places: places of the calls
+    of len(x)."""
     text = str(error)
     if "Constraints violated" in text and "rows" in text:
         seen = "int(x.shape[0]), a loop over the rows or an `if` on their number"

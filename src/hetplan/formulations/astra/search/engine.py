@@ -146,7 +146,7 @@ def ranked(
     set.
 
     counts: [3] strategies generated, after rules, in memory. listed: candidates for the list of the
-    fastest strategies. finished: whether the search explored every strategy. proof, left_out: as in
+    fastest strategies. finished: whether the search explored every strategy. proof, left_out: see
     `SearchResult`.
     """
     throughput = task.job.tokens_per_iteration / priced.seconds  # [n] tokens per second

@@ -249,7 +249,7 @@ def passes_of(priced: Priced, chunks: Sequence[Chunk], last: Floats | float) -> 
 def unused_of(
     priced: Priced, chunks: Sequence[Chunk], last: Floats | float
 ) -> UnusedGradients[Floats]:
-    """Bytes on a rank of the gradients of weights that nobody reads. last: as for `passes_of`."""
+    """Bytes on a rank of the gradients of weights that nobody reads. last: see `passes_of`."""
     facts, framework = priced.facts, priced.assumed.framework
     nothing = np.zeros(priced.table.rows)
     if not framework.unused_gradients:

@@ -69,7 +69,7 @@ class Task:
     ) -> Candidate:
         """The candidate of row r of a table.
 
-        parts, offloaded, stages: as in `Candidate`. money: dollars, NaN where no price is known.
+        parts, offloaded, stages: see `Candidate`. money: dollars, NaN where no price is known.
         segments: whether the strategy is one on segments.
         """
         offers = {offer.name: offer for offer in self.pool.offers}

@@ -172,7 +172,7 @@ def after_layers(priced: Priced, r: int, share: float) -> tuple[Floats, Floats]:
     """(exposed reduction [3, N], optimizer [3, N]): seconds of strategy r after the last
     micro-batch, on a stage of each kind with 1 to N layers.
 
-    share: of the optimizer states on the host.
+    share: share of the optimizer states on the host.
     """
     N = priced.facts.layers
     # 3 N copies of the strategy, one for each kind and number of layers
@@ -343,7 +343,7 @@ class SegmentSearch:
     ) -> None:
         """Search until the end, or until `run` stops it.
 
-        layers: of the model. count: how many of the fastest strategies to find.
+        layers: number of layers of the model. count: number of the fastest strategies to find.
         """
         self.layers, self.figures, self.run, self.count = layers, figures, run, count
         self.P = table.columns["pipeline_model_parallel_size"]
