@@ -177,7 +177,8 @@ def parse_json(content: bytes | str, *, where: str) -> Any:
         try:
             return int(text)
         except ValueError:  # more digits than Python converts
-            digits, limit = len(text.lstrip("-")), sys.get_int_max_str_digits()
+            digits = len(text.lstrip("-"))
+            limit = sys.get_int_max_str_digits()
             return refused(f"an integer of {digits} digits", expected=f"at most {limit}")
 
     def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -104,7 +104,8 @@ class Ditto(Strategy):
     def pose(self, workload: Workload, run: Run) -> "list[DittoProblem | TemplatesProblem]":
         """The list of one problem, which has an instance for each micro-batch size. Raises NoPlan
         where there is no size."""
-        sizes, failures = micro_batch_sizes(workload), self.settings.failures
+        sizes = micro_batch_sizes(workload)
+        failures = self.settings.failures
         if self.ready is not None:
             sizes = [size for size in sizes if size == self.ready.samples]
         if not sizes:
@@ -327,7 +328,8 @@ class PlacedTemplate:
     def send_seconds(self) -> float:
         """Seconds in which one micro-batch goes from stage to stage, each time over the slowest
         link between the two groups of devices."""
-        layers, bandwidth = self.workload.profile.layers, self.workload.cluster.bandwidth()
+        layers = self.workload.profile.layers
+        bandwidth = self.workload.cluster.bandwidth()
         samples = self.workload.global_batch // self.data.micro_batches
         seconds = []
         # not strict: the last stage sends nothing, so that there is one pair less than stages

@@ -152,7 +152,8 @@ class FurtherSpace(Space):
 
     def __init__(self, data: JointData, workload: Workload) -> None:
         super().__init__(data)
-        self.workload, self.replayer = workload, StageReplayer(workload)
+        self.workload = workload
+        self.replayer = StageReplayer(workload)
         with_tables = {table.micro_batch for table in data.tables}
         self.micro_batches = with_tables & {*range(LIMITS.samples + 1)}  # allowed sizes
         self.contexts = {2**e for e in range(LIMITS.context.bit_length())}  # allowed degrees

@@ -47,7 +47,9 @@ def make_plans(
     posed.
     """
     in_precisions = (workload,) if isinstance(workload, Workload) else tuple(workload)
-    run, criteria, first = (run or Run()).share(END), criteria or Criteria(), in_precisions[0]
+    run = (run or Run()).share(END)
+    criteria = criteria or Criteria()
+    first = in_precisions[0]
     picked = make_strategies() if strategies is None else list(strategies)
     criteria.check(first)
     if criteria.zero_levels:

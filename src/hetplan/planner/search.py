@@ -157,7 +157,8 @@ class StrategySearch:
         with derived(f"profile of {self.workload.model.name} under {mode}"):
             posed = with_recomputation(self.workload_on_part, mode)
         candidates = []
-        strategy, limit = self.strategy.beginning_with(self.own_plans()), self.hopeless_bound
+        strategy = self.strategy.beginning_with(self.own_plans())
+        limit = self.hopeless_bound
         # two thirds of the time for the methods; the rest for replays and for `within_memory`
         methods_run = budget.share(1.5)
         for proposed in propose(strategy, posed, methods_run, methods, limit):

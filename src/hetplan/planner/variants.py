@@ -175,7 +175,8 @@ def working_bytes(
 ) -> dict[int, float]:
     """Tensor degree -> bytes per sample that the recomputation of one layer takes. The degrees are
     1, which strategies always ask for, and those of the tables."""
-    costs, all_layers = Costs(posed, mode), (0, len(posed.layers))
+    costs = Costs(posed, mode)
+    all_layers = (0, len(posed.layers))
     degrees = {1, *(table.tensor for table in tables)}
     return {degree: costs.working_bytes(all_layers, degree) for degree in degrees}
 

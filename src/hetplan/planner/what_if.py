@@ -293,7 +293,8 @@ def what_if(
     with them, and whatever the strategies are, each is a candidate for every cluster on which it
     runs. The workload's profile must be predicted if device types are added.
     """
-    run, strategies = run or Run(), strategies or make_strategies()
+    run = run or Run()
+    strategies = strategies or make_strategies()
     with_joint = any(isinstance(strategy, Joint) for strategy in strategies)
     as_is = Change("as it is", workload.cluster, every_device(workload.cluster))
     asked = [as_is, *changes] if with_joint else list(changes)

@@ -158,7 +158,8 @@ class ChainReplayer:
 
     def robust_seconds(self, plan: Plan, noise: Noise | None = None) -> float:
         """The median of the seconds per iteration over replays with random durations (`Noise`)."""
-        noise, tasks = noise or Noise(), self.tasks(plan)
+        noise = noise or Noise()
+        tasks = self.tasks(plan)
         draw = np.random.default_rng(noise.seed).uniform
         low, high = 1 - noise.share, 1 + noise.share
         drawn = []
@@ -230,7 +231,8 @@ class ChainReplayer:
 
     def replay(self, plan: Plan) -> Replay:
         """One iteration of a plan, with its timeline and memory."""
-        zero, timeline = self.zero(plan), simulate_replicas(*self.parts(plan))
+        zero = self.zero(plan)
+        timeline = simulate_replicas(*self.parts(plan))
         owners = [
             (i, j) for i, replica in enumerate(plan.replicas) for j in range(len(replica.stages))
         ]

@@ -88,7 +88,8 @@ class Links:
         """(port, bytes/s) of each port that a message from device `here` to `there` passes."""
         nodes, m, n = self.data.nodes, self.node[here], self.node[there]
         if m == n:
-            first_device, bandwidth = len(nodes), nodes[m].intra_bandwidth
+            first_device = len(nodes)
+            bandwidth = nodes[m].intra_bandwidth
             return (
                 (sending(first_device + here), bandwidth),
                 (receiving(first_device + there), bandwidth),

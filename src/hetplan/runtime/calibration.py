@@ -160,7 +160,8 @@ class MeasuredFile(Foreign):
 
 def load_measured_run(path: str | os.PathLike[str]) -> MeasuredRun:
     """The run in a file as `MeasuredFile` describes it. Raises InputError."""
-    file, where = read_foreign(MeasuredFile, path), os.fspath(path)
+    file = read_foreign(MeasuredFile, path)
+    where = os.fspath(path)
     if isinstance(file.plan, str):
         plan = load_plan(Path(path).parent / file.plan)
     else:
@@ -276,7 +277,8 @@ class Fit:
     def linearise(self, *, slopes: bool = True) -> None:
         """Set `fitted` [R], ln(predicted seconds) at x; `slopes` [R, K], the change of `fitted` per
         change of x; and `noise`. slopes: False keeps the earlier slopes."""
-        self.fitted, step = self.predicted(self.x), self.rules.difference
+        self.fitted = self.predicted(self.x)
+        step = self.rules.difference
         if slopes:
             units = np.eye(len(self.names))
             changes = [self.predicted(self.x + step * unit) - self.fitted for unit in units]
@@ -286,7 +288,8 @@ class Fit:
     def estimate_noise(self) -> None:
         """Set `noise`, the standard deviation of ln(seconds): of the residuals that a linear step
         leaves, and at least the rules' `noise`."""
-        self.noise, all_runs = self.rules.noise, np.ones(len(self.runs))
+        self.noise = self.rules.noise
+        all_runs = np.ones(len(self.runs))
         step, _ = self.step(all_runs)
         residuals = self.measured - self.fitted - self.slopes @ step
         self.noise = max(self.rules.noise, float(np.std(residuals)))
@@ -329,8 +332,11 @@ class Fit:
 
     def only(self, names: Sequence[str]) -> "Fit":
         """A copy of this fit with only the constants `names`, before any step."""
-        fit, columns = copy(self), [self.names.index(name) for name in names]
-        fit.names, fit.x, fit.slopes = list(names), self.x[columns], self.slopes[:, columns]
+        fit = copy(self)
+        columns = [self.names.index(name) for name in names]
+        fit.names = list(names)
+        fit.x = self.x[columns]
+        fit.slopes = self.slopes[:, columns]
         fit.estimate_noise()
         return fit
 

@@ -70,7 +70,8 @@ def write_model(model: "Model | ConstraintModel", path: Path) -> Exported:
 
 def write_milp(model: Model, path: Path) -> Exported:
     """Write a model as a mixed-integer programme, by HiGHS."""
-    arrays, scale = model.arrays(), model.milp_scale()
+    arrays = model.arrays()
+    scale = model.milp_scale()
     write_by_library(path, lambda file: write_with_highs(model, arrays, file))
     rows, columns = arrays.shape
     discrete = int(arrays.integer.sum())

@@ -151,7 +151,9 @@ class Study:
         of infeasibility where a decision is known."""
         below_bound, not_infeasible = [], []
         for row in self.rows:
-            name, method, best = row["instance"], row["method"], self.reference(row)
+            name = row["instance"]
+            method = row["method"]
+            best = self.reference(row)
             objective, bound = row["objective"], best.bound
             if objective is not None and bound is not None and objective < bound * (1 - SAME):
                 below_bound.append(f"{name}: {method} is below a proven bound")

@@ -261,7 +261,8 @@ def perform_apart(
     the study drops.
     """
     context = multiprocessing.get_context("forkserver")
-    begun, started = now(), time.monotonic()
+    begun = now()
+    started = time.monotonic()
     limit, bound = task.options["time_limit"], None
     our_end, child_end = context.Pipe()
     process = context.Process(target=child, args=(task, child_end, memory_bytes), daemon=True)
@@ -279,7 +280,8 @@ def perform_apart(
                 bound = value
             elif seconds > patience.limit(limit):  # never without a limit
                 late = f"{seconds - limit:.0f} s after its time limit"
-                message, stop_reason = f"killed: still running {late}", "limit"
+                message = f"killed: still running {late}"
+                stop_reason = "limit"
                 break
     except (EOFError, OSError):  # the process died: its exit code says how
         with CHILDREN:

@@ -115,7 +115,8 @@ def position_settings(shape: Transformer, function: Function, sequence: int) -> 
         "position_embedding_type": kind if rope is None else "rope",
     }
     if rope is not None:
-        linear, llama3 = rope.kind == "linear", rope.kind == "llama3"
+        linear = rope.kind == "linear"
+        llama3 = rope.kind == "llama3"
         arguments |= {
             "rotary_base": whole(rope.theta),
             "rotary_percent": rope.partial,

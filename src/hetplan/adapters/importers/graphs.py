@@ -237,7 +237,9 @@ def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int
         if edge := EDGE.match(line):
             edges.append((int(edge[1]), int(edge[2])))
         elif match := NODE.match(line):
-            number, description, figures = int(match[1]), match[2], match[3]
+            number = int(match[1])
+            description = match[2]
+            figures = match[3]
             node = parse(PipeDreamNode, dict(FIGURE.findall(figures)), where=where)
             require(number not in operators, "node stands twice", where=where, got=f"node{number}")
             operators[number] = Operator(

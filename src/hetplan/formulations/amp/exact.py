@@ -177,7 +177,8 @@ class BranchAndBound:
         model, box, width = subproblem.model, subproblem.box, subproblem.width
         if width > self.parameters.most_width:
             return Expansion(dropped_bound=box.bound)
-        limit, bisection = threshold - box.low, self.parameters.bisection
+        limit = threshold - box.low
+        bisection = self.parameters.bisection
         try:
             stages = bound_stages(model, box.high, limit, self.run.check, bisection)
             bound = self.search_labels(model, box, stages.intervals, width)

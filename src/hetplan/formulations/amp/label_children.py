@@ -107,7 +107,9 @@ def make_stages(model: RowModel, intervals: Sequence[tuple[int, int]], box: Sync
     intervals: intervals of the time of the slowest stage, ascending; numbers of the first and the
     last candidate time in `model.stage_values`.
     """
-    groups, values, waits = model.groups, model.stage_values, model.groups.config.gas - 1
+    groups = model.groups
+    values = model.stage_values
+    waits = model.groups.config.gas - 1
     low = values[[first for first, _ in intervals]]
     high = np.append(values, np.inf)[[last + 1 for _, last in intervals]]
     tables = []  # [H, pp + 1, S, L + 1, A] of each interval
@@ -164,7 +166,8 @@ class ChildRules:
     def __init__(self, model: RowModel, intervals: Sequence[tuple[int, int]], box: SyncBox) -> None:
         """intervals: see `make_stages`."""
         self.groups, self.box = model.groups, box
-        self.tensor, self.waits = model.groups.config.tensor, model.groups.config.gas - 1
+        self.tensor = model.groups.config.tensor
+        self.waits = model.groups.config.gas - 1
         self.stages = make_stages(model, intervals, box)
         cells = model.groups.shape_cells
         # [tp, N] number of ranks, up to this one, that are in this rank's cell
@@ -264,7 +267,9 @@ class ChildRules:
         Rows 0 to i - 1 have a group on stage j, rows i + 1, … have none yet.
         """
         rows = self.groups.config.data
-        every_label, first, end = np.arange(len(labels)), labels["first"], labels["end"]
+        every_label = np.arange(len(labels))
+        first = labels["first"]
+        end = labels["end"]
         costs = np.full((len(labels), rows, *self.level_behind.shape[1:]), np.inf)
         budget = limit - self.floor(labels["synced"])
         behind = np.arange(i + 1, rows)

@@ -197,7 +197,8 @@ def cut_into_stages(m: Programme) -> None:  # (2)
         v = m.model.binary(f"v_{j}", len(ends))
         m.v.append(v)
         for l, cut_at_l in zip(ends, v, strict=True):
-            ending, beginning = intervals.last == l, next_intervals.first == l
+            ending = intervals.last == l
+            beginning = next_intervals.first == l
             m.model.row("boundary", m.y[j][ending].sum() == cut_at_l)
             m.model.row("boundary", m.y[j + 1][beginning].sum() == cut_at_l)
 
@@ -385,7 +386,8 @@ class Sweep:
         self.models += 1
         cutoff = None if math.isinf(threshold) else threshold
         question = Question(case.tables, case.bound, cutoff)
-        begun, part = CLOCK.seconds(), self.run.part()
+        begun = CLOCK.seconds()
+        part = self.run.part()
         try:
             programme = Programme(question, self.most_terms, part)
         except TooLarge:
@@ -423,7 +425,8 @@ def solve_by(
 
     method: name of the general solver. minimise: the function that solves a model by it.
     """
-    begun, solver = CLOCK.seconds(), general.label(method, run.options)
+    begun = CLOCK.seconds()
+    solver = general.label(method, run.options)
     problem = compile_problem(data)
     cells = find_cells(problem)
     gap = parameters.worth * run.options.gap

@@ -266,7 +266,8 @@ def paper_cut(
     without_links: whether the table stores costs without links, as in the published code.
     Raises TableTooLarge when the table would exceed `most_bytes`.
     """
-    layers, stages = layer_seconds.size, link_seconds.shape[0] + 1
+    layers = layer_seconds.size
+    stages = link_seconds.shape[0] + 1
     if stages == 1:  # eq. 7 with m = 0; summed layer by layer, as in `interval_ranks`
         return np.array([0, layers]), gas * float(np.cumsum(layer_seconds)[-1])
     values, rank = interval_ranks(layer_seconds)

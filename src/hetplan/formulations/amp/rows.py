@@ -183,8 +183,11 @@ class RowModel:
         stage_cap: θ, seconds. sync_cap: s, seconds.
         """
         groups, zones = self.groups, self.groups.zones
-        pp, dp, width = groups.config.pipeline, groups.config.data, len(groups.params)
-        window, local = self.memory_window.copy(), np.full(zones.prefix.shape, width)
+        pp = groups.config.pipeline
+        dp = groups.config.data
+        width = len(groups.params)
+        window = self.memory_window.copy()
+        local = np.full(zones.prefix.shape, width)
         for z in range(len(zones.prefix)):
             ends = furthest(zones.prefix[z], stage_cap * SLACK)
             if dp > 1:  # otherwise nothing is synchronised, and `groups.sync` is 0

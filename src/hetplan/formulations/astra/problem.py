@@ -127,7 +127,8 @@ def stage_counts(total: int, room: Ints) -> Iterator[Ints]:
             row = np.repeat(np.arange(len(left)), choices)
             choices_before = choices.cumsum() - choices
             value = least[row] + np.arange(len(row)) - choices_before[row]
-            block, left = np.column_stack([block[row], value]), left[row] - value
+            block = np.column_stack([block[row], value])
+            left = left[row] - value
         yield block
 
 

@@ -306,7 +306,9 @@ def best_prices(
 
     unit = min(threshold, space.most_seconds) or 1.0  # any unit where layers take no time
     lines = _Lines(len(used), run.options)
-    best, chosen, current = -np.inf, np.zeros(len(used)), np.zeros(len(used))
+    best = -np.inf
+    chosen = np.zeros(len(used))
+    current = np.zeros(len(used))
     for _ in range(planes.most):
         run.check(PLANE_SECONDS * len(arcs.option))
         bound = bounded(current)

@@ -296,7 +296,8 @@ def assign(
 
     powers: whether groups are rounded up to powers of two and must fit into the devices left.
     """
-    virtual, template = division.problem, division.template(count)
+    virtual = division.problem
+    template = division.template(count)
     virtual_seconds = [float(virtual.time[r, a, b]) for a, b, r in template]
     times = list(virtual_seconds)  # of the stages as they are given out so far
     groups = [(a, b, 0, 0) for a, b, _ in template]

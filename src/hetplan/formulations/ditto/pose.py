@@ -59,7 +59,8 @@ def pose(
 
 def memory_of(workload: Workload, name_of: Mapping[Kind, str], micro_batch: int) -> Memory:
     """The memory constraint of a workload. name_of: kind of nodes -> name of its device type."""
-    capacity, layers = workload.device_bytes(), workload.profile.layers
+    capacity = workload.device_bytes()
+    layers = workload.profile.layers
     per_byte = workload.state_bytes_per_param_byte
     return Memory(
         device_bytes={name: capacity[device] for (device, *_), name in name_of.items()},

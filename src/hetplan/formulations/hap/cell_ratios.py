@@ -47,7 +47,8 @@ def best_in_cell(
     for _ in range(CUTS):
         ratios = np.tensordot(mu, x, 1)
         busy = (F[:, None] + S @ ratios) * slow  # [s, K]
-        types, top = busy.argmax(axis=1), ratios.argmax(axis=1)
+        types = busy.argmax(axis=1)
+        top = ratios.argmax(axis=1)
         computing = busy[stages, types].sum()
         cost = float(computing + comm @ ratios[segments, top] + byte_seconds @ mu)
         if cost < least:

@@ -86,7 +86,8 @@ class Incumbent(branch_and_bound.Incumbent[list[int]]):
         Its best ratios are found unless it was tried before.
         """
         assert self.theory is not None
-        program, problem = self.theory.program(chosen), self.theory.problem
+        program = self.theory.program(chosen)
+        problem = self.theory.problem
         if tuple(program) in self.tried:
             return False
         self.tried.add(tuple(program))

@@ -212,7 +212,8 @@ def pose(
     devices, weights = priced(workload, program)
     slices = len(devices)  # every GPU gets one, even where nodes are the devices
     element_bytes = ELEMENT_BYTES[workload.precision]
-    usable, saved = workload.device_bytes(), saved_bytes(workload, program)
+    usable = workload.device_bytes()
+    saved = saved_bytes(workload, program)
     if machines:
         nodes = workload.cluster.nodes
         devices = _devices_of_nodes(nodes, devices)

@@ -65,7 +65,8 @@ class Theory:
         total = 0.0  # seconds up to the last collective
         busy = np.zeros(decided.m)  # seconds that each device computes after it
         for i, step in zip(decision.program, decided.steps, strict=True):
-            triple, share = self.data.triples[i], decided.shared_by(step)
+            triple = self.data.triples[i]
+            share = decided.shared_by(step)
             if isinstance(triple, Communication):
                 shared_seconds = triple.shared_seconds * float(share.max())
                 total += float(busy.max()) + triple.fixed_seconds + shared_seconds

@@ -276,7 +276,9 @@ def notes_of(
         rest = f"; {', '.join(others)} from the {kind} profile" if others else ""
         yield f"measured batch curves: {', '.join(curves)}{rest}"
     for name, most in largest.items():
-        curve, last, end = curves.get(name), max(points[name]), min(most, longest)
+        curve = curves.get(name)
+        last = max(points[name])
+        end = min(most, longest)
         if curve is not None and curve.tried_up_to is not None and most == curve.tried_up_to:
             yield f"{name}: no micro-batch beyond {most} was tried, more may fit"
         elif curve is not None and last < end:

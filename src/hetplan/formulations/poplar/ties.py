@@ -25,7 +25,8 @@ def shares_within(problem: PoplarProblem, limit: float) -> PoplarDecision:
     micro_batches: list[Ints] = []  # [groups][samples of a share]
     for group, most in zip(problem.groups, largest_shares(problem, limit), strict=True):
         busy_seconds, micro_batch = busiest(group.seconds, most, limit)
-        worth, admissible = group.peak * busy_seconds, np.isfinite(busy_seconds)
+        worth = group.peak * busy_seconds
+        admissible = np.isfinite(busy_seconds)
         pools.append(Pool.of(group.count, worth, admissible))
         micro_batches.append(micro_batch)
     losses = fill(pools, problem.total)

@@ -128,7 +128,8 @@ def load_file(path: Path) -> ModelSpec:
     The name of a configuration's model is the file's name without its suffix; for config.json it is
     the name of the file's folder.
     """
-    content, where = read_bytes(path), str(path)
+    content = read_bytes(path)
+    where = str(path)
     value = parse_foreign_json(content, where=where)
     if isinstance(value, dict) and value.get("format") == FORMAT:
         spec = ModelFile.parsed(parse_json(content, where=where), where=where).spec()

@@ -131,7 +131,8 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
     columns = np.stack([weight, n * weight], axis=1)
     (a, slope), *_ = np.linalg.lstsq(columns, np.ones_like(t), rcond=None)
     if a < 0:  # the slope with the least squares when a is 0
-        a, slope = 0.0, float((n * weight).sum() / ((n * weight) ** 2).sum())
+        a = 0.0
+        slope = float((n * weight).sum() / ((n * weight) ** 2).sum())
     if slope <= 0:
         largest = int(np.argmax(n))
         slope = t[largest] / n[largest]

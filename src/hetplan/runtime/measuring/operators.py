@@ -206,8 +206,10 @@ def _product_sizes(random: Random, largest_flops: float) -> tuple[int, int, int,
     attention, the others are products with weights."""
     while True:
         if random.random() < 0.3:
-            tokens, width = 2 ** random.randint(5, 11), random.choice((64, 128))
-            scores, values = (tokens, width, tokens), (tokens, tokens, width)
+            tokens = 2 ** random.randint(5, 11)
+            width = random.choice((64, 128))
+            scores = (tokens, width, tokens)
+            values = (tokens, tokens, width)
             product = random.choice((scores, values))
             heads = 2 ** random.randint(2, 7)
             sizes = (heads, *product)

@@ -68,7 +68,8 @@ class DistributedProgram(SavedPart):
         if isinstance(model, nn.Module):
             check_on_first_rank(lambda: check_training(model, plan, probe))
         self.plan, self.seed, self.step = plan, seed, 0
-        self.watch, self.device = watch or Watch(), torch.device(device)
+        self.watch = watch or Watch()
+        self.device = torch.device(device)
         transport = Transport.over(device, staging, self.watch)
         all_ranks = tuple(range(dist.get_world_size()))
         groups = {} if transport.backend == "gloo" else transport.groups([all_ranks])
@@ -173,9 +174,11 @@ class DistributedProgram(SavedPart):
     ) -> Iterator[Box]:
         """The boxes of this rank's slices and whole parameters. Every rank saves its slices; the
         whole parameters are distributed over the ranks in turn."""
-        rank, world = dist.get_rank(), dist.get_world_size()
+        rank = dist.get_rank()
+        world = dist.get_world_size()
         for number, (name, parameter) in enumerate(self.parameters.items()):
-            shard, offsets = self.shards[name], [0] * len(self.shapes[name])
+            shard = self.shards[name]
+            offsets = [0] * len(self.shapes[name])
             saves = number % world == rank
             if shard.dimension is not None:
                 offsets[shard.dimension] = shard.bounds[rank][0]
