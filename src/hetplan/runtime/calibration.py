@@ -330,7 +330,7 @@ class Fit:
         """The mean of |predicted / measured - 1| over the runs, each left out of its fit."""
         return float(np.mean(np.abs(self.left_out() / np.exp(self.measured) - 1)))
 
-    def only(self, names: Sequence[str]) -> "Fit":
+    def with_constants(self, names: Sequence[str]) -> "Fit":
         """A copy of this fit with only the constants `names`, before any step."""
         fit = copy(self)
         columns = [self.names.index(name) for name in names]
@@ -366,10 +366,10 @@ def fitted(fit: Fit) -> tuple[Fit, dict[str, str]]:
 def selected(fit: Fit, free: Sequence[str]) -> Fit:
     """The fit of some of the constants `free`, chosen greedily: each turn adds the constant with
     which runs left out are predicted best, while it improves the prediction enough."""
-    best = fit.only([])
+    best = fit.with_constants([])
     # with one more constant than `best` has, K + 1 constants need 2 (K + 1) + 1 runs
     while 2 * len(best.names) + 3 <= len(fit.runs):
-        tried = [fit.only([*best.names, name]) for name in free if name not in best.names]
+        tried = [fit.with_constants([*best.names, name]) for name in free if name not in best.names]
         if not tried:
             break
         following = min(tried, key=Fit.left_out_error)

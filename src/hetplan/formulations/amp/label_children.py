@@ -155,7 +155,7 @@ class PlacedGroups:
     synced: Floats  # [V] seconds, slowest synchronisation so far
     bound: Floats  # [V] seconds; every decision of the child costs at least this
 
-    def only(self, chosen: NDArray[Any]) -> "PlacedGroups":
+    def select(self, chosen: NDArray[Any]) -> "PlacedGroups":
         """The chosen children. chosen: their numbers, or a mask [V]."""
         return PlacedGroups(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
@@ -203,7 +203,7 @@ class ChildRules:
         row = self.waits * placed.top + placed.total
         within_limit = self.floor(placed.synced) + row < limit
         # rounding must not exclude a synchronisation time that the box allows
-        placed = placed.only(within_limit & (placed.synced <= self.box.high * SLACK))
+        placed = placed.select(within_limit & (placed.synced <= self.box.high * SLACK))
         x, shape = placed.parent, placed.shape
         # The state counts the devices in the cell of a pure group, which is that of its first rank.
         # Zones of straddling groups have a single state, whatever the devices.
@@ -216,7 +216,7 @@ class ChildRules:
         )
         weight_left = self.weight_left(labels)[x] - self.shape_weight[shape]
         keep, bound = self.below(limit, self.floor(placed.synced), costs, weight_left)
-        placed = placed.only(keep)
+        placed = placed.select(keep)
         return replace(placed, bound=np.maximum(bound, placed.bound))
 
     def priced_groups(self, j: int, i: int, labels: Labels) -> PlacedGroups:

@@ -240,7 +240,11 @@ def _elementwise(
 ) -> MeasuredOperator:
     """Measure x + y, which moves three numbers per element, or x * x, which moves two."""
     x, y = torch.randn(2, size, device=device, dtype=dtype)
-    times = timed((lambda: x + y) if is_sum else (lambda: x * x), device, repeats)
+
+    def operation() -> torch.Tensor:
+        return x + y if is_sum else x * x
+
+    times = timed(operation, device, repeats)
     return MeasuredOperator(
         kind="elementwise",
         elements=float(size * (3 if is_sum else 2)),

@@ -168,10 +168,10 @@ def traced_model(module: Any, plan: Plan) -> ProgramModel:
 
 def make_program(job: Job) -> ProgramModel:
     """The job's single-device program. Raises InputError for an unusable factory."""
-    return as_model(made(job), job.plan)
+    return as_model(factory_result(job), job.plan)
 
 
-def made(job: Job) -> Any:
+def factory_result(job: Job) -> Any:
     """The result of the job's factory; without a factory, hetplan's own program of the model."""
     if job.factory is None:
         return planned_program(job.plan, job.model)
@@ -197,7 +197,7 @@ def check_program(job: Job) -> None:
     times has read it."""
     require(job.data is None, "SPMD programs take their data from --factory", got="--data")
     if not job.virtual:
-        model = made(job)
+        model = factory_result(job)
         program = as_model(model, job.plan).program
         check_samples(program, job.plan)
         read_program(job.plan, program)
