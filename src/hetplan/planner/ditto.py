@@ -6,8 +6,8 @@ and a number of devices. The number of devices is the stage's width.
 
 Ditto takes the number of micro-batches as given. Its problem is therefore posed and solved for each
 micro-batch size. Ditto's objective leaves out the transfers between stages. The proposed template
-is the one with the least sum of objective and transfers. Objective, bound and status of the
-candidate are those of the instance with this template's micro-batch size.
+is the one with the least sum of objective and transfers. The candidate
+has the objective, bound and status of the instance with this template's micro-batch size.
 
 Plans within the memory that the replay counts: let a stage have t devices and micro-batches of b
 samples. Let, in bytes per sample, `split` be the activations that the devices of a stage divide,

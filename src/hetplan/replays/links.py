@@ -183,7 +183,7 @@ class Links:
         """(one round of the rings, measured curve of `_measured`), when a rank of the group with
         the most bytes has one byte.
 
-        The latency is that of all rounds together. parts: each group's bytes over the most bytes.
+        The latency counts all rounds. parts: each group's bytes over the most bytes.
         """
         pairs, latency = [], 0.0
         for group, part in zip(groups, parts, strict=True):

@@ -194,7 +194,7 @@ def adjusted(workload: Workload, values: Mapping[str, float]) -> Workload:
 
 def scaled(table: ProfileTable, compute: float, host: float) -> ProfileTable:
     """The table with the device's part of its seconds times `compute`, and the host's part times
-    `host`. The parts are those of `profiling.rates.times.together`."""
+    `host`. `profiling.rates.times.together` adds up the same two parts."""
     changes: dict[str, list[float]] = {}
     for direction in ("forward", "backward"):
         seconds = np.array(getattr(table, f"{direction}_seconds"))

@@ -5,7 +5,7 @@ The reference of an instance is the best objective known, from the rows and from
 proven where the best known bound meets it. The excess of a row is (objective - reference) /
 reference. As the optimum is at most the reference, the excess over the optimum is no less; where
 the reference is proven, it is the same. A row misses the optimum where its excess is more than
-`SAME`. Means of excesses are those of `shifted_mean`. All objectives are predicted iteration times
+`SAME`. `shifted_mean` computes the means of excesses. All objectives are predicted iteration times
 in seconds.
 """
 

@@ -18,7 +18,7 @@ from hetplan.text import comments, grouped, ranges_text
 class Grid:
     """A plan as a framework of equal replicas sees it.
 
-    The figures are those of the first replica. They hold for all replicas once `check` has passed.
+    The figures describe the first replica. They hold for all replicas once `check` has passed.
     """
 
     plan: Plan

@@ -205,7 +205,7 @@ class ChildRules:
         # rounding must not exclude a synchronisation time that the box allows
         placed = placed.select(within_limit & (placed.synced <= self.box.high * SLACK))
         x, shape = placed.parent, placed.shape
-        # The state counts the devices in the cell of a pure group, which is that of its first rank.
+        # The state counts the devices in the cell of a pure group, which its first rank tells.
         # Zones of straddling groups have a single state, whatever the devices.
         cell = self.groups.shape_cells[shape, 0]
         devices = self.devices_left(labels)[x, cell] - self.in_first_cell[shape]

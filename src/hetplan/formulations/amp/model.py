@@ -150,7 +150,7 @@ class Programme:
 
         first: columns of the first choice, exactly one of which is 1.
         conditions: for each row of `seconds`, the columns that are all 1 where the row counts. A
-        single row always counts: it is that of the highest level, whose reach[λ] is fixed to 1.
+        single row always counts: it belongs to the highest level, whose reach[λ] is fixed to 1.
         seconds: [len(conditions), len(first)], the cost by condition and first choice.
         """
         # Costs beyond the upper bound on T exclude a decision, however large they are. Smaller ones

@@ -1,7 +1,7 @@
 """Lower bounds of a configuration from its single pipelines ("rows").
 
 t is the time of a stage and e that of a transfer to the next stage, both for one of gas
-micro-batches. Zones and burdens are those of zones.py.
+micro-batches. zones.py defines zones and burdens.
 
 For a cap θ on the stage time and a cap s on the synchronisation time let R(θ, s; k) be the cheapest
 Σ t + Σ e of one pipeline that absorbs at least k of a burden. Let k be an even share of the burden.

@@ -204,7 +204,7 @@ def place_all_layers(
 def take_time(
     model: ConstraintModel, data: AstraData, types: list[StageType], v: Variables
 ) -> None:  # (3)
-    """The ticks of a slot are those of its layers."""
+    """A slot takes the ticks of its layers."""
     for i, device_type in enumerate(types):
         table = model.ticks([device_type.seconds(n) for n in range(device_type.layers + 1)])
         for j in range(device_type.slots):

@@ -170,8 +170,8 @@ class Space:
         allowed = (self.most_behind >= 0) & (p.time <= high * (1 + TIE))
         begins = np.arange(p.layers + 1)
         # [R + 1, L + 1] the furthest end of a stage by option and first layer; in the last row
-        # there is no stage. Time and memory grow with the end, so that the allowed ends follow
-        # each other and their number is that of the layers.
+        # there is no stage. Time and memory grow with the end, so that the allowed ends follow the
+        # first layer without a gap: there are as many as the longest allowed stage has layers.
         furthest = np.concatenate([begins + allowed.sum(axis=2), begins[None]])
         reach = np.zeros(int(shape.prod()), dtype=np.int64)
         for vectors, fewer, option in self._levels:

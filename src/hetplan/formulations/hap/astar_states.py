@@ -58,7 +58,7 @@ class _Surroundings:
     def useful(self, known: Bits, computed: Bits, communicated: Bits) -> Bits:
         """The known properties of these surroundings that are not redundant.
 
-        The arguments are those of a state, and may have properties and tensors from elsewhere.
+        The arguments describe a state, and may have properties and tensors of other surroundings.
         """
         known &= self.properties
         computed &= self.consumers

@@ -2,8 +2,8 @@
 bound on every program, and a first program.
 
 All of it comes from cheapest derivations: each property is derived by the triple that does so at
-the least price, where the preconditions of a triple cost their sum or their maximum. With the
-maximum, the cost of the goal is that of a chain of triples that no program can do without.
+the least price. The preconditions of a triple cost their sum or their maximum. With the maximum,
+the cost of the goal is the cost of a chain of triples that no program can do without.
 """
 
 import heapq

@@ -49,7 +49,7 @@ class CurveDevice:
 
 def natural_spline(x: Floats, y: Floats, at: Floats) -> Floats:
     """The values at `at` of the natural cubic spline through the points (x, y). Beyond the first
-    and the last point they are those of the end pieces.
+    and the last point the end pieces of the spline go on.
 
     x: [m] strictly ascending. y: [m]. With h_i = x_(i+1) - x_i, slope_i = (y_(i+1) - y_i) / h_i and
     M_0 = M_(m-1) = 0, the second derivatives M solve

@@ -222,7 +222,7 @@ def solve_by(method: str, data: PoplarData, run: Run) -> Outcome[PoplarDecision]
 def peak_flops(data: PoplarData) -> tuple[Floats, str]:
     """([n] peak FLOP/s of the devices in WHALE_PRECISION, message).
 
-    They are those of the instance, or else of the catalogue. Where a device has neither, the
+    The instance states them, or else the catalogue. Where both lack a device, the
     highest speeds of the curves take the place of all FLOP/s. That flatters Whale, and the message
     says so.
     """

@@ -42,7 +42,7 @@ Price = Annotated[float, Field(ge=0, le=1e6)]
 
 class DeviceOverride(StrictModel):
     """A cluster file's `devices` entry: any part of a catalogue entry, or a whole new type. The
-    units are those of datasheets."""
+    units are the units of datasheets."""
 
     memory_gib: Rate | None = None
     peak_tflops: Peaks | None = None

@@ -121,7 +121,7 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
     positive bandwidth.
 
     Where the best line has a negative latency, the result is the best line through the origin.
-    Where seconds fall as bytes grow, the bandwidth is that of the largest message.
+    Where seconds fall as bytes grow, the largest message gives the bandwidth.
 
     sizes: bytes n, at least two of them different. seconds: t, all positive.
     """

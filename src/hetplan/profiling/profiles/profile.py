@@ -5,7 +5,7 @@ It is a JSON file `hetplan-profile`, predicted by hetplan or measured. The plann
 of layers from nowhere else.
 
 Seconds are of one micro-batch on one device of a tensor group. Bytes are per sample; bytes of
-parameters are those of the whole layer. Seconds of a layer exclude the all-reduces of tensor
+parameters count the whole layer. Seconds of a layer exclude the all-reduces of tensor
 groups, whose seconds follow from `tensor_bytes`. A measured profile whose seconds include them has
 `tensor_bytes` 0.
 """

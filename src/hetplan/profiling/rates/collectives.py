@@ -28,7 +28,7 @@ from hetplan.profiling.rates.shipped import Curve, Estimate, shipped
 from hetplan.schema import NonNegative, Positive, StrictModel
 
 # The factor p of each collective over n ranks: p (n - 1) / n times the size passes a rank's slowest
-# link, in p (n - 1) steps of a ring. The size is that of the whole tensor.
+# link, in p (n - 1) steps of a ring. The size counts the whole tensor.
 PARTS = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 1.0}
 
 

@@ -546,7 +546,7 @@ def lower_bound_seconds(
 def simulate_replicas(
     replicas: Sequence[Replica], collectives: Sequence[Collective] = ()
 ) -> Timeline:
-    """The timeline of one iteration, whose units are those of `tasks_of`."""
+    """The timeline of one iteration. `tasks_of` says what its units are."""
     kept = np.concatenate([replica.peak_bytes for replica in replicas])
     return simulate(tasks_of(replicas, collectives), kept)
 

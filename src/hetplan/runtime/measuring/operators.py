@@ -179,7 +179,7 @@ def bus_bandwidth(ranks: int, device: str) -> float:
 def cpu_name(threads: int) -> str:
     """The name of the processor and the number of threads with which torch computes.
 
-    Linux names the model; elsewhere the name is that of the architecture.
+    Linux names the processor's model. Other systems name its architecture alone.
     """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")

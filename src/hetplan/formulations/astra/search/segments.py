@@ -195,7 +195,7 @@ def after_layers(priced: Priced, r: int, share: float) -> tuple[Floats, Floats]:
 def _least_exposed(priced: Priced, offloaded: Floats) -> Floats:
     """[R] g: r(N) / N of a MIDDLE stage. It bounds all r(n) / n, which never rise with n: bytes and
     the computation that hides them are in proportion to n, and the further seconds of r(n), which
-    are those of one bucket, grow no faster than n."""
+    one bucket takes, grow no faster than n."""
     all_layers = np.full_like(priced.pp, priced.facts.layers)
     no_ends = np.zeros(priced.table.rows)
     reduction, optimizer = after_pipeline(priced, all_layers, no_ends, offloaded)
