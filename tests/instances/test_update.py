@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hetplan.instances.answers import Change, changes, entries_to_update, findings_of_answers, write
 from hetplan.instances.library import BestKnown, find, save_instance
+from hetplan.instances.records import Change, changes, entries_to_update, findings_of_answers, write
 from hetplan.solvers.run import Options
 from present import present
 

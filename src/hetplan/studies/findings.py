@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.instances.answers import changes, entries_to_update
 from hetplan.instances.library import Instance, find
+from hetplan.instances.records import changes, entries_to_update
 from hetplan.solvers.run import OPTIMAL_GAP, relative_gap
 from hetplan.studies.cells import PROVEN
 from hetplan.studies.rows import Row, findings_of_rows, made_on

@@ -25,7 +25,7 @@ from typing import Any
 from hetplan.errors import InputError, one_line, optional, require, unknown_name
 from hetplan.files import make_folder, read_bytes, write_bytes
 from hetplan.formulations import FAMILIES, JOINED, add_plugins, family
-from hetplan.instances.answers import Answer, Finding
+from hetplan.instances.answers import Answer
 from hetplan.instances.library import (
     SETS,
     BestKnown,
@@ -36,6 +36,7 @@ from hetplan.instances.library import (
     in_set,
     library,
 )
+from hetplan.instances.records import Finding
 from hetplan.solvers.registry import Family
 from hetplan.solvers.run import Options
 from hetplan.studies.cells import fault_of
