@@ -20,7 +20,7 @@ class Start:
     name: str  # the job's name, as Kubernetes accepts it
     root: str  # absolute path of the working folder of all ranks
     folder: str  # path of the folder of the job's files, relative to `root`
-    words: Sequence[str] = ()  # options of `hetplan run`
+    run_options: Sequence[str] = ()  # options of `hetplan run`
     gpus: bool = True  # whether ranks need GPUs
 
     @property
@@ -56,6 +56,6 @@ class Start:
         numbers = " ".join(map(str, nodes))
         choose_node = f"nodes=({numbers}); export NODE=${{nodes[{index_variable}]}}"
         shell = f'{begin}{choose_node}; exec bash "$@"'
-        arguments = [f"{folder}/node.sh", f"{folder}/plan.json", *self.words]
+        arguments = [f"{folder}/node.sh", f"{folder}/plan.json", *self.run_options]
         # bash takes the word behind the commands as its own name, "$0", and the rest as "$@".
         return ["bash", "-c", shell, "node", *arguments]
