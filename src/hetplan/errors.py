@@ -81,7 +81,7 @@ def debugging() -> bool:
     return os.environ.get("HETPLAN_DEBUG", "") not in ("", "0")
 
 
-def optional(module: str, what: str, extra: str, *, where: str | None = None) -> Any:
+def import_optional(module: str, what: str, extra: str, *, where: str | None = None) -> Any:
     """The imported module `module`, which the extra `extra` of hetplan installs. Raises InputError
     with the message `what` where it is not installed."""
     try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hetplan.errors import optional
+from hetplan.errors import import_optional
 from hetplan.files import make_folder, write_bytes
 from hetplan.studies.cells import PROVEN
 from hetplan.studies.findings import SIZES, Study, cactus, profile, row_size
@@ -38,7 +38,7 @@ def charts(study: Study, problem: str) -> Mapping[str, Any]:
 def figure(height: float) -> tuple[Any, Any]:
     """(matplotlib figure, its axes), empty and without a display. height: inches. Raises InputError
     where matplotlib is not installed."""
-    figures = optional("matplotlib.figure", "pictures need matplotlib", "plots")
+    figures = import_optional("matplotlib.figure", "pictures need matplotlib", "plots")
     canvas = figures.Figure(figsize=(WIDE, height), layout="constrained")
     axes = canvas.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)

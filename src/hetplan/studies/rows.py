@@ -22,7 +22,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from hetplan.errors import InputError, one_line, optional, require, unknown_name
+from hetplan.errors import InputError, import_optional, one_line, require, unknown_name
 from hetplan.files import make_folder, read_bytes, write_bytes
 from hetplan.formulations import FAMILIES, JOINED, add_plugins, family
 from hetplan.instances.answers import Answer
@@ -245,7 +245,7 @@ def of_older_code(row: Row) -> bool:
 
 def arrow() -> Any:
     """pyarrow with its module `parquet`; raises InputError where it is not installed."""
-    pa = optional("pyarrow", "studies keep their rows as Parquet", "study")
+    pa = import_optional("pyarrow", "studies keep their rows as Parquet", "study")
     importlib.import_module("pyarrow.parquet")
     return pa
 

@@ -36,7 +36,14 @@ from pathlib import Path
 from typing import Any
 
 from hetplan import __version__
-from hetplan.errors import HetplanError, InputError, kind_and_text, one_line, optional, require
+from hetplan.errors import (
+    HetplanError,
+    InputError,
+    import_optional,
+    kind_and_text,
+    one_line,
+    require,
+)
 from hetplan.instances.answers import result_document
 from hetplan.instances.library import parse_instance
 from hetplan.interpreter import SAFE_PATH, safe_path
@@ -365,7 +372,7 @@ def perform_there(task: Task, memory_bytes: int | None) -> Row:
 
 def dask() -> Any:
     """The module dask.distributed. Raises InputError where it is not installed."""
-    return optional("distributed", "needs Dask", "dask", where="--scheduler")
+    return import_optional("distributed", "needs Dask", "dask", where="--scheduler")
 
 
 @contextlib.contextmanager
@@ -394,7 +401,7 @@ def slurm(jobs: int, options: dict[str, Any], renew_every: str = "5s") -> Iterat
     as `5s`. Raises InputError where dask-jobqueue refuses the settings, or Slurm the jobs.
     """
     distributed = dask()
-    queue = optional("dask_jobqueue.slurm", "needs dask-jobqueue", "slurm", where="--slurm")
+    queue = import_optional("dask_jobqueue.slurm", "needs dask-jobqueue", "slurm", where="--slurm")
     require(
         shutil.which("sbatch") is not None,
         "no command sbatch on this machine",
