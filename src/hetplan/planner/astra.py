@@ -112,7 +112,7 @@ class PoolProblem(Problem):
     """Astra's search over one pool of devices."""
 
     workload: Workload
-    name: str  # name of the pool and its candidates; `degrees` for the space with further degrees
+    name: str  # of the pool and its candidates; `degrees` for the space with further degrees
     pool: Pool
 
     @property
@@ -127,8 +127,7 @@ class PoolProblem(Problem):
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """The best strategy of the pool as a candidate. Raises NoPlan where there is none."""
         begun = time.perf_counter()
-        job = Job(self.workload.model, self.workload.global_batch)
-        space = self.plannable()
+        job, space = Job(self.workload.model, self.workload.global_batch), self.plannable()
         assumptions = Assumptions(
             framework=self.workload.framework,
             reserved_bytes=self.workload.reserved_bytes,
@@ -207,8 +206,7 @@ class PoolProblem(Problem):
         )
         if not self.has_further_degrees:
             return space
-        model = self.workload.model
-        devices = sum(offer.most for offer in self.pool.offers)
+        model, devices = self.workload.model, sum(offer.most for offer in self.pool.offers)
         mixture = model.spec.shape.experts if model.spec.shape else None
         powers = [2**e for e in range(devices.bit_length())]
         contexts = [c for c in powers if c <= LIMITS.context and model.tokens_per_sample % c == 0]
@@ -249,8 +247,7 @@ class PoolProblem(Problem):
     def to_plan(self, best: AstraCandidate) -> Plan:
         """The plan of a strategy: data rank i is replica i, and context ranks are row groups."""
         context = degree(best, "context_parallel_size")
-        devices = self.placed(best)
-        ranges = chunks(best, len(self.workload.profile.layers))
+        devices, ranges = self.placed(best), chunks(best, len(self.workload.profile.layers))
         batches = MicroBatches(
             count=degree(best, "num_micro_batches"), samples=degree(best, "micro_batch_size")
         )
@@ -402,8 +399,7 @@ def chunks(best: AstraCandidate, layers: int) -> list[list[tuple[int, int]]]:
     last one the head. The blocks of each stage are divided evenly over its virtual stages. Where
     that is impossible, all blocks are divided over all virtual stages, whose sizes then differ by
     at most one, the larger ones first."""
-    virtual = degree(best, "virtual_pipeline_model_parallel_size")
-    count = len(best.stages)
+    virtual, count = degree(best, "virtual_pipeline_model_parallel_size"), len(best.stages)
     all_blocks = layers - 2
     sizes = [blocks // virtual for _ in range(virtual) for _, blocks in best.stages]
     if sum(sizes) < all_blocks:

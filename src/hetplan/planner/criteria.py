@@ -89,8 +89,7 @@ class Criteria:
         The message of a candidate says that it exceeds one."""
         fits = candidate.plan is not None and candidate.fits_memory is True
         if candidate.plan is not None and self.zero_levels:
-            level = candidate.plan.zero
-            levels = ", ".join(map(str, self.zero_levels))
+            level, levels = candidate.plan.zero, ", ".join(map(str, self.zero_levels))
             if level not in self.zero_levels:
                 text = f"ZeRO {level} is not among the levels asked for ({levels})"
                 return replace(candidate, message=joined(candidate.message, text)), False
@@ -112,8 +111,7 @@ def pareto(candidates: Sequence[Candidate], workload: Workload) -> list[int]:
     fit, and that are cheaper than every faster one."""
     priced = []  # (seconds, money, index)
     for i, candidate in enumerate(candidates):
-        seconds = candidate.predicted_seconds
-        money = candidate.money_per_million_tokens(workload)
+        seconds, money = candidate.predicted_seconds, candidate.money_per_million_tokens(workload)
         if candidate.fits_memory and seconds is not None and money is not None:
             priced.append((seconds, money, i))
     priced.sort()
@@ -150,8 +148,7 @@ def winner_of(allowed: Sequence[Candidate], workload: Workload, criteria: Criter
 def rank(candidate: Candidate, workload: Workload) -> tuple[float, ...]:
     """The key by which candidates are sorted: seconds per iteration, then the number of nodes with
     devices both in use and idle, then money. Unknown seconds and money come last."""
-    seconds = candidate.predicted_seconds
-    money = candidate.money_per_million_tokens(workload)
+    seconds, money = candidate.predicted_seconds, candidate.money_per_million_tokens(workload)
     if seconds is None:
         seconds = math.inf
     if money is None:

@@ -88,8 +88,8 @@ class Task:
 def subjects(names: Sequence[str]) -> Iterator[tuple[str, Instance, BestKnown | None]]:
     """(name, instance, best-known record) of each instance that the names stand for.
 
-    A name is that of a set of the library, of a problem or of an instance, or a pattern, a file or
-    a folder. Each instance comes once, with the first name that brings it. Raises InputError for a
+    A name names a set of the library, a problem or an instance, or it is a pattern, a file or a
+    folder. Each instance comes once, with the first name that brings it. Raises InputError for a
     name that brings none.
     """
     seen: set[str] = set()
@@ -231,10 +231,10 @@ def package_versions(row: Row) -> dict[str, str]:
 
 
 def of_older_code(row: Row) -> bool:
-    """Whether a row is of an older version of its method's code than the present one, so that the
-    method may give another result today.
+    """Whether a row was made with an older version of its method's code than the present one, so
+    that the method may give another result today.
 
-    A row of an unknown problem or method, such as one of a plugin, is not known to be.
+    False for a row of an unknown problem or method, such as a method of a plugin.
     """
     if row["problem"] not in FAMILIES:
         return False

@@ -29,8 +29,8 @@ import networkx as nx
 from pydantic import BeforeValidator, FailFast, Field
 
 from hetplan.adapters.importers.common import (
+    DIVIDED_NOTE,
     MOST_LAYERS,
-    TOGETHER,
     Imported,
     Operator,
     Settings,
@@ -373,7 +373,7 @@ def read_piper(path: str, settings: Settings) -> Imported:
         tables=tables,
         notes=(
             settings.device_note("piper-gpu"),
-            TOGETHER,
+            DIVIDED_NOTE,
             "times without recomputation; what is kept per sample is that of the lowest degree, as "
             "if wholly divided",
         ),

@@ -34,8 +34,8 @@ import numpy as np
 from pydantic import AliasChoices, AliasPath, Field
 
 from hetplan.adapters.importers.common import (
+    DIVIDED_NOTE,
     MOST_LAYERS,
-    TOGETHER,
     Imported,
     Operator,
     Settings,
@@ -267,7 +267,7 @@ def read_metis(path: str, settings: Settings) -> Imported:
         layers=layers,
         tables=tables,
         precision="fp16",
-        notes=(TOGETHER, *notes),
+        notes=(DIVIDED_NOTE, *notes),
     )
 
 

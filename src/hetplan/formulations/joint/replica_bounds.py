@@ -205,21 +205,17 @@ class ReplicaBounds:
         """[N] whether some stage needs more than its memory under every ZeRO level, for its states
         and for the activations that it keeps for backward passes.
 
-        i, g, b: see `bounds_by_cut`. cuts: [N, V + 1] the first layer of each virtual stage, then
-        L. weights: [N, S] bytes.
+        weights: [N, S] bytes.
         """
-        data = self.data
-        stages = plan.layout[i]
-        costs = self.space.replayer.costs(plan.mode)
+        data, stages, costs = self.data, plan.layout[i], self.space.replayer.costs(plan.mode)
         M = -(-g // b)
-        last_b = g - (M - 1) * b  # samples of the last micro-batch
         states = self.least_states(plan)
         lacks = np.zeros(len(cuts), bool)
         for s, row_groups in enumerate(stages):
             width = len(row_groups[0])
             # samples of a micro-batch, and of the last one, on the row group with the most samples
             samples = -(-b // len(row_groups))
-            last_samples = -(-last_b // len(row_groups))
+            last_samples = -(-(g - (M - 1) * b) // len(row_groups))
             kept_samples = in_flight(
                 plan.schedule, len(stages), s, M, plan.chunks, samples, last_samples
             )
@@ -238,16 +234,12 @@ class ReplicaBounds:
         """Bytes of states per byte of weights under the ZeRO level that needs the least memory."""
         # ZeRO shards states over at most all row groups of the plan
         share = 1 / sum(len(row_groups) for stages in plan.layout for row_groups in stages)
-        framework = self.data.framework
-        element_bytes = self.data.element_bytes
+        framework, element = self.data.framework, self.data.element_bytes
         # a framework treats higher levels as its highest one for pipelines
         highest_level = 3 if plan.deepest == 1 else max(framework.pipeline_levels)
         least = math.inf
         for level in range(highest_level + 1):
-            # per byte of weights, without the whole gradient of the largest layer
-            states = framework.held_bytes(
-                weights=1.0, largest=0.0, element_bytes=element_bytes, level=level, share=share
-            )
+            states = framework.held_bytes(1.0, 0.0, element, level, share)
             least = min(least, states.weights + states.gradients + states.optimizer)
         return least
 

@@ -100,7 +100,7 @@ def pose(workload: Workload, zero_stage: int, assumed: Assumptions | None = None
             fitting.append(assumed.curves[device.type].largest[zero_stage])
         else:
             fitting.append(states.largest_batch(zero_stage, shard, free))
-    unfit = _unfit(workload, states, zero_stage, shards, memory, fitting, assumed.curves)
+    unfit = _why_no_plan(workload, states, zero_stage, shards, memory, fitting, assumed.curves)
     if unfit:
         fitting = [0] * len(fitting)
     members = [i for i, batch in enumerate(fitting) if batch]
@@ -187,7 +187,7 @@ def _devices(
     ]
 
 
-def _unfit(
+def _why_no_plan(
     workload: Workload,
     states: States,
     zero_stage: int,
@@ -196,10 +196,11 @@ def _unfit(
     fitting: Sequence[int],
     curves: Mapping[str, BatchCurve],
 ) -> str | None:
-    """Why there is no plan; None where there may be one.
+    """The reason why there is no plan; None where there may be one.
 
-    There is none where a device cannot hold its shard, which all devices need, and where no device
-    takes a sample. shards, memory, fitting: [n] as in `pose`.
+    A plan needs the shards of all devices. So there is no plan where a device cannot hold its
+    shard. There is none either where no device takes a sample. shards, memory, fitting: [n], see
+    `pose`.
     """
     devices = workload.cluster.devices
     for device, shard, free, batch in zip(devices, shards.tolist(), memory, fitting, strict=True):

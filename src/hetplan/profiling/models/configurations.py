@@ -117,8 +117,8 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
 
 
 def unlisted_model(part: TextPart, name: str, notes: list[str]) -> ModelSpec:
-    """The decoder of a type that is not listed, by its keys. A note says what was taken for
-    what."""
+    """The decoder of a type that is not listed, by its keys. A note says which sizes were read from
+    them."""
     check_describable(part.value, part.kind, part.where)
     defaults: dict[str, Any] = {}
     if part.leans and leans(part.value):

@@ -108,7 +108,7 @@ def from_factory(text: str, plan: Plan | None, *, seed: int = 0) -> nn.Module:
     """The torch module that the user's function returns.
 
     text: `module:function`. plan: the function's argument; None where a model is described before
-    there is a plan. seed: seed of the random numbers that the function draws.
+    there is a plan. seed: of the random numbers that the function draws.
     """
     module = called(text, plan, seed=seed)
     if not isinstance(module, nn.Module):
@@ -122,7 +122,7 @@ def check_planned(module: nn.Module, names: Sequence[str], wanted: bool | None) 
     """Compare a module that is to be planned with the layers that a plan would train. Returns a
     note where nothing was compared. Raises UnsupportedError where they differ.
 
-    names: the layers of the module's trace. wanted: see `engine.probe.check_probe`. A module that
+    names: the layers of the module's trace. wanted: as in `engine.probe.check_probe`. A module that
     cannot be split is not compared: the plan says that it does not run.
     """
     if wanted is False:

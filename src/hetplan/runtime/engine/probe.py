@@ -126,8 +126,7 @@ class Layers(nn.Module):
         self.chain = chain
 
     def forward(self, data: Any, totals: Totals) -> Tensor:
-        """Run one layer after the other. totals: totals of the batch that the data are a part
-        of."""
+        """Run one layer after the other. totals: of the batch that the data are a part of."""
         count = len(self.chain.layers)
         read = self.chain.source.feed(lambda: data, 0, count, totals)
         values: tuple[Tensor, ...] = ()
@@ -289,8 +288,7 @@ class Probe:
     def refusal(
         self, cause: str, found: Difference | None = None, *, where: str | None = None
     ) -> UnsupportedError:
-        """The error for a cause. found: the difference that shows it. where: the part of the module
-        that changes."""
+        """The error for a cause. found: the difference that shows it. where: what changes."""
         name = type(self.module).__name__
         if found is None:
             place = name if where is None else f"{name}.{where}"
@@ -316,9 +314,9 @@ def check_probe(
     """Compare a module with its chain, and raise UnsupportedError where they differ. Returns a note
     on what is not known where nothing was compared, else None.
 
-    example: (inputs, targets) of one sample or more. loss, spread: the values with which the chain
-    was described. wanted: whether to compare; None: where the module is not large. A module without
-    a `forward` states its layers and nothing else: there is nothing to compare them with.
+    example: (inputs, targets) of one sample or more. loss, spread: those with which the chain was
+    described. wanted: whether to compare; None: where the module is not large. A module without a
+    `forward` states its layers and nothing else: there is nothing to compare them with.
     """
     if type(module).forward is nn.Module.forward:
         return None
@@ -340,7 +338,7 @@ def check_layers(
     module: nn.Module, names: Sequence[str], example: Any, wanted: bool | None
 ) -> str | None:
     """As `check_probe`, for a module whose plan has no chain, since it runs a program: compare it
-    with the chain of its layers. names: names of the plan's layers."""
+    with the chain of its layers. names: of the plan's layers."""
     if wanted is False:
         return not_compared(module, AS_ASKED)
     try:
@@ -430,8 +428,7 @@ def attempt(
     """Compare a module with its chain. Raises UnsupportedError where they differ, and any exception
     of the module's own passes. Afterwards the module is as before.
 
-    level: the level of `unlike_samples`. dtype: floating type of the passes. noise: see
-    `add_noise`.
+    level: of `unlike_samples`. dtype: floating type of the passes. noise: as in `add_noise`.
 
     In other types than float64 rounding may choose another expert for a token. So the module is
     refused where a second comparison differs, too, whose parameters are slightly other ones.
@@ -523,8 +520,7 @@ def states_of_generators() -> str:
 
 
 def add_noise(module: nn.Module, noise: float, seed: int) -> None:
-    """Add noise to the trained parameters. noise: the size of the noise as a share of a parameter's
-    values; 0: none."""
+    """Add noise to the trained parameters. noise: its share of a parameter's values; 0: none."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         if noise and parameter.requires_grad and parameter.is_floating_point():

@@ -72,9 +72,10 @@ class DistributedProgram(SavedPart):
         self.device = torch.device(device)
         transport = Transport.over(device, staging, self.watch)
         all_ranks = tuple(range(dist.get_world_size()))
-        groups = {} if transport.backend == "gloo" else transport.groups([all_ranks])
-        # a single rank is in no group; on gloo `everyone` is the group of all ranks
-        self.everyone = groups.get(all_ranks, transport.everyone)
+        self.everyone = transport.everyone  # on gloo the group of all ranks
+        if transport.backend != "gloo":
+            groups = transport.groups([all_ranks])
+            self.everyone = groups.get(all_ranks, transport.everyone)  # a single rank has no group
         self.synthetic = program_model.batch is None
         self.batch = program_model.batch or synthetic_batch(program, seed)
         decided = read_program(plan, program)

@@ -27,8 +27,7 @@ def exporting(where: str) -> Iterator[None]:
     Any exception of torch or of the module becomes an UnsupportedError with its cause. where: the
     module's name, for the error.
     """
-    # places of the calls of len(x) for a tensor with rows, which fix the number of rows
-    places: list[str] = []
+    places: list[str] = []  # of calls of len(x) for a tensor with rows, which fix their number
     length, logger = Tensor.__len__, logging.getLogger(TALKATIVE)
     level = logger.level
 
@@ -53,8 +52,8 @@ def exporting(where: str) -> Iterator[None]:
 
 
 def cause_of(error: Exception, places: list[str]) -> str:
-    """The cause of an exception of torch.export as a text for errors. places: places of the calls
-    of len(x)."""
+    """The cause of an exception of torch.export as a text for errors. places: of calls of
+    len(x)."""
     text = str(error)
     if "Constraints violated" in text and "rows" in text:
         seen = "int(x.shape[0]), a loop over the rows or an `if` on their number"

@@ -259,8 +259,7 @@ class Priced:
         columns = self.table.columns
         replicated_or_sharded = np.zeros_like(dense)
         fully_sharded = np.zeros_like(dense)
-        dense = dense * self.facts.trained_share
-        experts = experts * self.facts.trained_share
+        dense, experts = dense * self.facts.trained_share, experts * self.facts.trained_share
         gradient_window = np.where(columns["overlap_grad_reduce"] == 1, backward, 0.0)
         weight_window = np.where(columns["overlap_param_gather"] == 1, forward, 0.0)
         for shared in self.exchanges.shared(dense, experts):
