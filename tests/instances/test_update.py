@@ -99,6 +99,14 @@ def test_a_record_is_made_and_then_only_bettered(folder: Path) -> None:
     assert not change.changed and change.refused == () and record(folder) == second
 
 
+@pytest.mark.parametrize("best_first", [True, False])
+def test_the_best_of_several_decisions_is_taken(folder: Path, best_first: bool) -> None:
+    best, other = answer(), worse(folder)
+    assert best["objective"] < other["objective"]
+    results = (best, other) if best_first else (other, best)
+    assert present(update(folder, *results).after).objective == best["objective"]
+
+
 def test_a_higher_bound_is_taken_and_a_lower_one_is_not(folder: Path) -> None:
     best = answer()
     for share, expected in ((0.5, 0.5), (0.8, 0.8), (0.6, 0.8)):

@@ -130,6 +130,10 @@ def test_page() -> None:
     worst = text[text.index('id="worst"') : text.index('id="instances"')]
     assert 'href="#instance-ditto-a"' in worst and 'href="#row-ditto-a-greedy-0"' in worst
     assert links and {link.removeprefix("#") for link in links} <= set(ids)
+    runs = text[text.index('id="rows"') :]
+    assert runs.count('<a href="#instance-ditto-a">a</a>') == sum(
+        r["instance"] == "a" for r in ROWS
+    )
     assert sum(name.startswith("instance-") for name in ids) == 3
     assert sum(name.startswith("row-") for name in ids) == len(ROWS)
     for expected in (
