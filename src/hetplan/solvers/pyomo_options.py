@@ -33,8 +33,7 @@ class Solver:
     gap: str | None = None
     seed: str | None = None
     threads: str | None = None
-    # The interfaces `gurobi`, `gurobi_direct` and `cplex_direct` ignore the time limit that Pyomo
-    # passes.
+    # the interfaces `gurobi`, `gurobi_direct` and `cplex_direct` ignore the limit that Pyomo passes
     time_limit: str | None = None
     always: Mapping[str, NativeValue] = field(default_factory=dict)  # further options to set
     whole_seconds: bool = False  # whether the time limit has to be whole, as for glpsol
@@ -85,7 +84,7 @@ def own_options(name: str, common: Options) -> dict[str, NativeValue]:
 def limit_time(interface: Any, name: str, seconds: float) -> float | None:
     """Set the time limit of an interface. Returns the limit for Pyomo to pass, None for none.
 
-    name: of the interface. seconds: infinite for no limit.
+    name: name of the interface. seconds: seconds of the limit, infinite for no limit.
     """
     if math.isinf(seconds):
         return None
