@@ -13,7 +13,7 @@ from fakes.workloads import cluster, cluster_document, one_thread, profile_docum
 from hetplan.cli.plan import proven_text
 from hetplan.errors import InputError
 from hetplan.planner.criteria import Criteria, pareto, winner_of
-from hetplan.planner.joint import Joint
+from hetplan.planner.joint import Joint, JointProblem
 from hetplan.planner.phases import search_all
 from hetplan.planner.planning import Planning
 from hetplan.planner.ranking import make_plans
@@ -170,7 +170,8 @@ def test_joint_and_astra_search_only_the_levels_of_zero_that_are_asked_for(
     none = make_plans(workload, make_strategies(["astra"]), criteria=Criteria(zero_levels=(3,)))
     assert [c.message for c in none.candidates] == ["Astra's space has no plans of ZeRO 3"]
     joint = Joint().within_levels((1, 0)).beginning_with([present(best.plan)])
-    assert joint.pose(workload, Run())[0].data.zero_levels == [0, 1]
+    problem = joint.pose(workload, Run())[0]
+    assert isinstance(problem, JointProblem) and problem.data.zero_levels == [0, 1]
 
 
 def test_the_answer_says_which_levels_of_zero_its_bounds_are_of(workload: Workload) -> None:
