@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from fakes.workloads import TWO_BLOCKS, cluster_document, pipeline, profile_docu
 from hetplan.cli.plan import no_winner, versus_best
 from hetplan.planner import STRATEGIES
 from hetplan.planner.candidate import Candidate, StrategyMethod
+from hetplan.planner.criteria import Criteria
 from hetplan.planner.planning import Planning
 from hetplan.plans.plan import load_plan
 
@@ -367,6 +369,20 @@ def test_methods_that_had_no_time_are_named_where_there_is_no_winner() -> None:
     table = no_winner(planning)
     assert table.title == "no winner: no method had time for an answer"
     assert list(table.notes) == ["hap/auto has no answer: no time"]
+
+
+def test_zero_levels_are_named_where_plans_fit_and_no_device_has_a_price() -> None:
+    """Memory is not blamed for it, although no plan has a price."""
+    planning = planning_of(1.0)
+    cluster = planning.workload.cluster
+    specs = {
+        name: spec.model_copy(update={"price_per_hour": None})
+        for name, spec in cluster.specs.items()
+    }
+    unpriced = replace(planning.workload, cluster=replace(cluster, specs=specs))
+    criteria = Criteria(zero_levels=(3,))
+    table = no_winner(replace(planning, workload=unpriced, criteria=criteria, winner=None))
+    assert "no plan that fits has a ZeRO level of 3" in table.title
 
 
 def planning_of(*seconds: float) -> Planning:

@@ -512,36 +512,18 @@ def ranking_table(planning: "Planning") -> Table:
 
 def no_winner(planning: "Planning") -> Table:
     """The table that says why no plan wins: the methods ended without an answer, nothing fits in
-    memory, or every plan that fits costs too much."""
-    # A plan that fits wins unless it costs too much: where one fits, the limit of money is why.
-    prices = []  # (dollars per million tokens, name) of each plan that fits
-    for candidate in planning.candidates:
-        if not candidate.fits_memory or candidate.plan is None:
-            continue
-        price = candidate.money_per_million_tokens(planning.workload)
-        if price is not None:
-            prices.append((price, candidate.name))
-    if not prices:
-        undecided = [
-            f"{c.name} has no answer: {c.message}"
-            for c in planning.candidates
-            if c.status == "unknown"
-        ]
-        if len(undecided) == len(planning.candidates):
-            return Table("no winner: no method had time for an answer", (), (), tuple(undecided))
-        advice = [f"would fit: {line}" for line in planning.advice]
-        if not advice:
-            advice = ["no number of devices would do"]
-        notes = (needs(planning.workload), *advice, *undecided)
-        return Table("no winner: nothing found fits in memory", (), (), notes)
+    memory, or every plan that fits has a wrong ZeRO level, takes too long or costs too much."""
+    fitting = [c for c in planning.candidates if c.fits_memory and c.plan is not None]
+    if not fitting:
+        return nothing_fits(planning)
+    # A plan that fits wins unless it breaks a criterion.
     if planning.criteria.zero_levels:
         levels = planning.criteria.levels_text
         title = f"no winner: no plan that fits has a ZeRO level of {levels} and exceeds no limit"
         return Table(title, (), ())
     seconds_limit = planning.criteria.seconds_limit
     if seconds_limit is not None:
-        times = [(c.predicted_seconds or 0.0, c.name) for c in planning.candidates if c.fits_memory]
-        least_seconds, name = min(times)
+        least_seconds, name = min((c.predicted_seconds or 0.0, c.name) for c in fitting)
         return Table(
             f"no winner: no plan that fits takes at most {number_text(seconds_limit, 4)} s and "
             "exceeds no other limit",
@@ -549,6 +531,11 @@ def no_winner(planning: "Planning") -> Table:
             (),
             (f"fastest that fits: {name}, {seconds_text(least_seconds)}",),
         )
+    prices = []  # (dollars per million tokens, name)
+    for candidate in fitting:
+        price = candidate.money_per_million_tokens(planning.workload)
+        assert price is not None, "`Criteria.check` refuses a limit of money without prices"
+        prices.append((price, candidate.name))
     least, name = min(prices)
     return Table(
         "no winner: nothing that fits costs at most "
@@ -557,6 +544,21 @@ def no_winner(planning: "Planning") -> Table:
         (),
         (f"cheapest that fits: {name}, {number_text(least, 4)} per million tokens",),
     )
+
+
+def nothing_fits(planning: "Planning") -> Table:
+    """The table of a planning without a plan that fits: what would fit, and which methods ended
+    without an answer."""
+    undecided = [
+        f"{c.name} has no answer: {c.message}" for c in planning.candidates if c.status == "unknown"
+    ]
+    if len(undecided) == len(planning.candidates):
+        return Table("no winner: no method had time for an answer", (), (), tuple(undecided))
+    advice = [f"would fit: {line}" for line in planning.advice]
+    if not advice:
+        advice = ["no number of devices would do"]
+    notes = (needs(planning.workload), *advice, *undecided)
+    return Table("no winner: nothing found fits in memory", (), (), notes)
 
 
 def pareto_tables(planning: "Planning") -> Iterator[Table]:
