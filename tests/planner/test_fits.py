@@ -213,6 +213,8 @@ def test_what_is_wanted_is_kept_and_what_else_would_fit_is_said() -> None:
         ({"framework": "megatron", "zero": 3}, "ZeRO of megatron"),
         ({"micro_batch": 0}, "micro-batch"),
         ({"micro_batch": 9, "global_batch": 8}, "at most the batch of 8"),
+        ({"global_batch": 0}, "global batch is not usable"),
+        ({"micro_batch": 1, "global_batch": 0}, "global batch is not usable"),
     ],
 )
 def test_refusals(options: dict[str, object], message: str) -> None:

@@ -34,6 +34,7 @@ from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.models.operators import DEFAULT_STACK, Precision
 from hetplan.profiling.profiles.predict import (
     LARGEST_MICRO_BATCH,
+    check_global_batch,
     default_micro_batches,
     default_tensor_degrees,
     predict,
@@ -237,13 +238,10 @@ def fits(
     device's memory that stays free. zero, recomputation, micro_batch: figures that the layout must
     have; None: any. Raises InputError.
     """
-    at_most = f", at most the batch of {global_batch}" if global_batch else ""
-    require(
-        micro_batch is None or 1 <= micro_batch <= (global_batch or micro_batch),
-        "micro-batch is not usable",
-        got=micro_batch,
-        expected=f"at least 1{at_most}",
-    )
+    if global_batch is not None:
+        check_global_batch(global_batch)
+    if micro_batch is not None:
+        check_micro_batch(micro_batch, global_batch)
     opened = cluster if isinstance(cluster, Cluster) else open_cluster(cluster)
 
     def posed(margin: float = memory_margin, **changes: Any) -> Workload:
@@ -282,7 +280,7 @@ def fits(
         return None if layout is None else f"{name}: {layout.text}"
 
     lines = [
-        *layout_search.wishes(wanted),
+        *layout_search.advice_on_figures(wanted),
         change("without a memory margin", margin=0.0),
         change("with a larger global batch", batch=None),
     ]
@@ -295,7 +293,18 @@ def fits(
             if shorter is not None:
                 lines.append(shorter)
                 break
-    return replace(fit, advice=(*filter(None, lines), *layout_search.devices(wanted)))
+    return replace(fit, advice=(*filter(None, lines), *layout_search.advice_on_devices(wanted)))
+
+
+def check_micro_batch(micro_batch: int, global_batch: int | None) -> None:
+    """Raise InputError unless the micro-batch has at least 1 sample, and at most the global batch.
+    global_batch: None: any."""
+    expected = "at least 1"
+    usable = micro_batch >= 1
+    if global_batch is not None:
+        expected += f", at most the batch of {global_batch}"
+        usable = usable and micro_batch <= global_batch
+    require(usable, "micro-batch is not usable", got=micro_batch, expected=expected)
 
 
 def advice(workload: Workload) -> tuple[str, ...]:
@@ -319,7 +328,7 @@ def advice(workload: Workload) -> tuple[str, ...]:
     with_any_batch = next(LayoutSearch(workload, None).fitting(wanted), None)
     if with_any_batch is not None:
         lines.append(f"with a larger global batch: {with_any_batch.text}")
-    return (*lines, *layout_search.devices(wanted))
+    return (*lines, *layout_search.advice_on_devices(wanted))
 
 
 def memory_workload(
@@ -368,7 +377,9 @@ class LayoutSearch:
         self.modes = workload.framework.recomputation  # the first keeps most, the last keeps least
         self.layers = workload.profile.layers
         self.costs = cache(self._costs)
-        self.data = costs_of(on_one_node, "none").data  # framework and bytes of a number
+        # of this only what `held_on_device` reads: the framework, the bytes of an element and the
+        # bytes that are reserved on a device
+        self.data = costs_of(on_one_node, "none").data
         self._runs: dict[tuple[Recomputation, Shape, int], Runs] = {}
         self.degrees = default_tensor_degrees(workload.model, workload.cluster)
 
@@ -389,6 +400,8 @@ class LayoutSearch:
         nearest_choice: Choice | None = None
         for further in (False, True):
             for choice in self.choices(nodes, wanted, frugal=True, further=further):
+                # A choice whose layers find no room in a share just below the least so far has no
+                # smaller share. This one cut saves the search for its own share.
                 if least < inf and self.cut(*choice, batch, least - 1 / FINE) is None:
                     continue
                 share = self.least_share(*choice, batch)
@@ -402,7 +415,7 @@ class LayoutSearch:
         context ranks, and with ranks that share experts, are tried where no other one fits."""
         seen: set[int] = set()
         for further in (False, True):
-            if seen or (further and not self.suffices(wanted)):
+            if seen or (further and not self.further_layout_fits(wanted)):
                 return
             for shape, level, mode in self.choices(
                 self.workload.cluster.nodes, wanted, further=further
@@ -414,13 +427,13 @@ class LayoutSearch:
                     seen.add(level)
                     yield self.layout(shape, level, mode, batch)
 
-    def suffices(self, wanted: Wanted) -> bool:
+    def further_layout_fits(self, wanted: Wanted) -> bool:
         """Whether some layout with context ranks, or with ranks that share experts, fits."""
         nodes, batch = self.workload.cluster.nodes, wanted.micro_batch or 1
         choices = self.choices(nodes, wanted, frugal=True, further=True)
         return any(self.cut(*choice, batch) for choice in choices)
 
-    def wishes(self, wanted: Wanted) -> list[str]:
+    def advice_on_figures(self, wanted: Wanted) -> list[str]:
         """Texts of layouts that would fit if some of the wanted figures were others, as few of them
         as possible."""
         given = [name for name, value in vars(wanted).items() if value is not None]
@@ -436,7 +449,7 @@ class LayoutSearch:
                 return lines
         return []
 
-    def devices(self, wanted: Wanted) -> Iterator[str]:
+    def advice_on_devices(self, wanted: Wanted) -> Iterator[str]:
         """For each device type, the number of further devices with which some layout would fit, as
         text. Types of which no number is enough are left out. The devices come in nodes like the
         largest one of the type."""
@@ -516,7 +529,7 @@ class LayoutSearch:
             groups = dict.fromkeys(most_memory_first, 0)  # type -> groups of `tensor` devices
             for node in nodes:
                 groups[node.device] += node.devices // tensor
-            if context > 1:  # as many groups of one type are then one group
+            if context > 1:  # `context` groups of one type then divide the tokens of one sample
                 groups = {kind: count // context for kind, count in groups.items()}
             kinds = tuple(kind for kind in groups if groups[kind])
             total = sum(groups.values())
@@ -614,15 +627,14 @@ class LayoutSearch:
         for stage, kinds in enumerate(shape.kinds):
             limit = share * min(self.limits[kind] for kind in kinds)
             held = self.held(shape, level, mode, batch, stage, first)
-            fitting = np.flatnonzero(held.allocated <= limit)
-            # the most layers that leave one for each later stage; the last one takes all the rest
-            most = last - first - (stages - 1 - stage)
-            if stage == stages - 1:
-                fitting = fitting[fitting == most - 1]
-            fitting = fitting[fitting < most]
-            if not fitting.size:
+            fitting = np.flatnonzero(held.allocated <= limit) + 1  # numbers of layers that fit
+            later_stages = stages - 1 - stage
+            most = last - first - later_stages  # leaves one layer for each later stage
+            least = most if later_stages == 0 else 1  # the last stage takes all layers that are left
+            possible = fitting[(least <= fitting) & (fitting <= most)]
+            if not possible.size:
                 return None
-            first += int(fitting[-1]) + 1
+            first += int(possible[-1])
             ends.append(first)
         return tuple(ends)
 
@@ -636,21 +648,19 @@ class LayoutSearch:
         first: int,
     ) -> PeakBytes[Floats]:
         """The bytes on a device of stage number `stage` with the layers from `first` on: arrays
-        over the number of layers, from one to all that are left."""
+        over the number of layers, from one to all that are left, so that entry i has i + 1 layers.
+        """
         runs = self.runs(mode, shape, first)
         kept = batch * self.alive(shape, stage, batch) * runs.stages.passes.saved
         rows = np.full_like(kept, float(batch))
-        share = np.ones_like(kept)
+        state_share = np.ones_like(kept)  # without ZeRO a device has the states of all its weights
         if level:
-            dense = runs.stages.weights - runs.experts
-            ranks = shape.ranks
-            shards = own_shards(dense, runs.experts, ranks.sharing, ranks.expert_sharing)
-            share = shards / np.maximum(runs.stages.weights, 1.0)
-        part = 1 / shape.tensor
+            weights, experts, ranks = runs.stages.weights, runs.experts, shape.ranks
+            of_rank = own_shards(weights - experts, experts, ranks.sharing, ranks.expert_sharing)
+            state_share = of_rank / np.maximum(weights, 1.0)
+        shards = Shards(part=1 / shape.tensor, level=level, share=state_share)
         staged = shape.pipeline > 1
-        return held_on_device(
-            self.data, runs.stages, kept, rows, Shards(part, level, share), staged=staged
-        )
+        return held_on_device(self.data, runs.stages, kept, rows, shards, staged=staged)
 
     def least_share(self, shape: Shape, level: int, mode: Recomputation, batch: int) -> float:
         """The least share of the limits at which all layers find room, above 1 where memory is
@@ -684,12 +694,12 @@ class Runs(NamedTuple):
 
 
 def first_enough(enough: Callable[[int], bool], limit: int) -> int | None:
-    """The smallest number from 1 to `limit` that is enough; None where none of those that are asked
-    is.
+    """The smallest number from 1 to `limit` that is enough; None where no number that is asked is
+    enough.
 
     Every number up to `EACH_UP_TO` is asked, because more nodes may be cut into layouts that need
-    more. Beyond it, numbers are doubled until one is enough, and the numbers below that one are
-    taken to be enough from some number on.
+    more. Beyond it, numbers are doubled until one is enough. The search between this number and the
+    one before it assumes that all numbers above the smallest one are enough, too.
     """
     for number in range(1, min(limit, EACH_UP_TO) + 1):
         if enough(number):
@@ -698,7 +708,9 @@ def first_enough(enough: Callable[[int], bool], limit: int) -> int | None:
     while low < limit:
         high = min(2 * low, limit)
         if enough(high):
-            return low + (smallest(partial(enough_beyond, enough, low), high - low) or high - low)
+            beyond = smallest(partial(enough_beyond, enough, low), high - low)
+            assert beyond is not None, "`high` is enough"
+            return low + beyond
         low = high
     return None
 
