@@ -630,7 +630,8 @@ class LayoutSearch:
             fitting = np.flatnonzero(held.allocated <= limit) + 1  # numbers of layers that fit
             later_stages = stages - 1 - stage
             most = last - first - later_stages  # leaves one layer for each later stage
-            least = most if later_stages == 0 else 1  # the last stage takes all layers that are left
+            # the last stage takes all layers that are left
+            least = most if later_stages == 0 else 1
             possible = fitting[(least <= fitting) & (fitting <= most)]
             if not possible.size:
                 return None

@@ -11,21 +11,22 @@ from hetplan.solvers.run import Options
 
 
 def game(P: Floats, options: Options) -> tuple[float, Floats, Floats]:
-    """(Value, mu [V], theta [C]) of the game: min over mu in the simplex of max_c P[c] . mu.
+    """(value, mu [V], theta [C]) of the game: min over mu in the simplex of max_c P[c] . mu.
 
-    P: [C, V] payoffs. The value is the least that the mixture theta of rows guarantees, a lower
-    bound of the game's value in any case. HiGHS maximises it, and mu are the duals. Where HiGHS
-    finds no theta, because of the native options perhaps, all rows have equal shares. Where all
-    payoffs are equal or some are +inf, the value is the least payoff, mu has equal shares and theta
-    is the first row. No payoff is -inf.
+    P: [C, V] payoffs: one player mixes its C rows by theta, the other one its V columns by mu. The
+    value is the least payoff that theta guarantees, a lower bound of the game's value in any case.
+    HiGHS maximises it, and mu are the duals. Where HiGHS finds no theta, because of the native
+    options perhaps, all rows have equal shares. Where all payoffs are equal or some are +inf, the
+    value is the least payoff, mu has equal shares and theta is the first row. No payoff is -inf.
     """
-    (C, V), low, high = P.shape, float(P.min()), float(P.max())
+    C, V = P.shape
+    low, high = float(P.min()), float(P.max())
     if not (np.isfinite(high) and high > low):
         return low, np.full(V, 1.0 / V), np.eye(C)[0]
     shares = (P.T - low) / (high - low)
     shares = np.where(shares < SMALLEST, 0.0, shares)  # HiGHS warns of smaller ones
-    # Columns theta [C] and the value. A row for each v, sum_c theta_c P[c, v] >= value, and the
-    # last row, sum_c theta_c = 1, with P as shares.
+    # The programme's columns are theta [C] and the value. It has a row for each column v of P,
+    # sum_c theta_c shares[v, c] >= value, and the last row sum_c theta_c = 1.
     rows = np.vstack([np.column_stack([shares, -np.ones(V)]), np.ones(C + 1)])
     rows[V, C] = 0.0
     cost = np.zeros(C + 1)
@@ -63,5 +64,7 @@ def _shares(values: Sequence[float], count: int) -> Floats:
 
 
 def game_value(P: Floats, options: Options) -> float:
-    """A lower bound of the game's value, mostly the value itself; rows of P may be infinite."""
-    return max(float(P.min(axis=1).max()), game(P, options)[0])
+    """A lower bound of the game's value, mostly the value itself; payoffs may be +inf."""
+    best_single_row = float(P.min(axis=1).max())  # `game` gives less where a payoff is +inf
+    mixture_value, _, _ = game(P, options)
+    return max(best_single_row, mixture_value)

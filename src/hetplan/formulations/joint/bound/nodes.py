@@ -4,6 +4,9 @@ It sees what the inequalities of single stages cannot see: layers that several n
 through the few cards of these nodes, and all their seconds add up. evidence/speed/joint_bound.md,
 Section 7, proves it.
 
+Weights that several devices hold are joined after their last backward pass: a ring over these
+devices sums the gradients, or ZeRO shares gradients and weights.
+
 Sets   k nodes, l layers. Homes hold some layer alone. Cases: the homes; one replica, or several
        (R = 1 or 2); one chunk, or several (C = 1 or 2).
 Data   n[k] devices; c[k] bytes per second that a card receives; I[k] bytes per second that a ring
@@ -43,13 +46,15 @@ from hetplan.solvers.general import minimise
 from hetplan.solvers.model import SMALLEST, Model
 from hetplan.solvers.run import Run, Stop
 
-# A coefficient beyond this is lowered to it, which only relaxes a row: the unit of seconds is what
-# computing alone takes, and a share of a millionth already takes as long as this.
-MOST = 1e6
+# Larger coefficients of a share are lowered to this, which only relaxes a row. In the model's unit,
+# the seconds of computing alone, a share of a millionth then takes 1.
+LARGEST_COEFFICIENT = 1e6
 
 
 class NodeModel:
     """The bounds by nodes of one instance, computed when they are asked for.
+
+    A case is homes, whether there are several replicas, and whether a stage has several chunks.
 
     alone: seconds that computing alone takes, which are the model's unit. run: whose time limit and
     wish to stop hold for HiGHS, too.
@@ -60,31 +65,32 @@ class NodeModel:
         self.known: dict[tuple[Homes, bool, bool], float] = {}
 
     def seconds(self, homes: Homes, several: bool, chunks: bool) -> float:
-        """Seconds that no plan with these homes replays below; several replicas or one, with
-        several chunks or one. At least those of computing alone."""
-        part = homes, several, chunks
-        if part not in self.known:
-            self.known[part] = self.least(*part, nodes=None)
-        return self.known[part]
+        """Seconds that no plan of this case replays below. At least those of computing alone."""
+        case = homes, several, chunks
+        if case not in self.known:
+            self.known[case] = self.least(*case, nodes=None)
+        return self.known[case]
 
     def whole(self, homes: Homes, several: bool, chunks: bool, nodes: int) -> float:
-        """The same with whole x, y and s, after so many nodes of HiGHS's tree at most. Where
-        nothing is told of homes there are too many nodes for it."""
+        """`seconds` with whole x, y and s, after at most `nodes` nodes of HiGHS's search tree.
+        Where the homes are not chosen, `seconds` itself: the tree would be too large."""
         if not homes.chosen:
             return self.seconds(homes, several, chunks)
         return self.least(homes, several, chunks, nodes=nodes)
 
     def least(self, homes: Homes, several: bool, chunks: bool, nodes: int | None) -> float:
-        """The bound by the linear programme, or by so many nodes of the tree of the whole one."""
-        if self.unit <= 0 or not self.of.several:
+        """The bound of the linear programme; or of the one with whole x, y and s, after at most
+        `nodes` nodes of its search tree."""
+        one_node = not self.of.several  # then no card is in use
+        if self.unit <= 0 or one_node:
             return self.unit
         programme = NodeProgramme(
             self.of, homes, several, chunks, self.unit, whole=nodes is not None
         )
-        part = self.run.part()
+        run_left = self.run.part()
         limits = {} if nodes is None else {"mip_max_nodes": nodes}
-        native = {"highs": {**part.options.native.get("highs", {}), **limits}}
-        run = Run(replace(part.options, native=native), cancel=part.cancel)
+        native = {"highs": {**run_left.options.native.get("highs", {}), **limits}}
+        run = Run(replace(run_left.options, native=native), cancel=run_left.cancel)
         answer = minimise("milp", programme.model, run, lambda incumbent, bound: None)
         if answer.stop is Stop.INFEASIBLE:
             return math.inf
@@ -94,8 +100,8 @@ class NodeModel:
 class NodeProgramme:
     """The programme of one case, stated with `solvers.model`.
 
-    kinds: nodes that have one share for all of them. alone: [K] whether they may hold a layer
-    alone. home: [K] whether each of them is one of the homes.
+    kinds: [K] nodes that have one share for all of them. one_of_homes: [K] whether they are one of
+    several homes. turns: 2 C - 1.
     """
 
     def __init__(
@@ -103,10 +109,8 @@ class NodeProgramme:
     ) -> None:
         self.of, self.several, self.unit = of, several, unit
         self.turns = 2 * (2 if chunks else 1) - 1
-        self.kinds, home = node_kinds(of, homes, whole)
-        told = bool(homes.chosen)
-        self.home = home & told & (sum(homes.chosen) > 1)
-        alone = home | (not told)
+        self.kinds, is_home = node_kinds(of, homes, whole)
+        self.one_of_homes = is_home & (sum(homes.chosen) > 1)
         layers, K = len(of.data.layers), len(self.kinds)
         self.count = np.array([kind.nodes for kind in self.kinds], dtype=float)
         self.devices = self.count * [kind.devices for kind in self.kinds]
@@ -120,9 +124,10 @@ class NodeProgramme:
         self.z = model.continuous("returns", (layers, K))
         self.t = model.continuous("tied", K)
         self.first, self.T = model.continuous("first"), model.continuous("T")
-        for k in np.flatnonzero(~alone):
-            model.fix(self.x[:, k], 0.0)
-        self.hold_every_layer(home & told)
+        if homes.chosen:
+            for k in np.flatnonzero(~is_home):
+                model.fix(self.x[:, k], 0.0)
+        self.hold_every_layer(is_home)
         self.move_samples()
         self.fill_devices()
         self.end_forward_passes()
@@ -130,19 +135,24 @@ class NodeProgramme:
         self.join_tied_weights()
         model.minimize(self.T)
 
-    def hold_every_layer(self, home: NDArray[np.bool_]) -> None:
-        """(1)."""
+    def hold_every_layer(self, is_home: NDArray[np.bool_]) -> None:
+        """(1). is_home: see `node_kinds`."""
         model, u, x, y, s = self.model, self.u, self.x, self.y, self.s
         model.row("computed", u.sum(axis=1) == 1)
         model.row("held", x.sum(axis=1) + s == 1)
         model.row("some", x <= u)
         model.row("only", u <= x + y)
         model.row("shared", y <= self.count * s[:, None])
-        for k in np.flatnonzero(home):
+        for k in np.flatnonzero(is_home):
             model.row("home", x[:, k].sum() >= self.count[k])
         if self.several:
-            return model.row("two", y.sum(axis=1) >= 2 * s)
-        # One replica: the layer's stage is across nodes of its type.
+            model.row("two", y.sum(axis=1) >= 2 * s)
+        else:
+            self.share_within_types()
+
+    def share_within_types(self) -> None:
+        """(1) of one replica: the stage of a shared layer is across nodes of its type."""
+        model, y, s = self.model, self.y, self.s
         types = np.array([kind.q for kind in self.kinds])
         of_type = model.continuous("of_type", (len(self.of.data.layers), len(self.of.types)))
         model.row("one_type", of_type.sum(axis=1) == s)
@@ -160,7 +170,7 @@ class NodeProgramme:
         self.model.row("backward", self.z[1:] >= earlier - later)
 
     def fill_devices(self) -> None:
-        """(3), and its other half of (7)."""
+        """(3), and the row that (7) makes of it."""
         joined = np.diff(self.of.sent[1])
         busy = (self.work * self.u).sum(axis=0) + self.rings
         if self.several:
@@ -176,7 +186,7 @@ class NodeProgramme:
         self.model.row("first", passes + entered <= self.devices * self.first)
 
     def fill_cards(self) -> None:
-        """(5), and its half of (7)."""
+        """(5), and the row that (7) makes of its second inequality."""
         rings = self.rings + self.in_units(self.of.tied / self.card) * self.t
         self.model.row("behind", self.count * self.first + rings <= self.count * self.T)
         self.model.row("cards", self.waits + rings <= self.count * self.T)
@@ -192,7 +202,7 @@ class NodeProgramme:
 
     def in_units(self, seconds: Floats) -> Floats:
         """Coefficients of seconds in the model's unit. Those that a solver would drop are 0."""
-        scaled = np.minimum(seconds / self.unit, MOST)
+        scaled = np.minimum(seconds / self.unit, LARGEST_COEFFICIENT)
         return np.where(scaled >= SMALLEST, scaled, 0.0)
 
     @cached_property
@@ -219,7 +229,7 @@ class NodeProgramme:
         """[K] (2 C - 1) G min(a) / c where there are several homes and this is one of them."""
         least = self.of.least_sent if math.isfinite(self.of.least_sent) else 0.0
         seconds = self.turns * self.of.data.global_batch * least / self.card
-        return self.in_units(self.home * self.count * seconds)
+        return self.in_units(self.one_of_homes * self.count * seconds)
 
     @cached_property
     def waits(self) -> Linear:
@@ -237,12 +247,14 @@ def node_kinds(
     of: Relaxation, homes: Homes, whole: bool
 ) -> tuple[list[NodeClass], NDArray[np.bool_]]:
     """(nodes, whether they are homes): alike nodes together, homes apart from the others; each node
-    by itself where x is whole."""
+    by itself where x is whole. No node is a home where the homes are not chosen."""
     kinds, home = [], []
     chosen = homes.chosen or (0,) * len(of.node_classes)
     for alike, here in zip(of.node_classes, chosen, strict=True):
         for is_home, count in ((True, here), (False, alike.nodes - here)):
-            groups = [1] * count if whole else [count] * (count > 0)
+            groups = [count] if count > 0 else []
+            if whole:
+                groups = [1] * count
             kinds += [alike._replace(nodes=group) for group in groups]
             home += [is_home] * len(groups)
     return kinds, np.array(home, bool)
