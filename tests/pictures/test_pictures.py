@@ -268,7 +268,7 @@ def test_without_matplotlib_that_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(
-        InputError, match=r"as --html does not \(expected pip install 'hetplan\[plots\]'"
+        InputError, match=r"; --html does not \(expected pip install 'hetplan\[plots\]'"
     ):
         figure(picture(), "png")
 

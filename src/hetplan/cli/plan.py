@@ -441,7 +441,7 @@ def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
         if name in explained.prices:  # then the strategy has a plan that fits
             if candidate.fits_memory:
                 fastest[name] = candidate
-        elif not candidate.failed:  # those are in `fault_lines`
+        elif not candidate.failed:  # `fault_lines` has the failed ones
             reasons[name] = candidate.message or candidate.status
     shown = sorted(fastest.values(), key=lambda candidate: candidate.predicted_seconds or 0.0)
     lines = [f"no plan of {name}: {reason}" for name, reason in reasons.items()]
@@ -480,7 +480,11 @@ def fault_lines(planning: "Planning") -> list[str]:
 
 
 def ranking_table(planning: "Planning") -> Table:
-    """The table of all candidates, ranked, with the messages of their solvers as notes."""
+    """The table of all candidates, ranked, with the messages of their solvers as notes.
+
+    The column `plan's objective` has seconds of the plan, by the formula of the strategy's paper;
+    `objective` has what the solver minimised, in the unit of the strategy's problem.
+    """
     workload = planning.workload
     columns: list[Column[Candidate]] = [
         Column("plan", lambda c: c.name),

@@ -43,15 +43,16 @@ def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
     last = [i for i, search in enumerate(searches) if isinstance(search.strategy, Joint)]
     first = [i for i in range(len(searches)) if i not in last]
     first.sort(key=lambda i: searches[i].strategy.slow)
-    before_joint = run.share(1 / share_before([searches[i] for i in last], run))
+    joint_searches = [searches[i] for i in last]
+    before_joint = run.share(1 / share_before(joint_searches, run))  # takes a share's reciprocal
 
-    def add(i: int, phase: Phase, within: Run, share: float) -> None:
-        """Add the candidates of a phase of search i, which may take 1 / share of the time that is
-        left of `within`."""
+    def add(i: int, phase: Phase, within: Run, divisor: int) -> None:
+        """Add the candidates of a phase of search i, which may take 1 / divisor of what is left of
+        the budget of `within`."""
         known = tuple(chain.from_iterable(candidates))
         search = replace(searches[i], run=within, known=known)
         try:
-            candidates[i] += phase(search, within.share(share))
+            candidates[i] += phase(search, within.share(divisor))
         except Exception as error:  # noqa: BLE001 - a fault costs this strategy's phase alone
             fault = fault_of(search.strategy.name, search.strategy.methods[0], error)
             candidates[i].append(replace(fault, variant=search.variant))
@@ -68,6 +69,7 @@ def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
     for place, i in enumerate(last):
         add(i, StrategySearch.exact_candidates, run, len(last) - place)
 
+    # A search that had no time is named; those of parts of the cluster would be too many lines.
     for of_search, search in zip(candidates, searches, strict=True):
         if not of_search and not search.variant.part and before_joint.out_of_time:
             reason = NoPlan("unknown", "not begun: the time limit was reached")
@@ -102,7 +104,7 @@ def with_parts(
 
     whole: the candidates on the whole cluster. searches: the searches on its parts.
     """
-    on_parts = search_all(searches, run.share(1))
+    on_parts = search_all(searches, run)
     workload = searches[0].workload
     together = [*whole, *on_parts]
     # `id`, because equal candidates of several searches are told apart

@@ -46,6 +46,7 @@ def stage_memory(
     """
     costs, data = zero.costs, zero.costs.data
     offloaded = costs.degrees.offloaded if costs.degrees else 0.0
+    # with context ranks, each sample is `context` rows (`Costs.context`)
     rows = samples * costs.context * max(stage.row_shares) / sum(stage.row_shares)
     stage_bytes = costs.stage_bytes(
         tuple(stage.layers), len(stage.tensor_shares), zero.copied_in(stage)
@@ -82,7 +83,8 @@ def held_on_device(
     """The bytes on a device of a stage at its peak, without offloading; arrays where `stage_bytes`
     stands for several stages.
 
-    kept, staged: see `stage_memory`. rows: the device's samples of the largest micro-batch.
+    kept, staged: see `stage_memory`. rows: the device's rows of the largest micro-batch, which are
+    samples, or parts of samples where context ranks divide them.
     """
     states = data.framework.held_bytes(
         shards.part * stage_bytes.weights,

@@ -36,14 +36,14 @@ TOLERANCE = 1e-9
 BOUND_ALLOWANCE = 1e-7  # relative; far above TOLERANCE, and a tenth of the gap of optimal plans
 # Options of every run of HiGHS, also through Pyomo. The user's own options are set after them.
 SETTINGS: Mapping[str, NativeValue] = {"output_flag": False, "presolve": "off"}
-# Further options with which models of problems, and of parts of them, are solved.
+# Further options for models whose solutions and bounds have to hold to TOLERANCE.
 EXACT: Mapping[str, NativeValue] = {
     "mip_abs_gap": 0.0,
     "mip_feasibility_tolerance": TOLERANCE,
     "primal_feasibility_tolerance": TOLERANCE,
     "dual_feasibility_tolerance": TOLERANCE,
 }
-NODE_SECONDS = 1e-2  # that a node of the branch and bound counts towards a budget
+NODE_SECONDS = 1e-2  # counted seconds of a node of the branch and bound, for a run's budget
 FEASIBLE = 2  # value of HighsInfo.primal_solution_status: 0 none, 1 infeasible, 2 feasible
 
 # Model statuses of HiGHS. Those of _STOPPED become `stop_reason(run)`. A status that is in none of
@@ -90,9 +90,10 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     status = drive(
         highs.run, run=run, interrupt=highs.cancelSolve, poll=latest.relay(scale, run, report)
     )
-    stop, message = stop_reason(run), "HiGHS did not stop in time; its last report is taken"
     statistics: dict[str, object] = {}
-    if status is not None:
+    if status is None:  # `drive` has abandoned HiGHS
+        stop, message = stop_reason(run), "HiGHS did not stop in time; its last report is taken"
+    else:
         _keep_last_word(highs, latest, bool(arrays.integer.any()))
         run.count(NODE_SECONDS * max(highs.getInfo().mip_node_count, 0))
         stop, message = _stop_and_message(highs, run)
@@ -221,6 +222,7 @@ def _stop_and_message(highs: Any, run: Run) -> tuple[Stop, str]:
     if status in _PROVEN:
         return _PROVEN[status], ""
     if status in _STOPPED:
+        # HiGHS calls the limit of nodes so, which is the run's budget (`_prepared`)
         used_up = run.budget is not None and status == "kSolutionLimit"
         expected = status in ("kTimeLimit", "kInterrupt") or used_up
         return stop_reason(run), "" if expected else f"HiGHS: {status}"

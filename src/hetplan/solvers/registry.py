@@ -123,7 +123,8 @@ class Family:
     # "module:function" of (data, feasible decision) -> (tables, JSON types), the decision in full;
     # None: `describe` shows all of it
     show: str | None = None
-    # parts of the evaluation that a result has among its details, and tables beside the objective
+    # names of parts of the evaluation that a result keeps among its details, and that tables show
+    # beside the objective
     beside: tuple[str, ...] = ()
 
     def method(self, name: str) -> Method:

@@ -5,8 +5,8 @@ Data   see data.py.
 
 Constraints, each checked by the function of its number:
 (1) the decision keeps the rules of a plan file (plans/plan.py)
-(2) its mode of recomputation is one that the data have, and the ZeRO level that its level acts as
-    is among `zero_levels`
+(2) its mode of recomputation is one that the data have; and its ZeRO level is among `zero_levels`,
+    where on pipelines a level above the framework's highest one for pipelines counts as that one
 (3) the devices of a stage are of one type
 (4) the devices of a tensor group, which is one row group of a stage, are on one node
 (5) the tensor degree of a stage is among `tensor_degrees`
@@ -104,8 +104,9 @@ def mode_and_level_exist(data: JointData, plan: Plan) -> Iterator[str]:  # (2)
     """A violation where the data lack the plan's mode of recomputation or its ZeRO level."""
     if plan.recomputation not in data.modes:
         yield f"recomputation {plan.recomputation}, expected one of {', '.join(data.modes)}"
-    stages = [replica.stages for replica in plan.replicas]
-    one_virtual_stage = all(len(each) == len(each[0].layers) == 1 for each in stages)
+    one_virtual_stage = all(
+        len(replica.stages) == 1 and len(replica.stages[0].layers) == 1 for replica in plan.replicas
+    )
     level = data.acting_level(plan.zero, one_virtual_stage=one_virtual_stage)
     if level not in data.zero_levels:
         yield f"ZeRO {level}, expected one of {', '.join(map(str, data.zero_levels))}"

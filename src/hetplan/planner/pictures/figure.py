@@ -24,7 +24,7 @@ def figure(scene: Scene, kind: str) -> bytes:
     """The bytes of an image file of `kind` (png, svg). Raises InputError where matplotlib is not
     installed."""
     figures = import_optional(
-        "matplotlib.figure", "needs matplotlib, as --html does not", "plots", where=f"--{kind}"
+        "matplotlib.figure", "needs matplotlib; --html does not", "plots", where=f"--{kind}"
     )
     # inches; 1.5 more are for the heading, the legend and the labels of the axes
     heights = (max(2.0, 0.32 * len(scene.rows)), 2.4)

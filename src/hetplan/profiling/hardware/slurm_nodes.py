@@ -15,6 +15,7 @@ RECORD = re.compile(r"^[ \t]*(?=NodeName=)", re.MULTILINE)
 SETTING = re.compile(r"(?<!\S)(NodeName|Gres|State)=(\S*)")
 # Commas within parentheses stand between sockets, as in gpu:a100:8(S:0,2).
 GRES_COMMA = re.compile(r",(?![^(]*\))")
+# The type is matched lazily, so that a single field of digits is the number: gpu:4 has no type.
 GPUS = re.compile(r"gpu(?::(?P<type>[^:()]+))??(?::(?P<number>\d{1,6}))?(?:\(.*\))?")
 # States in which a node takes no jobs; `*` says that it does not answer.
 UNUSABLE = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "FUTURE", "UNKNOWN", "*")

@@ -6,7 +6,7 @@ tables of a profile have one entry for each kind.
 """
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
@@ -161,14 +161,18 @@ class CountedRecord(Record, Counted):
 
 
 def operator_tag(value: Any) -> str:
-    """The tag of an operator's record, or of its JSON: product, elementwise or traced. The keys
-    that only one class of operators has decide."""
-    keys = type(value).model_fields if isinstance(value, BaseModel) else value
-    if not isinstance(keys, dict):
+    """The tag of an operator's record, or of its JSON: product, elementwise or traced. The names of
+    fields that only one class of operators has decide."""
+    names: Collection[str]
+    if isinstance(value, BaseModel):
+        names = type(value).model_fields
+    elif isinstance(value, dict):
+        names = value
+    else:
         return "elementwise"  # no record at all, which the class of any tag refuses
-    if "m" in keys:
+    if "m" in names:
         return "product"
-    return "traced" if "read" in keys else "elementwise"
+    return "traced" if "read" in names else "elementwise"
 
 
 OperatorRecord = Annotated[

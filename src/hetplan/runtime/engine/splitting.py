@@ -60,7 +60,7 @@ class WeightPass:
     """Gradients of these outputs."""
 
     def run(self) -> None:
-        """Add the gradients of the weights to those of their parameters."""
+        """Add the gradients of the parameters to their `grad`."""
         for forks in self.groups:
             starts = [start for fork in forks for start in fork.starts()]
             if not starts:
@@ -86,26 +86,28 @@ def backward_of_inputs(
 
     outputs: the outputs that have a gradient. inputs: leaves of the graph.
     """
-    sought = [x for x in inputs if x.requires_grad]
-    graph = Graph(outputs, sought)
+    differentiable = [x for x in inputs if x.requires_grad]
+    graph = Graph(outputs, differentiable)
     groups = grouped_by_parameters(graph.forks())
-    # an output on a way to the inputs is reached again from its forks
-    alone = [i for i, y in enumerate(outputs) if y.grad_fn not in graph.to_inputs]
-    later = WeightPass(groups, [outputs[i] for i in alone], [gradients[i] for i in alone])
-    found: dict[int, Tensor | None] = {}
-    beside = [i for i in range(len(outputs)) if i not in alone]
-    if beside:
+    # Outputs that depend on inputs are for the first part. The second part comes from their forks
+    # to the parameters behind them; it needs the other outputs themselves.
+    first = [i for i, y in enumerate(outputs) if y.grad_fn in graph.to_inputs]
+    second = [i for i, y in enumerate(outputs) if y.grad_fn not in graph.to_inputs]
+    later = WeightPass(groups, [outputs[i] for i in second], [gradients[i] for i in second])
+    gradient_of: dict[int, Tensor | None] = {}  # id of an input -> its gradient
+    if first:
         forks = [fork for group in groups for fork in group]
-        of_sought = with_hooks(
+        of_inputs = with_hooks(
             [(fork.node, fork.keep) for fork in forks],
             partial(
                 torch.autograd.grad,
-                [outputs[i] for i in beside], sought, [gradients[i] for i in beside],
+                [outputs[i] for i in first], differentiable, [gradients[i] for i in first],
                 retain_graph=True, allow_unused=True,
             ),
         )  # fmt: skip
-        found = {id(x): gradient for x, gradient in zip(sought, of_sought, strict=True)}
-    return [found.get(id(x)) for x in inputs], later
+        pairs = zip(differentiable, of_inputs, strict=True)
+        gradient_of = {id(x): gradient for x, gradient in pairs}
+    return [gradient_of.get(id(x)) for x in inputs], later
 
 
 def with_hooks(hooks: Sequence[tuple[Node, Callable[..., Any]]], act: Callable[[], Any]) -> Any:
@@ -122,19 +124,19 @@ class Graph:
     """The autograd graph of a layer."""
 
     def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-        self.nodes = list(nodes_behind([y.grad_fn for y in outputs if y.grad_fn is not None]))
-        """Every node behind those that it leads to."""
+        self.nodes = list(nodes_from([y.grad_fn for y in outputs if y.grad_fn is not None]))
+        """All nodes, in the order of `nodes_from`."""
         leaves = {torch.autograd.graph.get_gradient_edge(x).node for x in inputs}
         self.to_inputs: set[Node] = set()
         """The nodes that lead to an input."""
         self.parameters: dict[Node, set[Tensor]] = {}
         """Node that leads to no input -> the parameters that it leads to."""
         for node in self.nodes:
-            behind = next_nodes(node)
-            if node in leaves or not self.to_inputs.isdisjoint(behind):
+            following = next_nodes(node)
+            if node in leaves or not self.to_inputs.isdisjoint(following):
                 self.to_inputs.add(node)
                 continue
-            own: set[Tensor] = set().union(*(self.parameters[other] for other in behind))
+            own: set[Tensor] = set().union(*(self.parameters[other] for other in following))
             variable = getattr(node, "variable", None)  # of a leaf
             if variable is not None:
                 own.add(variable)
@@ -156,8 +158,8 @@ def next_nodes(node: Node) -> list[Node]:
     return [other for other, _ in node.next_functions if other is not None]
 
 
-def nodes_behind(roots: Sequence[Node]) -> Iterator[Node]:
-    """Every node that the roots lead to, each behind those that it leads to itself."""
+def nodes_from(roots: Sequence[Node]) -> Iterator[Node]:
+    """Every node that the roots lead to. Each comes after all nodes that it leads to itself."""
     visited: set[Node] = set()
     stack = [(root, False) for root in roots]
     while stack:

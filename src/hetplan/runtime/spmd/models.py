@@ -156,7 +156,7 @@ def traced_model(module: Any, plan: Plan) -> ProgramModel:
     """A module as the program of one run of the plan. The data are those of the module's `batch`,
     and the first values are those of the module's parameters."""
     samples = samples_of(plan)
-    with drawing_data(0, 0, 0):
+    with drawing_data(seed=0, step=0, first=0):
         traced = trace_samples(module, samples, name=plan.workload.model)
         values = traced.values(module, requested(module.batch, 0, 0, samples))
     return ProgramModel(
@@ -180,8 +180,8 @@ def factory_result(job: Job) -> Any:
 
 def check_training(model: Any, plan: Plan, wanted: bool | None) -> str | None:
     """Raise UnsupportedError where a plan would train a torch module otherwise than one process
-    does. Returns a note where nothing was compared, else None: a program is all that there is of
-    its model, and has nothing to be compared with.
+    does. Returns a note where the two were not compared; None where they were, and for a program,
+    which is all that there is of its model.
 
     wanted: see `engine.probe.check_probe`.
     """

@@ -132,7 +132,8 @@ class Experts(nn.Module):
         values: the rank's slices of the parameters, in the order of `names`.
         """
         parameters = dict(zip(self.names, values, strict=True))
-        first, last = self.tensor.of(len(x))
+        first, last = self.tensor.of(len(x))  # the tokens that this rank sends
+        # `enter` sums the gradients of the tensor ranks, `leave` their outputs
         own_x = self.tensor.enter(x)[first:last]
         own_weights = self.tensor.enter(weights)[first:last]
         output = self._of_own_tokens(own_x, index[first:last], own_weights, parameters)
@@ -159,6 +160,7 @@ class Experts(nn.Module):
         coming = rows_from.sum(1).tolist()
         to_experts = self._exchange(leaving, coming)
         from_experts = self._exchange(coming, leaving)
+        # gradients go back by the opposite exchange
         received = mirrored(to_experts, from_experts, x[order // experts_per_token])
         numbers = torch.arange(own_experts, device=x.device).repeat(len(coming))
         expert_of_row = numbers.repeat_interleave(rows_from.reshape(-1))

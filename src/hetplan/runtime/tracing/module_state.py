@@ -23,24 +23,24 @@ class ModuleState:
     """The state of a module at one time. The values of parameters are compared, and not kept."""
 
     def __init__(self, module: nn.Module, checksum: Callable[[Tensor], int]) -> None:
-        """checksum: a number that tells the values of a tensor."""
+        """checksum: a number that other values of a tensor change."""
         self.checksum = checksum
         self.values: dict[str, Any] = {}
         """Path of a value -> the value, or a checksum of it."""
         self.restorations: list[Callable[[], Any]] = []
-        """Functions that give what they are about its values at this time."""
+        """Functions that each give one tensor or container the values that it has at this time."""
         self._seen: set[int] = set()
         named = (*module.named_parameters(), *module.named_buffers())
         for path, tensor in named:
-            self._note(path, tensor, 0)
+            self._record(path, tensor, 0)
         for path, submodule in module.named_modules():
             attributes = vars(submodule)
-            self._keep(attributes)
+            self._restore_entries_of(attributes)
             for part in PARTS:
-                self._keep(attributes[part])
+                self._restore_entries_of(attributes[part])
             for name, value in attributes.items():
                 if name not in PARTS:
-                    self._note(f"{path}.{name}".lstrip("."), value, 0)
+                    self._record(f"{path}.{name}".lstrip("."), value, 0)
 
     def first_change(self, later: "ModuleState") -> str | None:
         """The path of the first value that differs in a later state; None where there is none. A
@@ -55,8 +55,9 @@ class ModuleState:
         for restore in self.restorations:
             restore()
 
-    def _note(self, path: str, value: Any, depth: int) -> None:
-        """Note a value and what it contains."""
+    def _record(self, path: str, value: Any, depth: int) -> None:
+        """Put a value, and what it contains, among `values` for comparison, and among
+        `restorations` where it can be changed in place."""
         if isinstance(value, (bool, int, float, complex, str)):
             # not `nan != nan`, which would be a change
             self.values[path] = repr(value)
@@ -65,7 +66,7 @@ class ModuleState:
             return
         self._seen.add(id(value))
         if isinstance(value, Tensor):
-            self._note_tensor(path, value)
+            self._record_tensor(path, value)
         elif isinstance(value, np.ndarray):
             self.values[path] = value.tobytes() if value.dtype != object else len(value)
         elif isinstance(value, torch.Generator):
@@ -73,25 +74,26 @@ class ModuleState:
         elif isinstance(value, np.random.Generator):
             self.values[path] = repr(value.bit_generator.state)
         elif depth < DEPTH:
-            self._note_container(path, value, depth)
+            self._record_container(path, value, depth)
 
-    def _note_tensor(self, path: str, tensor: Tensor) -> None:
-        """Note a tensor and, unless it is a parameter, how to give it its values again."""
+    def _record_tensor(self, path: str, tensor: Tensor) -> None:
+        """Record a tensor; a parameter is not restored."""
         if tensor.is_meta or tensor.layout != torch.strided:
             return
         self.values[path] = self.checksum(tensor)
         if isinstance(tensor, nn.Parameter):
             return
-        kept, data = tensor.detach().clone(), tensor.data
+        kept, storage = tensor.detach().clone(), tensor.data
 
         def restore() -> None:
             with torch.no_grad():
-                tensor.data = data.copy_(kept)
+                # a forward pass may have set `tensor.data` to another storage
+                tensor.data = storage.copy_(kept)
 
         self.restorations.append(restore)
 
-    def _note_container(self, path: str, value: Any, depth: int) -> None:
-        """Note a list, a dictionary or a plain object, and its entries."""
+    def _record_container(self, path: str, value: Any, depth: int) -> None:
+        """Record a list, a dictionary or a plain object, and its entries."""
         if isinstance(value, dict):
             entries: Iterator[tuple[Any, Any]] = iter(value.items())
         elif isinstance(value, (list, tuple, deque)):
@@ -104,12 +106,12 @@ class ModuleState:
         self.values[f"{path} (entries)"] = len(value)
         if len(value) > LONGEST:
             return
-        self._keep(value)
+        self._restore_entries_of(value)
         for key, entry in list(entries):
-            self._note(f"{path}.{key}", entry, depth + 1)
+            self._record(f"{path}.{key}", entry, depth + 1)
 
-    def _keep(self, container: Any) -> None:
-        """Note how to give a container its entries again."""
+    def _restore_entries_of(self, container: Any) -> None:
+        """Have `restore` give a container the entries that it has now."""
         if isinstance(container, dict):
             kept = dict(container)
 
