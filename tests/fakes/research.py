@@ -394,6 +394,46 @@ class StraightThrough(Net):
         return Sign.apply(x)
 
 
+@is_(BACKWARD)
+class ReversedBeforeFrozen(Net):
+    """Own backward code behind which nothing trains, until somebody unfreezes the embedding."""
+
+    def more(self) -> None:
+        self.embed.requires_grad_(False)
+
+    def first(self, x: Tensor) -> Tensor:
+        return Reversed.apply(self.embed(x))
+
+
+@is_(RIGHT)
+class WeighedByInputs(Net):
+    """Weights of tokens that are real numbers of the data, and are counted over the batch."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        weights = x[..., 0].abs()
+        y = self.blocks[1](self.blocks[0](self.embed(x)))
+        each = F.cross_entropy(self.head(y).flatten(0, 1), labels.flatten(), reduction="none")
+        return (each.view_as(labels) * weights).sum() / weights.sum()
+
+
+@is_(RIGHT)
+class ScaledInPlace(Net):
+    """Data that are changed in place once they are the layer's."""
+
+    def first(self, x: Tensor) -> Tensor:
+        return self.embed((x * 1.0).mul_(0.5))
+
+
+@is_(RIGHT)
+class OfNumbers(Net):
+    """Code that does not take data with gradients."""
+
+    def first(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            raise TypeError("data have no gradients")
+        return self.embed(x)
+
+
 @is_(RIGHT)
 class DetachedStraightThrough(Net):
     def between(self, x: Tensor) -> Tensor:

@@ -16,8 +16,11 @@ torch are fixed numbers here (`tracing.draws`). Trained parameters have noise ad
 begins at zero could hide the gradients of others. The passes are in float64 where no operator of
 the trace names another floating type.
 
-The gradients of inputs are not compared: inputs that have gradients would make the first layers of
-a reentrant checkpoint train, which do not train otherwise.
+Where both are equal and the data have real numbers, the same passes once more compare the gradients
+of these. Backward code is found there, too, that only frozen layers or none lie behind. It is a
+comparison of its own: inputs that have gradients would make the first layers of a reentrant
+checkpoint train, which do not train otherwise. Data that totals are counted from are left out: a
+total is a constant for the passes of a plan.
 """
 
 import multiprocessing
@@ -35,6 +38,7 @@ from torch import Tensor, nn
 from hetplan.errors import HetplanError, UnsupportedError, kind_and_text
 from hetplan.runtime.engine.chain import Chain, describe
 from hetplan.runtime.engine.data import drawing_data, tensor_checksum
+from hetplan.runtime.engine.rows import leaves_of
 from hetplan.runtime.engine.samples import BOLD, MILD, PLAIN, unlike_samples
 from hetplan.runtime.engine.totals import BatchTotals, added_up
 from hetplan.runtime.tracing.draws import Alike
@@ -79,7 +83,8 @@ class Pass:
 
     loss: float
     gradients: Mapping[str, Tensor]
-    """Name of a trained parameter -> its gradient; parameters without one are left out."""
+    """Name of a trained parameter, or "the data's" and a path -> its gradient; those
+    without one are left out."""
 
     def is_finite(self) -> bool:
         """Whether all numbers are finite."""
@@ -103,8 +108,8 @@ class Pass:
 class Difference:
     """The first number in which two passes differ."""
 
-    parameter: str | None
-    """Name of the parameter whose gradient differs; None: the losses differ."""
+    tensor: str | None
+    """Name of the tensor whose gradient differs, as in `Pass`; None: the losses differ."""
     got: float
     expected: float
 
@@ -186,6 +191,24 @@ class Probe:
         found = self.difference_of_sum(own, summed, self.micro_batches)
         if found is not None:
             raise Differs(self.explained(found, own, parts[0]))
+        found = self.difference_of_inputs()
+        if found is not None:
+            raise Differs(self.refusal(BACKWARD, found))
+
+    def difference_of_inputs(self) -> Difference | None:
+        """The first difference between the gradients of the samples' real numbers in the module's
+        passes and in those of the layers. None also where a pass fails with data that have
+        gradients, which no training gives it."""
+        samples, followed = with_gradients(self.samples, counted_data(self.chain))
+        if not followed:
+            return None
+        batches = [rows_of(samples, first, last) for first, last in MICRO_BATCHES]
+        try:
+            own = taken(self.own(samples), followed)
+            parts = [taken(self.of_layers(data, batches), followed) for data in batches]
+        except Exception:  # noqa: BLE001 (the module may ask for numbers of its data, as .numpy())
+            return None
+        return self.difference_of_sum(own, reduce(Pass.plus, parts), batches)
 
     def own(self, data: Any) -> Pass:
         """The module's own passes."""
@@ -261,7 +284,7 @@ class Probe:
         gradients = [*own.gradients.values(), *ours.gradients.values()]
         largest = max(map(largest_of, gradients), default=0.0)
         zero = torch.zeros(())
-        for name in self.trained:
+        for name in dict.fromkeys((*self.trained, *own.gradients, *ours.gradients)):
             expected, got = own.gradients.get(name, zero), ours.gradients.get(name, zero)
             scale = max(largest_of(expected), largest_of(got))
             if largest_of(expected - got) > self.relative * scale + self.negligible * largest:
@@ -281,7 +304,7 @@ class Probe:
         of_first = self.difference_of_sum(self.own(first), single, [first])
         if of_first is None:
             return self.refusal(ROWS, found)
-        if of_first.parameter is not None:
+        if of_first.tensor is not None:
             return self.refusal(BACKWARD, of_first)
         return self.refusal(OTHER, of_first)
 
@@ -294,8 +317,8 @@ class Probe:
             place = name if where is None else f"{name}.{where}"
             return UnsupportedError(cause, where=place, expected=f"the same in each pass{SKIP}")
         place = f"{name}, loss"
-        if found.parameter is not None:
-            place = f"{name}, norm of the gradient of {found.parameter}"
+        if found.tensor is not None:
+            place = f"{name}, norm of the gradient of {found.tensor}"
         return UnsupportedError(
             cause, where=place, got=float(f"{found.got:.5g}"),
             expected=f"{found.expected:.5g} as in one process{SKIP}",
@@ -495,6 +518,41 @@ def tensors_of(module: nn.Module, chain: Chain) -> list[Tensor]:
         values = [value for _, value in chain.source.attributes.values()]
         found += [value for value in values if isinstance(value, Tensor)]
     return list({id(tensor): tensor for tensor in found}.values())
+
+
+def counted_data(chain: Chain) -> set[str]:
+    """The paths of the data that totals are counted from."""
+    source, paths = chain.source, [form.path for form in chain.forms]
+    if not isinstance(source, Split):  # `count` of the contract takes the targets
+        return {path for path in paths if path.startswith("labels")}
+    totals = [total for of_round in source.totals for total in of_round]
+    read = source.cone(totals, lambda _: False)
+    named = zip(source.inputs, paths, strict=False)  # as in `Placed.add_up`
+    return {path for node, path in named if node in read}
+
+
+def with_gradients(data: Any, without: set[str]) -> tuple[Any, dict[str, Tensor]]:
+    """(data whose real numbers have gradients, path -> such a tensor). without: paths of data that
+    stay as they are."""
+    followed: dict[str, Tensor] = {}
+    values = []
+    for path, value in leaves_of(data):
+        if path not in without and has_samples(value) and value.is_floating_point():
+            value = value.detach().requires_grad_()
+            followed[path] = value
+        values.append(value)
+    each = iter(values)
+    return mapped(data, lambda _: next(each)), followed
+
+
+def taken(passed: Pass, followed: Mapping[str, Tensor]) -> Pass:
+    """A pass with the gradients of the data alone, which afterwards have none."""
+    gradients = {}
+    for path, value in followed.items():
+        if value.grad is not None:
+            gradients[f"the data's {path}"] = value.grad
+        value.grad = None
+    return replace(passed, gradients=gradients)
 
 
 def rows_of(data: Any, first: int, last: int) -> Any:
