@@ -3,7 +3,7 @@
 import logging
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -19,6 +19,56 @@ TORCH, HETPLAN = Path(torch.__file__).parent, Path(__file__).parents[2]
 TALKATIVE = "torch.fx.experimental.symbolic_shapes"  # torch's logger of hints for its developers
 
 
+# (class, its method) -> what a user writes that calls it for a number of rows
+FIXING = {
+    (Tensor, "__len__"): "len(x)",
+    (Tensor, "__iter__"): "a loop over the rows",
+    (torch.SymInt, "__int__"): "int(n)",
+    (torch.SymInt, "__index__"): "range(n)",
+}
+
+
+@contextmanager
+def noting_numbers() -> Iterator[list[tuple[str, str, Any]]]:
+    """A context with a list of what the user's code asks there for a number of Python's, which may
+    be that of the rows: ("FILE:LINE", "len(x)", the number as a trace has it)."""
+    noted: list[tuple[str, str, Any]] = []
+    methods = {(owner, name): getattr(owner, name) for owner, name in FIXING}
+
+    def noting(text: str, method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The method, which also adds to the list."""
+
+        def noting_method(x: Any) -> Any:
+            frame = sys._getframe(1)
+            path = Path(frame.f_code.co_filename)
+            if is_users(path):
+                sizes = x.shape if isinstance(x, Tensor) else (x,)
+                noted.append((f"{path.name}:{frame.f_lineno}", text, next(iter(sizes), None)))
+            return method(x)
+
+        return noting_method
+
+    for place, text in FIXING.items():
+        owner, name = place
+        setattr(owner, name, noting(text, methods[place]))
+    try:
+        yield noted
+    finally:
+        for (owner, name), method in methods.items():
+            setattr(owner, name, method)
+
+
+def with_number(
+    noted: Iterable[tuple[str, str, Any]], is_wanted: Callable[[Any], bool]
+) -> list[str]:
+    """What was noted with such a number, first in each line: "len(x) at FILE:LINE"."""
+    text_at: dict[str, str] = {}
+    for place, text, number in noted:
+        if is_wanted(number):
+            text_at.setdefault(place, text)
+    return [f"{text} at {place}" for place, text in text_at.items()]
+
+
 @contextmanager
 def exporting(where: str) -> Iterator[None]:
     """A context for torch.export, which prints nothing there: before an exception, torch prints the
@@ -27,38 +77,27 @@ def exporting(where: str) -> Iterator[None]:
     Any exception of torch or of the module becomes an UnsupportedError with its cause. where: the
     module's name, for the error.
     """
-    places: list[str] = []  # of calls of len(x) for a tensor with rows, which fix their number
-    length, logger = Tensor.__len__, logging.getLogger(TALKATIVE)
+    logger = logging.getLogger(TALKATIVE)
     level = logger.level
-
-    def noted(x: Any) -> int:
-        frame = sys._getframe(1)
-        path = Path(frame.f_code.co_filename)
-        if is_users(path) and any(map(is_symbolic, x.shape[:1])):
-            places.append(f"{path.name}:{frame.f_lineno}")
-        return int(length(x))
-
     printed = StringIO()
-    Tensor.__len__ = noted
     logger.setLevel(logging.ERROR)
-    try:
-        with redirect_stderr(printed):
-            yield
-    except Exception as error:  # any exception of torch or of the module
-        raise UnsupportedError(cause_of(error, places), where=where) from error
-    finally:
-        Tensor.__len__ = length
-        logger.setLevel(level)
+    with noting_numbers() as noted:
+        try:
+            with redirect_stderr(printed):
+                yield
+        except Exception as error:  # any exception of torch or of the module
+            cause = cause_of(error, with_number(noted, is_symbolic))
+            raise UnsupportedError(cause, where=where) from error
+        finally:
+            logger.setLevel(level)
 
 
 def cause_of(error: Exception, places: list[str]) -> str:
-    """The cause of an exception of torch.export as a text for errors. places: of calls of
-    len(x)."""
+    """The cause of an exception of torch.export as a text for errors. places: of what fixes the
+    number of rows."""
     text = str(error)
     if "Constraints violated" in text and "rows" in text:
-        seen = "int(x.shape[0]), a loop over the rows or an `if` on their number"
-        if places:
-            seen = f"len(x) at {', '.join(dict.fromkeys(places))}"
+        seen = ", ".join(places) or "an `if` on it or a loop over the rows"
         return f"forward fixes the number of rows by {seen}; x.shape[0] leaves it open"
     kind = type(error).__name__
     if kind == "GuardOnDataDependentSymNode":
