@@ -163,6 +163,45 @@ class ScaledGradient(Net):
         return 0.1 * x + (0.9 * x).detach()
 
 
+@is_("has a name that torch.fx needs itself")
+class Named(Net):
+    """A table under the name of an attribute of torch's own graphs."""
+
+    def more(self) -> None:
+        self.code = nn.Embedding(CLASSES, WIDTH)
+
+    def between(self, x: Tensor) -> Tensor:
+        return x + self.code(x.argmax(-1) % CLASSES)
+
+
+@is_("gradients of an embedding are sparse")
+class Sparse(Net):
+    def more(self) -> None:
+        self.table = nn.Embedding(CLASSES, WIDTH, sparse=True)
+
+    def between(self, x: Tensor) -> Tensor:
+        return x + self.table(x.argmax(-1) % CLASSES)
+
+
+@is_(RIGHT)
+class TimeFirst(Net):
+    """A recurrent block whose samples are in the second dimension."""
+
+    def more(self) -> None:
+        self.rnn = nn.LSTM(WIDTH, WIDTH)
+
+    def between(self, x: Tensor) -> Tensor:
+        return x + self.rnn(x.transpose(0, 1))[0].transpose(0, 1)
+
+
+@is_(RIGHT)
+class Compiled(Net):
+    """A block that torch.compile wraps."""
+
+    def more(self) -> None:
+        self.blocks[1] = torch.compile(self.blocks[1], backend="eager")
+
+
 # ---- samples that meet -------------------------------------------------------------------------
 
 
@@ -548,6 +587,17 @@ class ReentrantWithoutGradient(Net):
 class Quantised(Net):
     def between(self, x: Tensor) -> Tensor:
         return torch.fake_quantize_per_tensor_affine(x, 0.05, 0, -128, 127)
+
+
+@is_("forward computes gradients itself")
+class Adversarial(Net):
+    """Inputs that move along their gradient."""
+
+    def first(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            moved = x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.embed(moved).square().sum(), moved)
+        return self.embed(x + 0.1 * gradient.sign())
 
 
 # ---- state -------------------------------------------------------------------------------------

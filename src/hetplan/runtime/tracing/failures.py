@@ -24,7 +24,7 @@ FIXING = {
     (Tensor, "__len__"): "len(x)",
     (Tensor, "__iter__"): "a loop over the rows",
     (torch.SymInt, "__int__"): "int(n)",
-    (torch.SymInt, "__index__"): "range(n)",
+    (torch.SymInt, "__index__"): "range(n), math.log(n) or the like",
 }
 
 
@@ -104,6 +104,10 @@ def cause_of(error: Exception, places: list[str]) -> str:
         return (
             "torch.export finds no graph: control flow or a size depends on values of the data"
             f"{place_of(error)}"
+        )
+    if "fake tensor in the exported program" in text:
+        return (
+            "torch.export finds no graph: forward computes gradients itself (torch.autograd.grad)"
         )
     first = next((line for line in text.splitlines() if line.strip()), "no message")
     return f"torch.export finds no graph: {kind}: {one_line(first.strip())[:300]}{place_of(error)}"
