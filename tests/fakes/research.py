@@ -763,6 +763,16 @@ class Cached(Net):
         return self.embed(x + self.positions[x.shape[1]])
 
 
+@is_("forward asks for ranks or seeds a generator")
+class Seeded(Net):
+    """The same noise in every step."""
+
+    def between(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            return x + 0.1 * torch.randn_like(x)
+
+
 # ---- noise -------------------------------------------------------------------------------------
 
 

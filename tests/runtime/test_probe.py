@@ -206,6 +206,19 @@ def test_the_modules_own_parameters_are_not_stepped(single: None) -> None:
     behind.step()  # the module has its trained weights
 
 
+def test_a_loss_that_depends_on_the_ranks_is_refused(single: None) -> None:
+    from parity.research import PLANS
+
+    for ask in ("get_world_size", "get_rank"):
+        module = made("plain")
+        loss = module.loss
+        module.loss = lambda x, y, loss=loss, ask=ask: (
+            loss(x, y) * (1 + getattr(torch.distributed, ask)())
+        )
+        with pytest.raises(UnsupportedError, match=rf"{ask}\(\) at test_probe.py:\d+: its forward"):
+            distribute(module, PLANS["one"])
+
+
 @pytest.mark.engine
 def test_plans_are_refused_for_what_would_train_otherwise(
     capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -135,13 +135,14 @@ class Comparison:
         return None
 
     def refusal(
-        self, cause: str, found: Difference | None = None, *, where: str | None = None
+        self, cause: str, found: Difference | None = None, *, place: str | None = None
     ) -> UnsupportedError:
-        """The error for a cause. found: the difference that shows it. where: what changes."""
+        """The error for a cause. found: the difference that shows it. place: where the cause is;
+        None: in the module."""
         name = type(self.module).__name__
         if found is None:
-            place = name if where is None else f"{name}.{where}"
-            return UnsupportedError(cause, where=place, expected=f"the same in each pass{SKIP}")
+            expected = f"the same in each pass{SKIP}"
+            return UnsupportedError(cause, where=place or name, expected=expected)
         place = f"{name}, loss"
         if found.tensor is not None:
             place = f"{name}, norm of the gradient of {found.tensor}"

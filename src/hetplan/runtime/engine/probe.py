@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetplan.errors import HetplanError, UnsupportedError, kind_and_text
@@ -47,9 +48,16 @@ from hetplan.runtime.engine.data import tensor_checksum
 from hetplan.runtime.engine.rows import leaves_of
 from hetplan.runtime.engine.samples import BOLD, MILD, PLAIN
 from hetplan.runtime.engine.totals import BatchTotals, added_up
+from hetplan.runtime.tracing.failures import noting
 from hetplan.runtime.tracing.module_state import ModuleState
 from hetplan.runtime.tracing.split import Split, Totals, has_samples, mapped
 
+# Function -> its text, for errors, of a call in forward that a trace does not have.
+FROZEN = {
+    (dist, "get_rank"): "get_rank()",
+    (dist, "get_world_size"): "get_world_size()",
+    (torch, "manual_seed"): "manual_seed()",
+}
 LEVELS = (BOLD, MILD, PLAIN)  # of the samples, the first one first
 MICRO_BATCHES = ((0, 1), (1, 3), (3, 6))  # of the samples
 # Number of parameters from which on a module is compared only where the user asks for it: one of a
@@ -61,6 +69,7 @@ ROWS = "samples influence each other, which those of other micro-batches cannot"
 BACKWARD = "its backward pass has code that a trace drops, as a hook or an autograd.Function"
 STATE = "its state changes in forward, which ranks do not share"
 DRAWN = "its forward draws from Python's or numpy's generator, which a trace freezes"
+FREEZES = "its forward asks for ranks or seeds a generator, which a trace freezes or drops"
 HIDDEN = "its forward gives another loss each time, by state or numbers that hetplan does not see"
 OTHER = "its trace computes something else"
 
@@ -106,12 +115,15 @@ class Probe(Comparison):
         first = float(self.called(*copied(self.samples)).detach())  # fills caches, too
         before = ModuleState(self.module, tensor_checksum)
         generators = states_of_generators()
-        own = self.own(self.samples)
+        with noting(FROZEN) as noted:
+            own = self.own(self.samples)
+        for place, text, _ in noted:
+            raise self.refusal(FREEZES, place=f"{text} at {place}")
         changed = before.first_change(ModuleState(self.module, tensor_checksum))
         if states_of_generators() != generators:
             raise self.refusal(DRAWN)
         if changed is not None:
-            raise self.refusal(STATE, where=changed)
+            raise self.refusal(STATE, place=f"{type(self.module).__name__}.{changed}")
         if not own.is_finite():
             raise ArithmeticError("its loss or a gradient is not finite")
         again = self.difference(Pass(first, own.gradients), own)

@@ -3,7 +3,7 @@
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -29,33 +29,36 @@ FIXING = {
 
 
 @contextmanager
-def noting_numbers() -> Iterator[list[tuple[str, str, Any]]]:
-    """A context with a list of what the user's code asks there for a number of Python's, which may
-    be that of the rows: ("FILE:LINE", "len(x)", the number as a trace has it)."""
+def noting(calls: Mapping[tuple[Any, str], str]) -> Iterator[list[tuple[str, str, Any]]]:
+    """A context with a list of what the user's code calls there: ("FILE:LINE", the text of the
+    call, its first argument, or of a tensor the first size).
+
+    calls: (class or module, name in it of a function) -> text.
+    """
     noted: list[tuple[str, str, Any]] = []
-    methods = {(owner, name): getattr(owner, name) for owner, name in FIXING}
+    functions = {(owner, name): getattr(owner, name) for owner, name in calls}
 
-    def noting(text: str, method: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The method, which also adds to the list."""
+    def noting_function(text: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, which also adds to the list."""
 
-        def noting_method(x: Any) -> Any:
+        def called(*arguments: Any, **named: Any) -> Any:
             frame = sys._getframe(1)
             path = Path(frame.f_code.co_filename)
             if is_users(path):
-                sizes = x.shape if isinstance(x, Tensor) else (x,)
+                first = next(iter(arguments), None)
+                sizes = first.shape if isinstance(first, Tensor) else (first,)
                 noted.append((f"{path.name}:{frame.f_lineno}", text, next(iter(sizes), None)))
-            return method(x)
+            return function(*arguments, **named)
 
-        return noting_method
+        return called
 
-    for place, text in FIXING.items():
-        owner, name = place
-        setattr(owner, name, noting(text, methods[place]))
+    for (owner, name), function in functions.items():
+        setattr(owner, name, noting_function(calls[owner, name], function))
     try:
         yield noted
     finally:
-        for (owner, name), method in methods.items():
-            setattr(owner, name, method)
+        for (owner, name), function in functions.items():
+            setattr(owner, name, function)
 
 
 def with_number(
@@ -81,7 +84,7 @@ def exporting(where: str) -> Iterator[None]:
     level = logger.level
     printed = StringIO()
     logger.setLevel(logging.ERROR)
-    with noting_numbers() as noted:
+    with noting(FIXING) as noted:
         try:
             with redirect_stderr(printed):
                 yield

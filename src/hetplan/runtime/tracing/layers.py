@@ -49,7 +49,7 @@ from hetplan.runtime.tracing.counter import (
     tree_leaves,
     tree_map,
 )
-from hetplan.runtime.tracing.failures import exporting, noting_numbers, with_number
+from hetplan.runtime.tracing.failures import FIXING, exporting, noting, with_number
 
 SAMPLES = (2, 3)  # two sizes, as a straight line is through two points
 # Exceptions of modules that do not run on tensors without values.
@@ -87,7 +87,7 @@ def trace(module: nn.Module, *, name: str, precision: Precision) -> ModelFile:
     """
     passes, numbers = [], []
     for samples in SAMPLES:
-        with noting_numbers() as noted:
+        with noting(FIXING) as noted:
             passes.append(run(module, samples, precision, name))
         numbers.append(set(with_number(noted, {samples}.__contains__)))
     few, more = passes
