@@ -174,6 +174,15 @@ class Named(Net):
         return x + self.code(x.argmax(-1) % CLASSES)
 
 
+@is_("the name of a word of Python")
+class Worded(Net):
+    def more(self) -> None:
+        self.register_parameter("lambda", nn.Parameter(torch.ones(WIDTH)))
+
+    def between(self, x: Tensor) -> Tensor:
+        return x * getattr(self, "lambda")
+
+
 @is_("gradients of an embedding are sparse")
 class Sparse(Net):
     def more(self) -> None:
@@ -715,6 +724,30 @@ class Queue(Net):
         scores = torch.cat([(z * x[:, 0]).sum(-1, keepdim=True), z @ self.queue.T], 1)
         self.queue = torch.cat([z.detach(), self.queue])[:4]
         return F.cross_entropy(scores, torch.zeros(scores.shape[0], dtype=torch.long))
+
+
+@is_(STATE)
+class FirstCall(Net):
+    """A scale that the first batch decides, as of an ActNorm."""
+
+    def more(self) -> None:
+        self.scale, self.is_made = nn.Parameter(torch.ones(WIDTH)), False
+
+    def between(self, x: Tensor) -> Tensor:
+        if not self.is_made:
+            self.scale.data = 1.0 / (1.0 + x.detach().std((0, 1)))
+            self.is_made = True
+        return x * self.scale
+
+
+@is_(BACKWARD)
+class HookedByTheFirstCall(Net):
+    """A hook that the first call adds."""
+
+    def between(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "hook"):
+            self.hook = self.head.weight.register_hook(lambda gradient: 0.5 * gradient)
+        return x
 
 
 @is_(STATE)

@@ -112,14 +112,16 @@ class Probe(Comparison):
     def check(self) -> None:
         """Raise Differs where the layers compute something else than the module, UnsupportedError
         where a pass changes the module or the layers cannot run."""
+        fresh = ModuleState(self.module, tensor_checksum)
         first = float(self.called(*copied(self.samples)).detach())  # fills caches, too
         before = ModuleState(self.module, tensor_checksum)
+        initialised = fresh.first_change(before, saved=True)
         generators = states_of_generators()
         with noting(FROZEN) as noted:
             own = self.own(self.samples)
         for place, text, _ in noted:
             raise self.refusal(FREEZES, place=f"{text} at {place}")
-        changed = before.first_change(ModuleState(self.module, tensor_checksum))
+        changed = initialised or before.first_change(ModuleState(self.module, tensor_checksum))
         if states_of_generators() != generators:
             raise self.refusal(DRAWN)
         if changed is not None:

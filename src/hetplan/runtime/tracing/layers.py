@@ -50,6 +50,7 @@ from hetplan.runtime.tracing.counter import (
     tree_map,
 )
 from hetplan.runtime.tracing.failures import FIXING, exporting, noting, with_number
+from hetplan.runtime.tracing.module_state import ModuleState
 
 SAMPLES = (2, 3)  # two sizes, as a straight line is through two points
 # Exceptions of modules that do not run on tensors without values.
@@ -330,14 +331,14 @@ class Called(nn.Module):
 
 def graph_of(module: nn.Module, arguments: Any, where: str, **options: Any) -> Any:
     """The program with gradients that torch.export makes of a module. Raises UnsupportedError with
-    the cause of an exception of torch or of the module."""
-    in_training = {submodule: submodule.training for submodule in module.modules()}
+    the cause of an exception of torch or of the module. Afterwards the module's attributes are as
+    before: what a first call does is done by the first real one."""
+    state = ModuleState(module, None)
     try:
         with torch.enable_grad(), without_reentrant_checkpoints(), exporting(where):
             return torch.export.export(module, arguments, strict=False, **options)
     finally:
-        for submodule, training in in_training.items():
-            submodule.training = training
+        state.restore()
 
 
 @contextmanager

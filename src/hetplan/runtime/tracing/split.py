@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
 from itertools import chain, pairwise
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -110,6 +111,15 @@ def exported(
     two_rows = mapped(data, lambda x: torch.cat([x[:1], x[:1]]) if has_samples(x) else x)
     dims = mapped(two_rows, lambda x: {0: Dim("rows")} if has_samples(x) else None)
     called, where = Called(module, loss), type(module).__name__
+    words = {word for path in module.state_dict() for word in path.split(".")}
+    require(
+        not any(map(iskeyword, words)),
+        "a submodule or a parameter has the name of a word of Python",
+        where=where,
+        got=next(filter(iskeyword, sorted(words)), None),
+        expected="another name",
+        kind=UnsupportedError,
+    )
     with as_nodes(module, spread) if spread > 1 else nullcontext():
         program = graph_of(called, two_rows, where, dynamic_shapes=dims)
     return move_to_device_pass(program, device).module()
