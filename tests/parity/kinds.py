@@ -16,7 +16,7 @@ import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fakes.hugging import NAMES, WORDS, blocks, pictures, tokens, with_data
+from fakes.hugging import NAMES, TOKENS, WORDS, blocks, pictures, tokens, with_data
 from fakes.research import Reversed
 from hetplan.errors import HetplanError
 from hetplan.plans.passes import FOLDED
@@ -26,7 +26,7 @@ from hetplan.runtime.engine import chain
 from hetplan.runtime.engine.distributed import example_of
 from hetplan.runtime.tracing.layers import Called, paired
 from hetplan.runtime.tracing.split import Split
-from parity.biases import HEADS, TOKENS, WIDTH, Block, Bucketed, Given, pairs, t5
+from parity.biases import HEADS, WIDTH, Block, Bucketed, Given, pairs, t5
 from parity.device import default_type
 from parity.divided import ROWS, planned
 from parity.splits import doubled
