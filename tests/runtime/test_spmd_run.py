@@ -257,7 +257,6 @@ def test_several_runs_train_a_mean_over_samples_alone() -> None:
             distribute(strangers.masked(), in_runs(one, 2))
         with pytest.raises(UnsupportedError, match=unequal):
             check_job(Job(plan=in_runs(one, 2), factory="fakes.strangers:masked"))
-        assert distribute(strangers.masked(), in_runs(one, 2), probe=False).train_step() > 0
     finally:
         torch.distributed.destroy_process_group()
 
