@@ -164,12 +164,6 @@ def totals_of(p: LengthsProblem, upper: float) -> Totals:
     return Totals(least=p.bound, largest=upper, roundings=roundings)
 
 
-def everything_on_the_slowest(p: LengthsProblem) -> float:
-    """Seconds that no replica exceeds, whatever it computes."""
-    most = p.seconds.sum(axis=1) + p.overhead * p.slots
-    return float(((1 + p.fill) * most).max())
-
-
 def build(p: LengthsProblem, upper: float, run: Run) -> BuildConstraints[LengthsDecision]:
     """What builds the model, with what reads its answers."""
 
@@ -213,7 +207,7 @@ def formulate(
     objective = None if packing is None else packing.objective
     if p.samples * int(p.slots.sum()) > MOST_PLACES:
         return Outcome(stop=Stop.LIMIT, decision=decision, bound=p.bound, message=TOO_LARGE)
-    upper = everything_on_the_slowest(p) if objective is None else objective
+    upper = p.longest_seconds if objective is None else objective
     return constraint_formulation(
         build(p, upper, run),
         infeasible=INFEASIBLE,

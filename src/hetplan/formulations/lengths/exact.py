@@ -1,10 +1,10 @@
 """The exact method (and `auto`): branch and bound over samples, the longest first.
 
-A node has the places of the first samples. Its bound is the larger of two. No replica becomes
-faster when it takes more samples, so the slowest replica so far is a bound. So is
-sum_r y_r (seconds that the samples of replica r cost at least) + sum over the samples that are left
-of min_r y_r u_ri, for the prices y of `problem`. A node is left out when its bound reaches the best
-decision known, or when the tokens that are left exceed the room that is left.
+A node has the places of the first samples. No replica becomes faster when it takes more samples, so
+a node is left out when a replica alone reaches the best decision known. It is left out, too, when
+the priced work of its samples and the least priced work of the others exceed the priced room of all
+replicas in less time than the best decision takes (`problem`), or when the tokens that are left
+exceed the room that is left.
 
 Alike places are tried once: equal micro-batches of a replica, and those of equal replicas that hold
 equal micro-batches. Equally long samples may change places, so each of them tries no place before
@@ -23,19 +23,19 @@ from hetplan.formulations.lengths.problem import ROUNDING, LengthsProblem
 from hetplan.solvers.native import GAP_SHARE
 from hetplan.solvers.run import Outcome, Run, Stop, Stopped
 
-NODE_SECONDS = 2e-5  # that a node counts towards the budget
+SLOT_SECONDS = 4e-6  # that a look at a micro-batch counts towards the budget
 PROVEN_NONE = "no packing of the samples into the micro-batches exists"
 
 
 @dataclass
 class State:
-    """The micro-batches of one replica. Its total is of the micro-batches with samples; `least`
-    adds up u_ri of its samples."""
+    """The micro-batches of one replica. `total` adds up their seconds, `work` those of their
+    samples alone."""
 
     tokens: list[int]
     seconds: list[float]
     total: float = 0.0
-    least: float = 0.0
+    work: float = 0.0
 
     @property
     def key(self) -> tuple[tuple[int, float], ...]:
@@ -68,20 +68,23 @@ class Search:
         p = self.problem
         self.states = [State([0] * k, [0.0] * k) for k in p.slots.tolist()]
         self.at = []
-        self.seconds, self.least = p.seconds.tolist(), p.least_seconds.tolist()
+        self.seconds = p.seconds.tolist()
         self.tokens, self.capacity = p.tokens.tolist(), p.capacity.tolist()
         self.fill, self.overhead = p.fill.tolist(), p.overhead.tolist()
         self.price = p.prices.of_replica.tolist()
-        priced = (p.prices.of_replica[:, None] * p.least_seconds).min(axis=0)
-        # [n + 1] bound and tokens of the samples from each one on
+        priced = (p.prices.of_replica[:, None] * p.seconds).min(axis=0)
+        # [n + 1] priced work and tokens of the samples from each one on
         self.rest: list[float] = [*priced[::-1].cumsum()[::-1].tolist(), 0.0]
         self.tokens_left = [*p.tokens[::-1].cumsum()[::-1].tolist(), 0]
         self.room = int((p.capacity * p.slots).sum())
+        self.better_than(self.best)
 
-    @property
-    def limit(self) -> float:
-        """The bound from which on a node is left out."""
-        return self.best * (1 - GAP_SHARE * self.run.options.gap)
+    def better_than(self, seconds: float) -> None:
+        """Look only for decisions of less time than that, less the gap."""
+        p, self.best = self.problem, seconds
+        self.limit = seconds * (1 - GAP_SHARE * self.run.options.gap)
+        room = p.room(min(self.limit, p.longest_seconds))
+        self.most_priced = float(p.prices.of_replica @ room) * (1 + ROUNDING)
 
     def places(self) -> Iterator[Place]:
         """The places for the next sample, the fastest first."""
@@ -104,24 +107,24 @@ class Search:
                 found.append(Place(value, r, k))
         yield from sorted(found, key=lambda place: place.value)
 
-    def bound(self) -> float:
-        """The bound by prices of the present node."""
+    def leaves_out(self) -> bool:
+        """Whether no completion of the present node is better than the best decision."""
         priced = self.rest[len(self.at)]
         for price, state in zip(self.price, self.states, strict=True):
-            priced += price * state.least
-        return priced * (1 - ROUNDING)
+            priced += price * state.work
+        return priced > self.most_priced or self.tokens_left[len(self.at)] > self.room
 
     def go_to(self, place: Place) -> tuple[Place, State]:
         """Put the next sample at a place. Returns what `undo` needs."""
         i, state = len(self.at), self.states[place.replica]
-        before = State(list(state.tokens), list(state.seconds), state.total, state.least)
+        before = State(list(state.tokens), list(state.seconds), state.total, state.work)
         added = self.seconds[place.replica][i]
         if not state.tokens[place.slot]:
             added += self.overhead[place.replica]
         state.tokens[place.slot] += self.tokens[i]
         state.seconds[place.slot] += added
         state.total += added
-        state.least += self.least[place.replica][i]
+        state.work += self.seconds[place.replica][i]
         self.room -= self.tokens[i]
         self.at.append((place.replica, place.slot))
         return place, before
@@ -136,9 +139,10 @@ class Search:
     def finish(self) -> None:
         """Search everything. Raises Stopped where the run should stop."""
         n = self.problem.samples
+        node_seconds = SLOT_SECONDS * int(self.problem.slots.sum())
         stack: list[tuple[Iterator[Place], tuple[Place, State] | None]] = [(self.places(), None)]
         while stack:
-            self.run.check(NODE_SECONDS)
+            self.run.check(node_seconds)
             places, done = stack[-1]
             place = next(places, None)
             if place is None or place.value >= self.limit:
@@ -147,7 +151,7 @@ class Search:
                     self.undo(done)
                 continue
             made = self.go_to(place)
-            left_out = self.bound() >= self.limit or self.tokens_left[len(self.at)] > self.room
+            left_out = self.leaves_out()
             if left_out or len(self.at) == n:
                 if not left_out:
                     self.keep()
@@ -158,7 +162,7 @@ class Search:
     def keep(self) -> None:
         """Keep the decision of the present node, which is complete and better than the best."""
         fills = zip(self.fill, self.states, strict=True)
-        self.best = max(state.total + fill * max(state.seconds) for fill, state in fills)
+        self.better_than(max(state.total + fill * max(state.seconds) for fill, state in fills))
         self.kept = [[[] for _ in state.tokens] for state in self.states]
         for i, (r, k) in enumerate(self.at):
             self.kept[r][k].append(i)

@@ -1,11 +1,13 @@
 """Problem `lengths` as arrays for its solvers, with a lower bound by prices.
 
-In every decision the seconds of replica r are at least (1 + f_r / K_r) (a'_r L + b_r Q), where L
-are the tokens and Q the squared tokens of its samples and a'_r = a_r + c_r / C_r: it has L / C_r
-micro-batches or more, and the longest of at most K_r is no shorter than their mean. So a sample
-costs replica r at least u_ri = (1 + f_r / K_r) (a'_r l_i + b_r l_i^2). Prices y_r >= 0 with sum 1
-turn this into a bound. The slowest replica takes at least the mean of all by y, hence at least
-sum_i min_r y_r u_ri. `prices` raises this sum step by step; every step's bound holds.
+Room   s_ri = a_r l_i + b_r l_i^2 is the work of sample i on replica r. With m micro-batches replica
+       r ends within T seconds only if its work W satisfies
+       m c_r + W + f_r (c_r + W / m) <= T, because the longest is no shorter than the mean; and
+       W <= m v_r, where v_r is the most work of C_r tokens in samples no longer than the longest.
+       Let W_r(T) be the most work over m in 1..K_r; it grows with T.
+Prices For any z_r >= 0, all samples end within T only if sum_i min_r z_r s_ri <= sum_r z_r W_r(T),
+       since the left side is no more than the priced work of any decision. The least such T is a
+       lower bound. `prices` looks for prices with a high one; every step's bound holds.
 """
 
 from dataclasses import dataclass
@@ -21,14 +23,15 @@ Ints = NDArray[np.int64]
 
 # Share by which sums in another order than the evaluator's may differ.
 ROUNDING = 1e-12
-STEPS = 200  # of the ascent of prices; more raise the bound by less than 1e-4 of it
+STEPS = 60  # of the ascent of prices; more raise the bound by less than 1e-3 of it
+HALVINGS = 60  # of the interval in which the least T lies
 
 
 @dataclass(frozen=True)
 class Prices:
     """Prices of the replicas and their bound."""
 
-    of_replica: Floats  # [R] y_r
+    of_replica: Floats  # [R] z_r
     bound: float  # seconds
 
 
@@ -48,12 +51,11 @@ class LengthsProblem:
         self.slots: Ints = np.array([r.micro_batches for r in replicas])
         linear = np.array([r.token_seconds for r in replicas])
         quadratic = np.array([r.squared_token_seconds for r in replicas])
-        # [R, n] seconds that a sample adds to its micro-batch
+        # [R, n] s_ri: seconds that a sample adds to its micro-batch
         self.seconds: Floats = np.outer(linear, self.tokens) + np.outer(quadratic, squares)
-        with_overhead = linear + self.overhead / self.capacity
-        of_sample = np.outer(with_overhead, self.tokens) + np.outer(quadratic, squares)
-        # [R, n] u_ri
-        self.least_seconds: Floats = (1 + self.fill / self.slots)[:, None] * of_sample
+        # [R] v_r
+        longest = np.minimum(self.capacity, self.tokens[0])
+        self.most_work: Floats = (linear + quadratic * longest) * self.capacity
 
     @property
     def samples(self) -> int:
@@ -85,29 +87,52 @@ class LengthsProblem:
             return f"the samples have {total} tokens, all micro-batches hold {room}"
         return None
 
+    def room(self, seconds: float) -> Floats:
+        """[R] W_r(T): the most work that each replica ends within so many seconds."""
+        m = np.arange(1, int(min(self.slots.max(), self.samples)) + 1)
+        within = seconds - self.overhead[:, None] * (m + self.fill[:, None])
+        work = np.minimum(within / (1 + self.fill[:, None] / m), self.most_work[:, None] * m)
+        work = np.where(m <= self.slots[:, None], work, 0.0)
+        return np.asarray(np.maximum(work, 0.0).max(axis=1))
+
+    def least_seconds(self, prices: Floats, work: float) -> float:
+        """The least T with sum_r z_r W_r(T) >= work, from below; 0 for no work."""
+        low, high = 0.0, self.longest_seconds
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            if prices @ self.room(middle) < work:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    @cached_property
+    def longest_seconds(self) -> float:
+        """Seconds that no replica exceeds, whatever it computes."""
+        most = self.seconds.sum(axis=1) + self.overhead * np.minimum(self.slots, self.samples)
+        return float(((1 + self.fill) * (most + self.overhead)).max())
+
     @cached_property
     def prices(self) -> Prices:
         """The prices of the best bound that the ascent finds."""
-        costs = self.least_seconds.sum(axis=1)
-        # A replica that costs nothing can take everything: no prices give a bound above 0.
-        if costs.min() <= 0:
-            return Prices(np.full(self.replicas, 1 / self.replicas), 0.0)
-        y = 1 / costs
-        y /= y.sum()
-        best = Prices(y, 0.0)
+        work = self.seconds.sum(axis=1)
+        # A replica without work for any sample can take everything: no prices bound that.
+        if work.min() <= 0:
+            return Prices(np.zeros(self.replicas), 0.0)
+        z = 1 / work
+        best = Prices(z / z.sum(), 0.0)
         columns = np.arange(self.samples)
         for step in range(1, STEPS + 1):
-            priced = y[:, None] * self.least_seconds
+            z = z / z.sum()
+            priced = z[:, None] * self.seconds
             cheapest = priced.argmin(axis=0)
-            bound = float(priced[cheapest, columns].sum())
+            bound = self.least_seconds(z, float(priced[cheapest, columns].sum()) * (1 - ROUNDING))
             if bound > best.bound:
-                best = Prices(y, bound)
-            # The seconds that each replica would take are the slope of the bound in its price.
-            load = np.bincount(
-                cheapest, self.least_seconds[cheapest, columns], minlength=self.replicas
-            )
-            y = y * np.exp(np.clip(load / load.mean() - 1, -2, 2) / (2 * step))
-            y = y / y.sum()
+                best = Prices(z, bound)
+            # A replica that would take more work than it has room for becomes dearer.
+            load = np.bincount(cheapest, self.seconds[cheapest, columns], minlength=self.replicas)
+            excess = load / np.maximum(self.room(bound), ROUNDING * load.max()) - 1
+            z = z * np.exp(np.clip(excess, -2, 2) / (2 * step))
         return best
 
     @cached_property
