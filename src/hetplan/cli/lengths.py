@@ -12,7 +12,8 @@ from hetplan.planner.lengths.drawn import DRAWS, QUANTILE, WAYS, LengthsAnswer, 
 from hetplan.planner.lengths.samples import Lengths, open_lengths
 from hetplan.profiling.models.model import find_model
 from hetplan.profiling.models.zoo import LONGEST_SEQUENCE
-from hetplan.text import Column, Table, counted, percent_text, seconds_text
+from hetplan.solvers.run import OPTIMAL_GAP
+from hetplan.text import Column, Table, counted, percent_text, seconds_text, signed_percent_text
 
 if TYPE_CHECKING:
     from hetplan.cli.plan import Choice
@@ -103,14 +104,22 @@ def lines(answer: LengthsAnswer, chosen: LengthsPlan | None) -> list[str]:
         return [*said, "no plan holds the longest of the drawn samples"]
     padded, packed, balanced = (chosen.ways[way] for way in WAYS)
     if padded.tokens is not None and balanced.tokens is not None:
-        said.append(f"padding: {percent_text(1 - balanced.tokens / padded.tokens)} of its tokens")
-    assert balanced.seconds is not None, "the chosen plan fits"
+        share = 1 - balanced.tokens / padded.tokens
+        said.append(f"chosen plan: {percent_text(share)} of the padded tokens are padding")
     for name, before, after in (
         ("packing", padded.seconds, packed.seconds),
         ("balance", packed.seconds, balanced.seconds),
     ):
         if before is not None and after is not None:
-            said.append(f"{name} saves {percent_text(1 - after / before)} of the seconds")
-    if balanced.gap is not None:
-        said.append(f"no balance is better by more than {percent_text(balanced.gap)}")
+            said.append(f"chosen plan: {name} changes the seconds by {change_text(after / before)}")
+    if balanced.gap is not None and balanced.gap > OPTIMAL_GAP:
+        said.append(f"no balance is better by more than {percent_text(balanced.gap)} before replay")
+    elif balanced.gap is not None:
+        said.append("no balance is better before replay")
     return said
+
+
+def change_text(ratio: float) -> str:
+    """A ratio as a change in percent; `nothing` where it is below a thousandth of a percent."""
+    change = ratio - 1
+    return "nothing" if abs(change) < 1e-5 else signed_percent_text(change)

@@ -1,14 +1,15 @@
 """Problem `lengths` for CP-SAT.
 
 Sets   i samples, the longest first; r replicas; k in 0..K_r-1 micro-batches of replica r.
-Data   l_i tokens;  s_ri = a_r l_i + b_r l_i^2 seconds;  c_r seconds of a micro-batch;  f_r;  C_r.
+Data   l_i tokens;  s_ri = a_r l_i + b_r l_i^2 seconds and c_r of a micro-batch;  s'_ri and c'_r of
+       its way elsewhere;  C_r.
 Vars   x[i, r, k] in {0,1}: sample i is in the micro-batch;  used[r, k] in {0,1};
-       t[r, k] ticks of the micro-batch;  m[r] ticks of f_r times the longest;  T ticks.
+       t[r, k] ticks of the micro-batch;  m[r] ticks of the longest way;  T ticks.
 Min    T,  s.t.
 (1) sum_r,k x[i, r, k] = 1                                                  `place_every_sample`
 (2) sum_i l_i x[i, r, k] <= C_r used[r, k]                                  `keep_within_tokens`
 (3) t[r, k] = c_r used[r, k] + sum_i s_ri x[i, r, k]                        `take_time`
-(4) m[r] >= f_r (c_r used[r, k] + sum_i s_ri x[i, r, k])                    `fill_the_pipeline`
+(4) m[r] >= c'_r used[r, k] + sum_i s'_ri x[i, r, k]                        `go_all_the_way`
 (5) T >= sum_k t[r, k] + m[r]                                               `wait_for_the_slowest`
 (6) load[r, k] >= load[r, k+1], load the tokens           symmetry          `sort_micro_batches`
 (7) equal replicas r < r': sum_k load[r, k] >= sum_k load[r', k]  symmetry  `sort_replicas`
@@ -24,7 +25,7 @@ from ortools.sat.python.cp_model import IntVar, LinearExpr
 
 from hetplan.formulations.lengths.data import LengthsData, LengthsDecision
 from hetplan.formulations.lengths.heuristic import best_packing
-from hetplan.formulations.lengths.problem import LengthsProblem
+from hetplan.formulations.lengths.problem import Floats, LengthsProblem
 from hetplan.solvers.constraint_model import ConstraintModel
 from hetplan.solvers.general import (
     BuildConstraints,
@@ -61,7 +62,7 @@ def make_variables(model: ConstraintModel, p: LengthsProblem, upper: float) -> V
     samples: dict[Slot, dict[int, IntVar]] = {}
     used, ticks, load = {}, {}, {}
     for r in range(p.replicas):
-        alone = (1 + p.fill[r]) * (p.overhead[r] + p.seconds[r])
+        alone = p.overhead[r] + p.around_overhead[r] + p.seconds[r] + p.around[r]
         fits = (p.tokens <= p.capacity[r]) & (alone <= upper)
         here = [i for i in range(p.samples) if fits[i]]
         for k in range(int(p.slots[r])):
@@ -88,31 +89,29 @@ def keep_within_tokens(model: ConstraintModel, p: LengthsProblem, v: Variables) 
         model.cp.add(v.load[r, k] <= int(p.capacity[r]) * used)
 
 
-def seconds_of(
-    model: ConstraintModel, p: LengthsProblem, v: Variables, slot: Slot, factor: float
+def ticks_of(
+    model: ConstraintModel, v: Variables, slot: Slot, seconds: Floats, overhead: Floats
 ) -> LinearExpr:
-    """`factor` times the seconds of a micro-batch, in ticks."""
-    r = slot[0]
-    members = v.samples[slot]
-    ticks = model.ticks([factor * p.seconds[r, i] for i in members])
-    overhead = model.tick(factor * float(p.overhead[r]))
-    return LinearExpr.weighted_sum([*members.values(), v.used[slot]], [*ticks, overhead])
+    """The ticks of a micro-batch. seconds: [R, n] of a sample. overhead: [R] of a micro-batch."""
+    members, r = v.samples[slot], slot[0]
+    ticks = model.ticks([seconds[r, i] for i in members])
+    of_itself = model.tick(float(overhead[r]))
+    return LinearExpr.weighted_sum([*members.values(), v.used[slot]], [*ticks, of_itself])
 
 
 def take_time(model: ConstraintModel, p: LengthsProblem, v: Variables) -> None:  # (3)
     """The ticks of a micro-batch are those of its samples, and of itself."""
     for slot, ticks in v.ticks.items():
         model.check()
-        model.cp.add(ticks == seconds_of(model, p, v, slot, 1.0))
+        model.cp.add(ticks == ticks_of(model, v, slot, p.seconds, p.overhead))
 
 
-def fill_the_pipeline(model: ConstraintModel, p: LengthsProblem, v: Variables) -> None:  # (4)
-    """A pipeline fills and drains in f_r times its longest micro-batch."""
+def go_all_the_way(model: ConstraintModel, p: LengthsProblem, v: Variables) -> None:  # (4)
+    """The longest way is no shorter than that of any micro-batch."""
     for slot in v.ticks:
         model.check()
-        fill = float(p.fill[slot[0]])
-        if fill > 0:
-            model.cp.add(v.longest[slot[0]] >= seconds_of(model, p, v, slot, fill))
+        way = ticks_of(model, v, slot, p.around, p.around_overhead)
+        model.cp.add(v.longest[slot[0]] >= way)
 
 
 def wait_for_the_slowest(model: ConstraintModel, p: LengthsProblem, v: Variables) -> None:  # (5)
@@ -149,7 +148,7 @@ CONSTRAINTS = (
     place_every_sample,
     keep_within_tokens,
     take_time,
-    fill_the_pipeline,
+    go_all_the_way,
     wait_for_the_slowest,
     sort_micro_batches,
     sort_replicas,

@@ -4,13 +4,15 @@ Sets   i samples, r replicas of the model, k micro-batches of a replica.
 Data   l_i tokens of a sample.
        a_r seconds per token, b_r seconds per squared token of a sample (attention within it), c_r
        seconds per micro-batch, all of the slowest stage of replica r.
-       f_r how many micro-batch times the other stages add while the pipeline fills and drains; 0
-       for replicas of one stage.
+       a'_r, b'_r, c'_r the same of all other stages together, and of the messages between stages;
+       0 for replicas of one stage.
        C_r tokens that a micro-batch may have, for its memory; K_r micro-batches at most.
-A micro-batch with samples I takes w_r(I) = c_r + sum_{i in I} (a_r l_i + b_r l_i^2) seconds; one
-without samples is left out. Replica r takes sum_k w_r(I_rk) + f_r max_k w_r(I_rk) seconds. This is
-the time of a flow shop whose stages take proportional times, in any order of micro-batches
-(Pinedo, Scheduling, proportionate permutation flow shops).
+A micro-batch with samples I keeps the slowest stage busy for
+w_r(I) = c_r + sum_{i in I} (a_r l_i + b_r l_i^2) seconds, and is on its way elsewhere for w'_r(I),
+the same sum of a'_r, b'_r and c'_r. One without samples is left out. Replica r takes
+sum_k w_r(I_rk) + max_k w'_r(I_rk) seconds. Where the stages take proportional times, this is the
+time of the pipeline as a flow shop, in any order of micro-batches (Pinedo, Scheduling,
+proportionate permutation flow shops).
 Decide for every sample its replica and micro-batch. Minimise the seconds of the slowest replica.
 Source hetplan. WLB-LLM (OSDI 2025) packs by a like sum of linear and quadratic seconds.
 """
@@ -34,8 +36,12 @@ class LengthsReplica(StrictModel):
     """b_r: seconds per squared token of a sample."""
     micro_batch_seconds: NonNegative = 0.0
     """c_r: seconds of a micro-batch, however many tokens it has."""
-    fill: NonNegative = 0.0
-    """f_r: micro-batch times for which the slowest stage waits in an iteration."""
+    around_token_seconds: NonNegative = 0.0
+    """a'_r: seconds per token on the way through the other stages and back."""
+    around_squared_token_seconds: NonNegative = 0.0
+    """b'_r"""
+    around_micro_batch_seconds: NonNegative = 0.0
+    """c'_r"""
     tokens: PositiveCount
     """C_r: tokens of a micro-batch at most."""
     micro_batches: Annotated[int, Field(ge=1, le=100_000)]

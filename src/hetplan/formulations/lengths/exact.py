@@ -15,7 +15,7 @@ The search begins with the decision of the heuristic.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetplan.formulations.lengths.data import LengthsData, LengthsDecision
 from hetplan.formulations.lengths.heuristic import best_packing
@@ -33,15 +33,16 @@ class State:
     samples alone."""
 
     tokens: list[int]
-    seconds: list[float]
+    squares: list[int]
+    around: list[float]  # seconds of each micro-batch elsewhere
     total: float = 0.0
     work: float = 0.0
 
     @property
-    def key(self) -> tuple[tuple[int, float], ...]:
+    def key(self) -> tuple[tuple[int, int], ...]:
         """Its micro-batches in an order of their own. States of equal replicas with equal keys are
         alike."""
-        return tuple(sorted(zip(self.tokens, self.seconds, strict=True)))
+        return tuple(sorted(zip(self.tokens, self.squares, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,11 @@ class Search:
 
     def __post_init__(self) -> None:
         p = self.problem
-        self.states = [State([0] * k, [0.0] * k) for k in p.slots.tolist()]
+        self.states = [State([0] * k, [0] * k, [0.0] * k) for k in p.slots.tolist()]
         self.at = []
-        self.seconds = p.seconds.tolist()
+        self.seconds, self.around = p.seconds.tolist(), p.around.tolist()
         self.tokens, self.capacity = p.tokens.tolist(), p.capacity.tolist()
-        self.fill, self.overhead = p.fill.tolist(), p.overhead.tolist()
+        self.overhead, self.around_overhead = p.overhead.tolist(), p.around_overhead.tolist()
         self.price = p.prices.of_replica.tolist()
         priced = (p.prices.of_replica[:, None] * p.seconds).min(axis=0)
         # [n + 1] priced work and tokens of the samples from each one on
@@ -96,16 +97,24 @@ class Search:
         found = []
         for r, state in enumerate(self.states):
             whole = r if follows else (self.problem.alike[r], state.key)
-            for k, (tokens, seconds) in enumerate(zip(state.tokens, state.seconds, strict=True)):
-                key = (whole, tokens, seconds)
+            longest = max(state.around)
+            for k, tokens in enumerate(state.tokens):
+                key = (whole, tokens, state.squares[k])
                 if tokens + size > self.capacity[r] or key in alike or (r, k) < first:
                     continue
                 alike.add(key)
-                added = self.seconds[r][i] + (0.0 if tokens else self.overhead[r])
-                longest = max(*state.seconds, seconds + added)
-                value = state.total + added + self.fill[r] * longest
+                added, around = self.added(i, r, new=tokens == 0)
+                value = state.total + added + max(longest, state.around[k] + around)
                 found.append(Place(value, r, k))
         yield from sorted(found, key=lambda place: place.value)
+
+    def added(self, sample: int, replica: int, *, new: bool) -> tuple[float, float]:
+        """Seconds that a sample adds to a micro-batch, and to its way elsewhere. new: whether it is
+        the first one there."""
+        seconds, around = self.seconds[replica][sample], self.around[replica][sample]
+        if new:
+            return seconds + self.overhead[replica], around + self.around_overhead[replica]
+        return seconds, around
 
     def leaves_out(self) -> bool:
         """Whether no completion of the present node is better than the best decision."""
@@ -117,12 +126,16 @@ class Search:
     def go_to(self, place: Place) -> tuple[Place, State]:
         """Put the next sample at a place. Returns what `undo` needs."""
         i, state = len(self.at), self.states[place.replica]
-        before = State(list(state.tokens), list(state.seconds), state.total, state.work)
-        added = self.seconds[place.replica][i]
-        if not state.tokens[place.slot]:
-            added += self.overhead[place.replica]
+        before = replace(
+            state,
+            tokens=list(state.tokens),
+            squares=list(state.squares),
+            around=list(state.around),
+        )
+        added, around = self.added(i, place.replica, new=state.tokens[place.slot] == 0)
         state.tokens[place.slot] += self.tokens[i]
-        state.seconds[place.slot] += added
+        state.squares[place.slot] += self.tokens[i] ** 2
+        state.around[place.slot] += around
         state.total += added
         state.work += self.seconds[place.replica][i]
         self.room -= self.tokens[i]
@@ -161,8 +174,7 @@ class Search:
 
     def keep(self) -> None:
         """Keep the decision of the present node, which is complete and better than the best."""
-        fills = zip(self.fill, self.states, strict=True)
-        self.better_than(max(state.total + fill * max(state.seconds) for fill, state in fills))
+        self.better_than(max(state.total + max(state.around) for state in self.states))
         self.kept = [[[] for _ in state.tokens] for state in self.states]
         for i, (r, k) in enumerate(self.at):
             self.kept[r][k].append(i)

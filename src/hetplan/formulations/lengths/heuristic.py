@@ -41,7 +41,8 @@ class Packing:
         self.tokens: Ints = np.zeros(shape, np.int64)
         self.seconds: Floats = np.zeros(shape)
         self.total: Floats = np.zeros(shape[0])  # [R] seconds of all micro-batches
-        # the longest of the other micro-batches of the replica
+        self.around: Floats = np.zeros(shape)  # seconds of the micro-batch elsewhere
+        # the longest way of the other micro-batches of the replica
         self.others: Floats = np.zeros(shape)
         self.replica: Ints = np.full(problem.samples, -1)  # [n] where each sample is
         self.slot: Ints = np.full(problem.samples, -1)
@@ -49,8 +50,7 @@ class Packing:
     @property
     def replica_seconds(self) -> Floats:
         """[R] seconds of each replica."""
-        longest: Floats = self.seconds.max(axis=1)
-        return np.asarray(self.total + self.problem.fill * longest)
+        return np.asarray(self.total + self.around.max(axis=1))
 
     @property
     def objective(self) -> float:
@@ -73,39 +73,42 @@ class Packing:
         added = np.bincount(slots, p.seconds[r, here], minlength=columns)
         self.seconds[r] = np.where(tokens > 0, added + p.overhead[r], 0.0)
         self.total[r] = self.seconds[r].sum()
-        self.others[r] = longest_others(self.seconds[r])
+        around = np.bincount(slots, p.around[r, here], minlength=columns)
+        self.around[r] = np.where(tokens > 0, around + p.around_overhead[r], 0.0)
+        self.others[r] = longest_others(self.around[r])
 
     def with_sample(self, sample: int) -> Floats:
         """[R, K] seconds of the replica after the sample, which is nowhere in it, joins each
         micro-batch; infinite where it has no room."""
-        p = self.problem
-        added = p.seconds[:, sample][:, None] + np.where(self.tokens == 0, p.overhead[:, None], 0.0)
-        longest = np.maximum(self.others, self.seconds + added)
-        seconds = self.total[:, None] + added + p.fill[:, None] * longest
+        p, new = self.problem, self.tokens == 0
+        added = p.seconds[:, sample][:, None] + np.where(new, p.overhead[:, None], 0.0)
+        around = self.around + p.around[:, sample][:, None]
+        around += np.where(new, p.around_overhead[:, None], 0.0)
+        seconds = self.total[:, None] + added + np.maximum(self.others, around)
         room = self.tokens + p.tokens[sample] <= p.capacity[:, None]
         return np.where(room & self.exists, seconds, np.inf)
 
     def changes(self, sample: int) -> Iterator[tuple[float, Change]]:
         """(seconds of the slower of the replicas that it changes, change) of the best move of the
-        sample to another replica, of its best exchange, and of its best change at home."""
-        p, r, k = self.problem, int(self.replica[sample]), int(self.slot[sample])
-        alone = self.tokens[r, k] == p.tokens[sample]
-        left = self.seconds[r, k] - p.seconds[r, sample]  # in its micro-batch without it
-        if alone:
-            left = 0.0
-        without = self.total[r] - self.seconds[r, k] + left
-        without += p.fill[r] * max(self.others[r, k], left)
-        moved = np.maximum(self.with_sample(sample), without)
+        sample to another replica, of its best exchange, and of every change at home."""
+        r = int(self.replica[sample])
+        moved = np.maximum(self.with_sample(sample), self.without(sample))
         moved[r] = np.inf
         to = np.unravel_index(int(moved.argmin()), moved.shape)
         yield float(moved[to]), Change(sample, int(to[0]), int(to[1]), None)
         exchanged = self.exchanged(sample)
         back = int(exchanged.argmin())
-        yield (
-            float(exchanged[back]),
-            Change(sample, int(self.replica[back]), int(self.slot[back]), back),
-        )
+        change = Change(sample, int(self.replica[back]), int(self.slot[back]), back)
+        yield float(exchanged[back]), change
         yield from self.changes_at_home(sample)
+
+    def without(self, sample: int) -> float:
+        """Seconds of the sample's replica without it."""
+        p, r, k = self.problem, int(self.replica[sample]), int(self.slot[sample])
+        if self.tokens[r, k] == p.tokens[sample]:
+            return float(self.total[r] - self.seconds[r, k] + self.others[r, k])
+        around = max(self.others[r, k], self.around[r, k] - p.around[r, sample])
+        return float(self.total[r] - p.seconds[r, sample] + around)
 
     def exchanged(self, sample: int) -> Floats:
         """[n] seconds of the slower of two replicas after the sample and another one change places;
@@ -113,12 +116,12 @@ class Packing:
         p, r, k = self.problem, int(self.replica[sample]), int(self.slot[sample])
         s, l = self.replica, self.slot
         every = np.arange(p.samples)
-        here = self.seconds[r, k] - p.seconds[r, sample] + p.seconds[r]  # [n] of this micro-batch
-        of_this = self.total[r] - self.seconds[r, k] + here
-        of_this = of_this + p.fill[r] * np.maximum(self.others[r, k], here)
-        there = self.seconds[s, l] - p.seconds[s, every] + p.seconds[s, sample]
-        of_that = self.total[s] - self.seconds[s, l] + there
-        of_that = of_that + p.fill[s] * np.maximum(self.others[s, l], there)
+        of_this = self.total[r] - p.seconds[r, sample] + p.seconds[r]
+        around = self.around[r, k] - p.around[r, sample] + p.around[r]
+        of_this = of_this + np.maximum(self.others[r, k], around)
+        of_that = self.total[s] - p.seconds[s, every] + p.seconds[s, sample]
+        around = self.around[s, l] - p.around[s, every] + p.around[s, sample]
+        of_that = of_that + np.maximum(self.others[s, l], around)
         fits = self.tokens[r, k] - p.tokens[sample] + p.tokens <= p.capacity[r]
         fits &= self.tokens[s, l] - p.tokens + p.tokens[sample] <= p.capacity[s]
         fits &= (s != r) & (p.tokens != p.tokens[sample])
@@ -126,11 +129,11 @@ class Packing:
 
     def changes_at_home(self, sample: int) -> Iterator[tuple[float, Change]]:
         """(seconds of the replica, change) of every move and exchange within the replica. They
-        matter where the longest micro-batch or the number of micro-batches costs seconds."""
+        matter where the longest way or the number of micro-batches costs seconds."""
         p, r, k = self.problem, int(self.replica[sample]), int(self.slot[sample])
-        if p.fill[r] == 0 and p.overhead[r] == 0:
+        if p.overhead[r] == 0 and p.around_overhead[r] == 0 and not p.around[r].any():
             return
-        size, added = int(p.tokens[sample]), float(p.seconds[r, sample])
+        size = int(p.tokens[sample])
         mates = [j for j in np.flatnonzero(self.replica == r).tolist() if self.slot[j] != k]
         options: list[tuple[int, int | None]] = [(l, None) for l in range(int(p.slots[r]))]
         options += [(int(self.slot[j]), j) for j in mates]
@@ -140,16 +143,26 @@ class Packing:
             fits = fits and self.tokens[r, k] - size + size_back <= p.capacity[r]
             if l == k or not fits or size == size_back:
                 continue
-            seconds = self.seconds[r].copy()
-            seconds_back = 0.0 if back is None else float(p.seconds[r, back])
-            if self.tokens[r, l] == 0:
-                seconds[l] += p.overhead[r]
-            seconds[l] += added - seconds_back
-            seconds[k] += seconds_back - added
-            if back is None and self.tokens[r, k] == size:
-                seconds[k] = 0.0
-            value = float(seconds.sum() + p.fill[r] * seconds.max())
-            yield value, Change(sample, r, l, back)
+            change = Change(sample, r, l, back)
+            yield self.seconds_at_home(change), change
+
+    def seconds_at_home(self, change: Change) -> float:
+        """Seconds of the replica after a change within it."""
+        p, sample, r, l, back = self.problem, *change
+        k = int(self.slot[sample])
+        total, around = float(self.total[r]), self.around[r].copy()
+        way = float(p.around[r, sample])
+        if back is not None:
+            way -= float(p.around[r, back])
+        around[l] += way
+        around[k] -= way
+        if back is None and self.tokens[r, l] == 0:
+            total += float(p.overhead[r])
+            around[l] += p.around_overhead[r]
+        if back is None and self.tokens[r, k] == p.tokens[sample]:
+            total -= float(p.overhead[r])
+            around[k] = 0.0
+        return total + float(around.max())
 
     def make(self, change: Change) -> None:
         """Make a change."""

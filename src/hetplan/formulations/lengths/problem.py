@@ -1,8 +1,9 @@
 """Problem `lengths` as arrays for its solvers, with a lower bound by prices.
 
-Room   s_ri = a_r l_i + b_r l_i^2 is the work of sample i on replica r. With m micro-batches replica
-       r ends within T seconds only if its work W satisfies
-       m c_r + W + f_r (c_r + W / m) <= T, because the longest is no shorter than the mean; and
+Room   s_ri = a_r l_i + b_r l_i^2 is the work of sample i on replica r, and s'_ri = a'_r l_i +
+       b'_r l_i^2 >= f_r s_ri its way elsewhere, for f_r = min_i s'_ri / s_ri. With m micro-batches
+       replica r ends within T seconds only if its work W satisfies
+       m c_r + W + c'_r + f_r W / m <= T, because the longest way is no shorter than the mean; and
        W <= m v_r, where v_r is the most work of C_r tokens in samples no longer than the longest.
        Let W_r(T) be the most work over m in 1..K_r; it grows with T.
 Prices For any z_r >= 0, all samples end within T only if sum_i min_r z_r s_ri <= sum_r z_r W_r(T),
@@ -46,13 +47,18 @@ class LengthsProblem:
         self.tokens: Ints = tokens[self.order]
         squares = self.tokens.astype(float) ** 2
         self.overhead: Floats = np.array([r.micro_batch_seconds for r in replicas])
-        self.fill: Floats = np.array([r.fill for r in replicas])
+        self.around_overhead: Floats = np.array([r.around_micro_batch_seconds for r in replicas])
         self.capacity: Ints = np.array([r.tokens for r in replicas])
         self.slots: Ints = np.array([r.micro_batches for r in replicas])
         linear = np.array([r.token_seconds for r in replicas])
         quadratic = np.array([r.squared_token_seconds for r in replicas])
         # [R, n] s_ri: seconds that a sample adds to its micro-batch
         self.seconds: Floats = np.outer(linear, self.tokens) + np.outer(quadratic, squares)
+        around_linear = np.array([r.around_token_seconds for r in replicas])
+        around_quadratic = np.array([r.around_squared_token_seconds for r in replicas])
+        # [R, n] s'_ri: seconds that a sample adds to the way of its micro-batch elsewhere
+        self.around: Floats = np.outer(around_linear, self.tokens)
+        self.around += np.outer(around_quadratic, squares)
         # [R] v_r
         longest = np.minimum(self.capacity, self.tokens[0])
         self.most_work: Floats = (linear + quadratic * longest) * self.capacity
@@ -65,7 +71,7 @@ class LengthsProblem:
     @property
     def replicas(self) -> int:
         """Number of replicas."""
-        return len(self.fill)
+        return len(self.overhead)
 
     @cached_property
     def alike(self) -> list[int]:
@@ -90,10 +96,16 @@ class LengthsProblem:
     def room(self, seconds: float) -> Floats:
         """[R] W_r(T): the most work that each replica ends within so many seconds."""
         m = np.arange(1, int(min(self.slots.max(), self.samples)) + 1)
-        within = seconds - self.overhead[:, None] * (m + self.fill[:, None])
-        work = np.minimum(within / (1 + self.fill[:, None] / m), self.most_work[:, None] * m)
+        within = seconds - self.overhead[:, None] * m - self.around_overhead[:, None]
+        work = np.minimum(within / (1 + self.ratio[:, None] / m), self.most_work[:, None] * m)
         work = np.where(m <= self.slots[:, None], work, 0.0)
         return np.asarray(np.maximum(work, 0.0).max(axis=1))
+
+    @cached_property
+    def ratio(self) -> Floats:
+        """[R] f_r, rounded down; 0 where a replica has samples without work."""
+        work = np.where(self.seconds > 0, self.seconds, np.inf)
+        return np.asarray((self.around / work).min(axis=1) * (1 - ROUNDING))
 
     def least_seconds(self, prices: Floats, work: float) -> float:
         """The least T with sum_r z_r W_r(T) >= work, from below; 0 for no work."""
@@ -110,7 +122,7 @@ class LengthsProblem:
     def longest_seconds(self) -> float:
         """Seconds that no replica exceeds, whatever it computes."""
         most = self.seconds.sum(axis=1) + self.overhead * np.minimum(self.slots, self.samples)
-        return float(((1 + self.fill) * (most + self.overhead)).max())
+        return float((most + self.around.sum(axis=1) + self.around_overhead).max())
 
     @cached_property
     def prices(self) -> Prices:
@@ -138,7 +150,7 @@ class LengthsProblem:
     @cached_property
     def bound(self) -> float:
         """A lower bound on the objective: that of the prices, and the longest sample alone."""
-        alone = (1 + self.fill) * (self.overhead + self.seconds[:, 0])
+        alone = self.overhead + self.around_overhead + self.seconds[:, 0] + self.around[:, 0]
         fits = self.capacity >= self.tokens[0]
         longest = float(alone[fits].min()) if fits.any() else 0.0
         return max(self.prices.bound, longest) * (1 - ROUNDING)

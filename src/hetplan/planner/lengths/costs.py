@@ -135,17 +135,22 @@ class ReplicaCosts:
 
     def rates(self, name: str, capacity: int, micro_batches: int) -> LengthsReplica:
         """The replica as the balance of lengths sees it. capacity: tokens of a micro-batch."""
-        stages = self.of_stages
+        stages, chunks = self.of_stages, self.pipeline.chunks
         seconds = stages.of([Batch(self.tokens, self.squares)])[:, 0]
         slowest = int(seconds.argmax())
-        longest = float(seconds[slowest])
-        fill = (float(seconds.sum()) / longest - 1) / self.pipeline.chunks if longest else 0.0
+        # a micro-batch passes each chunk of the other stages before the slowest stage can end
+        others = np.delete(np.arange(self.pipeline.stages), slowest)
+        messages = [row[0] for side in self.pipeline.hops for row in side]
+        per_token = sum(message.seconds for message in messages) / self.tokens
         return LengthsReplica(
             name=name,
             token_seconds=float(stages.token[slowest]),
             squared_token_seconds=float(stages.squared[slowest]),
             micro_batch_seconds=float(stages.fixed[slowest]),
-            fill=max(fill, 0.0),
+            around_token_seconds=float(stages.token[others].sum()) / chunks + per_token,
+            around_squared_token_seconds=float(stages.squared[others].sum()) / chunks,
+            around_micro_batch_seconds=float(stages.fixed[others].sum()) / chunks
+            + sum(message.latency for message in messages),
             tokens=capacity,
             micro_batches=micro_batches,
         )

@@ -15,6 +15,7 @@ from hetplan.solvers.run import Run
 QUANTILE = 0.9  # the share of the samples that are no longer than the second length
 DRAWS = 5  # iterations whose lengths are drawn
 WAYS = ("padded", "packed", "balanced")
+LONGEST = "longest"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class LengthsPlan:
 
 @dataclass(frozen=True)
 class LengthsAnswer:
-    """Both plans, and the one of the fewest seconds when balanced."""
+    """The plans, and the one of the fewest seconds when balanced."""
 
     lengths: Lengths
     seed: int
@@ -58,8 +59,8 @@ class LengthsAnswer:
 
     @property
     def planning(self) -> Planning:
-        """The planning of the chosen plan, or of the first one."""
-        return self.plans[self.chosen or 0].planning
+        """The planning of the chosen plan, or of the last one."""
+        return self.plans[-1 if self.chosen is None else self.chosen].planning
 
     def document(self) -> dict[str, Any]:
         """The answer as JSON types."""
@@ -89,11 +90,11 @@ class LengthsAnswer:
 
 
 def planned_lengths(lengths: Lengths) -> list[tuple[str, int]]:
-    """(label, tokens) of the lengths to plan for: the mean and the quantile; once where they are
-    equal."""
-    mean, quantile = max(1, round(lengths.mean)), lengths.quantile(QUANTILE)
-    labels = {mean: "mean"}
-    labels.setdefault(quantile, f"{QUANTILE:.0%} quantile")
+    """(label, tokens) of the lengths to plan for, each once: the mean, the quantile, the longest.
+    The longest is for samples that the plans of the others do not hold."""
+    labels = {max(1, round(lengths.mean)): "mean"}
+    labels.setdefault(lengths.quantile(QUANTILE), f"{QUANTILE:.0%} quantile")
+    labels.setdefault(lengths.longest, LONGEST)
     return [(label, length) for length, label in labels.items()]
 
 
@@ -107,15 +108,18 @@ def plan_lengths(
     run: Run,
     seed: int = 0,
 ) -> LengthsAnswer:
-    """Plans for the mean and for the quantile, and what they take on drawn lengths.
+    """Plans for the mean and for the quantile, and what they take on drawn lengths. Where neither
+    fits every draw, there is a plan for the longest sample, too.
 
     planning_at: (tokens of a sample, run) -> the planning of the workloads of that length. run: its
     time is shared by all. seed: of the drawn lengths.
     """
-    chosen_lengths = planned_lengths(lengths)
-    plans = []
-    for number, (label, length) in enumerate(chosen_lengths):
-        share = run.share(len(chosen_lengths) - number, f"for {length} tokens,")
+    to_plan = planned_lengths(lengths)
+    plans: list[LengthsPlan] = []
+    for number, (label, length) in enumerate(to_plan):
+        if label == LONGEST and any(plan.seconds is not None for plan in plans):
+            break
+        share = run.share(len(to_plan) - number, f"for {length} tokens,")
         planning = planning_at(length, share)
         ways = on_drawn(lengths, planning, workloads_at, run, seed)
         plans.append(LengthsPlan(label, length, planning, ways))
