@@ -49,6 +49,13 @@ def usable_lengths(
     positions = 0 if spec.shape is None else spec.shape.positions
     lengths = open_lengths(source)
     usable = lengths.cut_at(sequence or positions or LONGEST_SEQUENCE)
+    require(
+        not positions or usable.longest <= positions,
+        "samples are longer than the learned positions",
+        where=spec.name,
+        got=usable.longest,
+        expected=f"at most {positions}, as --sequence {positions} cuts them",
+    )
     if usable.cut > 0:
         note(f"{percent_text(usable.cut)} of the samples are cut at {usable.longest} tokens")
     return usable

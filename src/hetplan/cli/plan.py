@@ -301,8 +301,6 @@ def plan(
 
     planning, answer = watched(run, answered, display, quiet=quiet)
     best = planning.best
-    if answer is not None and answer.chosen is None:
-        best = None  # no plan holds the drawn samples
     write_plan(best, output)
     note(*workload.model.notes)
     if workload.links is None:  # measured links leave the curves of fabrics out
