@@ -169,13 +169,21 @@ def test_every_sample_is_in_a_micro_batch_of_every_way(name: str) -> None:
 
 
 def test_each_way_by_hand() -> None:
-    """Replicas of 6 and of 2 samples in micro-batches of 2: 128 tokens are planned for each."""
+    """Replicas of 6 and of 2 samples in three micro-batches and in one: a third of 284 tokens is
+    94.7, so that the first sample is in the first third, the next three are in the second."""
     costs = costs_of("unequal replicas")
     assert [own for _, own in in_shares(costs, SAMPLES)] == [SAMPLES[:6], SAMPLES[6:]]
     filled, one_by_one = padded(costs, SAMPLES), packed(costs, SAMPLES)
     assert filled is not None and one_by_one is not None
     assert [[batch.tokens for batch in row] for row in filled.batches] == [[256, 60, 200], [128]]
     assert [[batch.tokens for batch in row] for row in one_by_one.batches] == [[128, 56, 100], [97]]
+    costs.capacities = [128, 64]
+    in_less_room = packed(costs, SAMPLES)
+    assert in_less_room is not None
+    assert [[batch.tokens for batch in row] for row in in_less_room.batches] == [
+        [128, 56, 100],
+        [33, 64],
+    ]
     assert filled.batches[0][0].squares == 2 * 128**2
     assert one_by_one.batches[0][1].squares == 5**2 + 20**2 + 30**2 + 1
 

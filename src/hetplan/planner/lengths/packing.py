@@ -3,8 +3,9 @@
 `padded`   Every replica takes its planned number of samples, in the order drawn. Each micro-batch
            has the planned number of them, padded to the longest of them; where that is too large
            for its memory, fewer.
-`packed`   As before, but a micro-batch takes samples one after the other, without padding, up to
-           as many tokens as planned.
+`packed`   As before, but without padding: the replica's samples, one after the other, are cut into
+           as many micro-batches as planned, of about equally many tokens; into more where they are
+           too large for its memory.
 `balanced` All samples are divided among all micro-batches of all replicas such that the slowest
            replica ends as early as possible (problem `lengths`).
 """
@@ -74,15 +75,19 @@ def packed(costs: PlanCosts, samples: Sequence[int]) -> Packed | None:
     too large for its replica."""
     batches = []
     for r, own in in_shares(costs, samples):
-        planned = min(costs.capacities[r], costs.rows[r] * costs.length)
-        row: list[list[int]] = [[]]
+        capacity, steps = costs.capacities[r], costs.plan.replicas[r].steps
+        row: list[list[int]] = []
+        part, before, total = -1, 0, sum(own)  # part: of the micro-batches planned
         for length in own:
-            if row[-1] and sum(row[-1]) + length > planned:
+            # the part in which the middle of the sample lies
+            part_of_this = (2 * before + length) * steps // (2 * total)
+            if part_of_this != part or sum(row[-1]) + length > capacity:
                 row.append([])
             row[-1].append(length)
-        if any(length > costs.capacities[r] for length in own):
+            part, before = part_of_this, before + length
+        if any(length > capacity for length in own):
             return None
-        batches.append([packed_batch(lengths) for lengths in row if lengths])
+        batches.append([packed_batch(lengths) for lengths in row])
     return Packed(batches)
 
 
