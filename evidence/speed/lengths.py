@@ -77,7 +77,10 @@ def cells(row: dict[str, Any]) -> list[object]:
         return signed_percent_text(after / before - 1)
 
     padding = padded["tokens"] and percent_text(1 - balanced["tokens"] / padded["tokens"])
-    seconds = [seconds_text(way["seconds"]) for way in (padded, packed, balanced)]
+    seconds = []
+    for way in (padded, packed, balanced):
+        fits = way["seconds"] is not None
+        seconds.append(seconds_text(way["seconds"]) if fits else "does not fit")
     return [
         *names,
         seconds_text(row["all_so_long_seconds"]),

@@ -17,9 +17,11 @@ from hetplan.planner.lengths import packing
 from hetplan.planner.lengths.costs import Batch, PlanCosts, fitted
 from hetplan.planner.lengths.drawn import LONGEST, planned_lengths
 from hetplan.planner.lengths.packing import balanced, in_shares, packed, padded
+from hetplan.planner.lengths.rows import BalancedRows
 from hetplan.planner.lengths.samples import Lengths, open_lengths, published, read_lengths
-from hetplan.plans.making import new_plan
+from hetplan.plans.making import new_plan, with_inputs
 from hetplan.plans.plan import Plan
+from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.workload import Workload, make_workload
@@ -210,6 +212,20 @@ def test_balance_gives_slow_replicas_less_and_ends_earlier() -> None:
     assert min(of_replicas[:2]) > max(of_replicas[2:])
     before, after = costs.seconds(in_order.batches), costs.seconds(way.batches)
     assert before is not None and after is not None and after < before
+
+
+def test_a_loop_of_ones_own_gets_every_sample_once() -> None:
+    plan = with_inputs(plan_of("ZeRO 1"), Inputs.of(workload_of(LENGTH)))
+    rows = BalancedRows(plan, "gpt2", longest=OTHER)
+    divided = rows.divide([128, 120, 90, 70, 40, 30, 20, 10])
+    assert len(divided) == 4
+    assert sorted(i for replica in divided for batch in replica for i in batch) == [*range(8)]
+    fast = {i for replica in divided[:2] for batch in replica for i in batch}
+    assert {0, 1} <= fast  # the longest are on the V100
+    with pytest.raises(InputError, match="the plan is for another model"):
+        BalancedRows(plan, "bert-base", longest=OTHER)
+    with pytest.raises(InputError, match="no micro-batches that hold these samples"):
+        rows.divide([10_000_000] * 2)
 
 
 def test_an_interleaved_schedule_gets_empty_micro_batches() -> None:

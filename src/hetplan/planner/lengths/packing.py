@@ -13,11 +13,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hetplan.formulations.lengths.data import LengthsData
+from hetplan.formulations.lengths.data import LengthsDecision
 from hetplan.formulations.lengths.family import FAMILY
 from hetplan.planner.lengths.costs import Batch, PlanCosts
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run, relative_gap
+from hetplan.solvers.run import Result, Run, relative_gap
 
 # As many micro-batches as planned, times at most this. Micro-batches hold as many tokens as planned
 # or more, so that a draw of twice the mean is beyond any that occurs.
@@ -98,24 +98,25 @@ def packed_batch(lengths: Sequence[int]) -> Batch:
 
 def balanced(costs: PlanCosts, samples: Sequence[int], run: Run) -> Packed | None:
     """The balanced micro-batches; None where none are found that hold all samples."""
+    result = balance(costs, samples, run)
+    if result is None or result.decision is None:
+        return None
+    batches = [
+        [packed_batch([samples[i] for i in batch]) for batch in row if batch]
+        for row in result.decision.micro_batches
+    ]
+    return Packed(batches, relative_gap(result.objective, result.bound))
+
+
+def balance(costs: PlanCosts, samples: Sequence[int], run: Run) -> Result[LengthsDecision] | None:
+    """The result of a counted search, with the fewest multiple of the planned micro-batches that
+    holds all samples; None where none does."""
     most = 1 if costs.plan.schedule == "explicit" else MOST_TIMES
     for times in range(1, most + 1):
         data = costs.data(samples, times)
         if data is None:
             return None
-        found = balance(data, run)
-        if found is not None:
-            return found
+        result = solve(FAMILY, data, "auto", run.part(seconds=SEARCH_SECONDS))
+        if result.decision is not None:
+            return result
     return None
-
-
-def balance(data: LengthsData, run: Run) -> Packed | None:
-    """The best decision of a counted search, as micro-batches; None where it finds none."""
-    result = solve(FAMILY, data, "auto", run.part(seconds=SEARCH_SECONDS))
-    if result.decision is None:
-        return None
-    batches = [
-        [packed_batch([data.samples[i] for i in batch]) for batch in row if batch]
-        for row in result.decision.micro_batches
-    ]
-    return Packed(batches, relative_gap(result.objective, result.bound))
