@@ -218,7 +218,7 @@ def plan(
     from hetplan.planner.criteria import Criteria
     from hetplan.planner.lengths.drawn import plan_lengths, planned_lengths
     from hetplan.planner.ranking import make_plans
-    from hetplan.planner.workloads import make_workloads, only
+    from hetplan.planner.workloads import make_workloads, the_one_precision
     from hetplan.profiling.models.operators import load_stack
     from hetplan.profiling.rates.collectives import borrowed_curves
 
@@ -230,7 +230,7 @@ def plan(
     if factory is not None:
         # The traced operators have the sizes of one precision.
         trained: Any = traced_model(
-            factory, model, only(precision), output=None, quiet=quiet, probe=probe
+            factory, model, the_one_precision(precision), output=None, quiet=quiet, probe=probe
         )
     else:
         trained = named(model)
