@@ -9,7 +9,9 @@ import pytest
 
 from fakes.cli import Call
 from fakes.workloads import TWO_BLOCKS, cluster_document
+from hetplan.cli.lengths import stages_only
 from hetplan.files import to_json
+from hetplan.planner import STRATEGIES
 from hetplan.plans.plan import load_plan
 
 NUMBERS = "40\n60\n300\n80\n20\n"
@@ -64,6 +66,12 @@ def test_without_a_plan_for_the_longest_nothing_is_written(
     assert answer.code == 1
     assert "no plan holds the longest of the drawn samples" in answer.out
     assert not Path("plan.json").exists()
+
+
+def test_programs_are_no_strategy_for_unequal_lengths() -> None:
+    others = [name for name in STRATEGIES if name != "hap"]
+    assert stages_only(None) == stages_only(["all"]) == others
+    assert stages_only(["dp,amp"]) == ["dp", "amp"]
 
 
 @pytest.mark.parametrize(

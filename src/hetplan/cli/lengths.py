@@ -1,22 +1,17 @@
 """Samples of unequal length in `hetplan plan`: what `--lengths` goes together with, its table."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from hetplan.cli.options import split_list
 from hetplan.cli.output import note
 from hetplan.errors import require
-from hetplan.planner import STRATEGIES
+from hetplan.planner import ALL, STRATEGIES
 from hetplan.planner.lengths.drawn import DRAWS, QUANTILE, WAYS, LengthsAnswer, LengthsPlan
 from hetplan.planner.lengths.samples import Lengths, open_lengths
 from hetplan.profiling.models.model import find_model
 from hetplan.profiling.models.zoo import LONGEST_SEQUENCE
 from hetplan.solvers.run import OPTIMAL_GAP
 from hetplan.text import Column, Table, counted, percent_text, seconds_text, signed_percent_text
-
-if TYPE_CHECKING:
-    from hetplan.cli.plan import Choice
 
 PROGRAMS = "hap"  # the strategy whose plans are programs for samples of one length
 
@@ -61,19 +56,20 @@ def usable_lengths(
     return usable
 
 
-def stages_only(choice: "Choice") -> "Choice":
-    """The choice with strategies whose plans are stages. Raises InputError where the user names
-    another one."""
-    if choice.strategies is None:
-        return replace(choice, strategies=[name for name in STRATEGIES if name != PROGRAMS])
+def stages_only(strategies: Sequence[str] | None) -> list[str]:
+    """The strategies of `--strategies` whose plans are stages: by default all such. Raises
+    InputError where the user names another one."""
+    named = [ALL] if strategies is None else split_list(strategies)
+    if ALL in named:
+        return [name for name in STRATEGIES if name != PROGRAMS]
     require(
-        PROGRAMS not in split_list(choice.strategies),
+        PROGRAMS not in named,
         "its programs are made for samples of one length",
         where="--strategies",
         got=PROGRAMS,
         expected="another strategy with --lengths",
     )
-    return choice
+    return named
 
 
 def lengths_table(answer: LengthsAnswer) -> Table:

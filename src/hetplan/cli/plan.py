@@ -4,7 +4,7 @@ its proof, and writes it to a file."""
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from textwrap import fill
@@ -268,7 +268,9 @@ def plan(
         }
         of_lengths = usable_lengths(lengths, named(model), sequence, refused)
         workloads, notes = workloads_at(planned_lengths(of_lengths)[0][1])
-        strategies = chosen_strategies(stages_only(choice), [])
+        strategies = chosen_strategies(
+            replace(choice, strategies=stages_only(choice.strategies)), []
+        )
     workload = workloads[0]
     levels = [] if choice.zero is None else whole_numbers([choice.zero], "--zero", 0, 3)
     criteria = Criteria(
