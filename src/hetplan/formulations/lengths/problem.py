@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 # Share by which sums in another order than the evaluator's may differ.
 ROUNDING = 1e-12
 STEPS = 60  # of the ascent of prices; more raise the bound by less than 1e-3 of it
-HALVINGS = 60  # of the interval in which the least T lies
+HALVINGS = 40  # of the interval in which the least T lies
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,11 @@ class LengthsProblem:
         work = np.where(self.seconds > 0, self.seconds, np.inf)
         return np.asarray((self.around / work).min(axis=1) * (1 - ROUNDING))
 
-    def least_seconds(self, prices: Floats, work: float) -> float:
-        """The least T with sum_r z_r W_r(T) >= work, from below; 0 for no work."""
-        low, high = 0.0, self.longest_seconds
+    def least_seconds(self, prices: Floats, work: float, low: float) -> float:
+        """The least T with sum_r z_r W_r(T) >= work, from below; `low` where that is no more."""
+        if prices @ self.room(low) >= work:
+            return low
+        high = self.longest_seconds
         for _ in range(HALVINGS):
             middle = (low + high) / 2
             if prices @ self.room(middle) < work:
@@ -138,7 +140,8 @@ class LengthsProblem:
             z = z / z.sum()
             priced = z[:, None] * self.seconds
             cheapest = priced.argmin(axis=0)
-            bound = self.least_seconds(z, float(priced[cheapest, columns].sum()) * (1 - ROUNDING))
+            least_work = float(priced[cheapest, columns].sum()) * (1 - ROUNDING)
+            bound = self.least_seconds(z, least_work, best.bound)
             if bound > best.bound:
                 best = Prices(z, bound)
             # A replica that would take more work than it has room for becomes dearer.
