@@ -98,6 +98,7 @@ OFFERED: Mapping[str, str] = {
     "stacks": "hetplan.profiling.models.operators:STACKS",
     "clusters": "hetplan.profiling.hardware.cluster:example_clusters",
     "parameters": "hetplan.formulations.astra.search.space:PARAMETERS",
+    "lengths": "hetplan.planner.lengths.samples:published",
     "instances": "hetplan.cli.options:instance_names",
     "sets": "hetplan.cli.options:set_names",
 }
@@ -257,6 +258,16 @@ BatchOption = Annotated[
 SequenceOption = Annotated[
     int | None,
     typer.Option("--sequence", metavar="N", help="Tokens per sample; default the model's."),
+]
+LengthsOption = Annotated[
+    str | None,
+    offered(
+        "lengths",
+        "--lengths",
+        metavar="FILE|NAME",
+        help="Tokens of samples, one number per line, or published ones: plan for their mean and "
+        "a quantile. --sequence then cuts longer ones.",
+    ),
 ]
 PrecisionOption = Annotated[
     Precision, typer.Option("--precision", help="Precision of the training.")
