@@ -35,7 +35,9 @@ ORDER = (
 @described(
     sections={
         "Model, cluster and batch": "--model --cluster --global-batch --sequence --precision",
-        "Memory": "--framework --memory-margin --gradient-bytes --moment-bytes --loss --reshard",
+        "Memory": "--framework --memory-margin --optimizer --gradient-bytes --moment-bytes --loss "
+        "--reshard",
+        "Adapters": "--adapters --base",
         "Choice of layouts": "--zero --recomputation --micro-batch",
         "Output": "--json --help",
     },
@@ -48,6 +50,10 @@ ORDER = (
             "The same under PyTorch's FSDP, with weights sharded and bf16",
             "hetplan fits --model llama2-7b --cluster department --framework fsdp --precision bf16 "
             "--zero 3",
+        ),
+        (
+            "The same with adapters beside frozen weights in 4 bits",
+            "hetplan fits --model llama2-7b --cluster department --adapters lora:16 --base 4",
         ),
         (
             "Your own cluster file, without recomputation",
@@ -100,7 +106,7 @@ def fits(
     it does not.
     """
     fit = memory.fits(
-        model,
+        training.trained(model),
         open_cluster(cluster),
         global_batch=global_batch,
         sequence=sequence,

@@ -192,6 +192,10 @@ class LayerRecord(Record):
     reduces: list[ReduceRecord] = Field(default_factory=list, max_length=100_000)
     tied_params: Whole = 0
     frozen: Whole = 0
+    frozen_tied: Whole = 0
+    quantised: Whole = 0
+    quantised_bytes: Whole = 0
+    cast: Whole = 0
 
     @classmethod
     def of(cls, layer: Layer) -> Self:
