@@ -435,9 +435,7 @@ class Costs(Links):
         another stage owns the layer to which they are tied."""
         copied_bytes = dict(copied)
         numbers = [l for first, last in layers for l in range(first, last)]
-        layer_bytes = [
-            self.data.layers[l].param_bytes + copied_bytes.get(l, 0.0) for l in numbers
-        ]
+        layer_bytes = [self.data.layers[l].param_bytes + copied_bytes.get(l, 0.0) for l in numbers]
         has_first = 0 in numbers
         frozen = []  # bytes of each layer
         for l in numbers:

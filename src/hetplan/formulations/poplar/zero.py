@@ -91,9 +91,7 @@ def communication(
     gathered = states.weights
     if stage == 3:  # shards of frozen weights are gathered for the passes, too
         gathered += states.frozen
-    all_gather = collective_seconds(
-        gathered, held, *link("all-gather", ranks), messages=messages
-    )
+    all_gather = collective_seconds(gathered, held, *link("all-gather", ranks), messages=messages)
     if stage == 3:
         return Communication(per_step=2.0 * all_gather + reduce_scatter, per_iteration=0.0)
     if stage == 1:

@@ -61,6 +61,13 @@ ALIASES: Mapping[str, str] = {
 }
 # Modules that a model may join in one, in the order of their outputs -> the name of the joint one.
 JOINT: Mapping[tuple[str, ...], str] = {("q", "k", "v"): "qkv", ("gate", "up"): "gate_up"}
+# Joint module -> the models, by Hugging Face's `model_type`, that have it in place of its parts.
+WITH_JOINT: Mapping[str, frozenset[str]] = {
+    "qkv": frozenset(
+        ("gpt2", "gpt_bigcode", "gpt_neox", "bloom", "falcon", "mpt", "codegen", "phi3")
+    ),
+    "gate_up": frozenset(("phi3", "glm", "glm4")),
+}
 # Product -> the kept tensor that is its input. Those of other products are kept in any case.
 INPUT_OF: Mapping[str, str] = {
     **dict.fromkeys(("qkv", "output-gate", "kv-down", "q-down"), "qkv input"),
@@ -87,11 +94,22 @@ class Adapters:
     rank: int
     modules: str = ALL  # names joined by commas, or `ALL`
     base_bits: int = 16  # of each frozen weight of a block's products; 16: the training precision
+    joint: str = ""  # the model's joint modules (`JOINT`), joined by commas
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the modules with an adapter."""
         return tuple(self.modules.split(","))
+
+    @property
+    def joint_names(self) -> tuple[str, ...]:
+        """The names of the model's joint modules."""
+        return tuple(self.joint.split(","))
+
+    def beside(self, kind: str) -> "Adapters":
+        """The adapters of a model. kind: its `model_type` of Hugging Face; empty: unknown."""
+        names = [name for name, kinds in WITH_JOINT.items() if kind in kinds]
+        return replace(self, joint=",".join(names))
 
     def chosen(self, modules: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
         """(name, columns) of the modules of one product that have an adapter.

@@ -160,10 +160,6 @@ class Cut:
     whole: int = 1
 
 
-# Hugging Face's `model_type` of models with one module for queries, keys and values, and of those
-# with one for the two first products of a gated network.
-JOINT_QKV = frozenset(("gpt2", "gpt_bigcode", "gpt_neox", "bloom", "falcon", "mpt", "phi3"))
-JOINT_UP = frozenset(("phi3", "glm", "glm4"))
 # Product of a block -> the module for which it stands, where their names differ. `modules_of` has
 # those of several modules.
 MODULES: Mapping[str, str] = {
@@ -296,6 +292,7 @@ class Transformer:
         describe; empty for usual models."""
         latent, experts = self.latent, self.experts
         has_feature = {
+            "adapters beside frozen weights": self.adapters is not None,
             "LayerNorm without biases": self.norm == "scale",
             "gates of attention's outputs": self.output_gate != "none",
             "blocks with different mixers": bool(self.mixers),
@@ -763,12 +760,12 @@ def modules_of(t: Transformer, name: str, columns: int) -> tuple[tuple[str, int]
 
     t: the shape at the block. name, columns: of the product.
     """
-    kind = "" if t.function is None else t.function.kind
-    if name == "qkv" and kind not in JOINT_QKV:
+    joint = () if t.adapters is None else t.adapters.joint_names
+    if name == "qkv" and "qkv" not in joint:
         keys = [(key, t.kv_width) for key in ("k", "v")[: kv_projections(t)]]
         return (("q", columns - len(keys) * t.kv_width), *keys)
     if name in ("up", "experts-up") and t.gated:
-        if kind in JOINT_UP:
+        if "gate_up" in joint:
             return (("gate_up", columns),)
         return (("gate", columns // 2), ("up", columns // 2))
     if name == "q-up" and t.latent is not None and t.latent.query is None:

@@ -64,6 +64,7 @@ class ModelSpec:
     # samples -> the `SingleProgram` (`programs`) of one step, for a user's torch module
     program: Callable[[int], Any] | None = None
     file: SourceFile | None = None  # the user's file that describes the model
+    kind: str = ""  # Hugging Face's `model_type`; empty: unknown, or that of the shape's function
 
     def with_attention(self, attention: Attention) -> "ModelSpec":
         """The model with another attention where it is a text model, else the same model."""
@@ -83,6 +84,10 @@ class ModelSpec:
                 got="a model of images, of several texts, or a traced module",
                 expected="a built-in language model, or a config.json of one",
             )
+        kind = self.kind
+        if not kind and shape.function is not None:
+            kind = shape.function.kind
+        shape = replace(shape, adapters=adapters.beside(kind))
         products = [
             modules_of(shape.at(index), op.name, int(op.n))
             for index in range(shape.layers)
@@ -90,7 +95,6 @@ class ModelSpec:
             if isinstance(op, Matmul) and op.weight
         ]
         check_modules(adapters, list(dict.fromkeys(products)), where=self.name)
-        shape = replace(shape, adapters=adapters)
         layers = transformer_layers(shape, 1)  # parameters do not depend on the sequence length
         trained = sum(layer.trained for layer in layers)
         return replace(
