@@ -1,5 +1,5 @@
-"""Adapters of low rank beside frozen linear modules, with the parameter names of `peft`, and weights
-packed as bitsandbytes packs them. `peft` itself is no requirement of the tests."""
+"""Adapters of low rank beside frozen linear modules, with the parameter names of `peft`, and
+weights packed as bitsandbytes packs them. `peft` itself is no requirement of the tests."""
 
 from __future__ import annotations
 

@@ -106,9 +106,9 @@ def load_model(
 
     sequence: tokens per sample; None: the model's default. precision: fp16, bf16 or fp32.
     attention: standard or fused; None: as the model's shape says, usually fused. adapters: those
-    that are trained in place of the model's weights, or their text, as `lora:16:q,v`; None: none. Raises InputError for an unknown
-    name (with suggestions), an unusable file, sequence or precision, and as
-    `ModelSpec.with_adapters` does.
+    that are trained in place of the model's weights, or their text, as `lora:16:q,v`; None: none.
+    Raises InputError for an unknown name (with suggestions), an unusable file, sequence or
+    precision, and as `ModelSpec.with_adapters` does.
     """
     if precision not in PRECISIONS:
         raise unknown_name("unknown precision", precision, PRECISIONS)

@@ -346,8 +346,8 @@ def kept_blocks(priced: Priced, place: Ints, chunks: Sequence[Chunk]) -> Floats:
 def largest_params(
     priced: Priced, chunks: Sequence[Chunk], first: Floats | float, last: Floats | float
 ) -> Floats:
-    """[R] trained parameters on a rank of the largest layer of a stage with blocks. first, last: 1 where
-    the stage has embedding or head, else 0."""
+    """[R] trained parameters on a rank of the largest layer of a stage with blocks. first, last: 1
+    where the stage has embedding or head, else 0."""
     embedding, head = priced.end_params
     largest = np.maximum(first * embedding, last * head)
     for kind, (block, _) in enumerate(priced.facts.different_blocks):

@@ -228,7 +228,8 @@ class Priced:
 
     @property
     def stage_params(self) -> Floats:
-        """Trained dense parameters per layer and rank; `expert_stage_params` has those of experts."""
+        """Trained dense parameters per layer and rank; those of experts are `expert_stage_params`.
+        """
         return self.exchanges.dense_params
 
     @property
