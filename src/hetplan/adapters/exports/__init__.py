@@ -26,6 +26,9 @@ EXPORTERS: dict[str, Callable[..., str]] = {
     "torchrun": scripts.torchrun,
 }
 
+# Frameworks that build the model themselves, from settings that say nothing of adapters.
+WITHOUT_ADAPTERS = ("megatron", "bridge", "torchtitan", "flagscale")
+
 
 def export(plan: Plan, to: str, model: str | None = None, *, with_model: bool = True) -> str:
     """The text of the configuration or script with which a framework runs the plan.
@@ -43,6 +46,12 @@ def export(plan: Plan, to: str, model: str | None = None, *, with_model: bool = 
         "the program: which tensors are sliced, and every collective",
     )
     shape = shape_of(plan, model)
+    Grid(plan, to).refuse(
+        shape is not None and shape.adapters is not None and to in WITHOUT_ADAPTERS,
+        "adapters beside frozen weights",
+        "which weights are trained",
+        "--to device-map, accelerate, deepspeed or torchrun",
+    )
     layers = len(plan.workload.layers)
     require(
         shape is None or layers == shape.layers + 2,  # with the embedding and the head

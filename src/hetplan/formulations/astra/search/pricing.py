@@ -228,8 +228,7 @@ class Priced:
 
     @property
     def stage_params(self) -> Floats:
-        """Trained dense parameters per layer and rank; those of experts are `expert_stage_params`.
-        """
+        """Trained dense parameters per layer and rank; `expert_stage_params` counts experts."""
         return self.exchanges.dense_params
 
     @property
