@@ -66,6 +66,13 @@ class ModelSpec:
     file: SourceFile | None = None  # the user's file that describes the model
     kind: str = ""  # Hugging Face's `model_type`; empty: unknown, or that of the shape's function
 
+    @property
+    def model_type(self) -> str:
+        """Hugging Face's `model_type`; empty where it is unknown."""
+        if not self.kind and self.shape is not None and self.shape.function is not None:
+            return self.shape.function.kind
+        return self.kind
+
     def with_attention(self, attention: Attention) -> "ModelSpec":
         """The model with another attention where it is a text model, else the same model."""
         if self.shape is None:
@@ -84,10 +91,7 @@ class ModelSpec:
                 got="a model of images, of several texts, or a traced module",
                 expected="a built-in language model, or a config.json of one",
             )
-        kind = self.kind
-        if not kind and shape.function is not None:
-            kind = shape.function.kind
-        shape = replace(shape, adapters=adapters.beside(kind))
+        shape = replace(shape, adapters=adapters.beside(self.model_type))
         products = [
             modules_of(shape.at(index), op.name, int(op.n))
             for index in range(shape.layers)
