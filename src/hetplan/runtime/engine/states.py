@@ -78,7 +78,8 @@ class States:
             )
             self.buckets.append(bucket)
         for bucket in self.buckets:
-            bucket.begin(sharded=zero > 0)
+            # shards of frozen parameters save memory only where no rank holds them whole
+            bucket.begin(sharded=zero == 3 or (zero > 0 and bucket.plan.trained))
         self._pending: deque[Callable[[], None]] = deque()  # wait for the sums under way
         self._release(self.buckets)
 
@@ -91,7 +92,7 @@ class States:
         self._backward_left = Counter(layer for completes, layer in visits if completes)
         self._following: Iterator[int | None] = iter([*(layer for _, layer in visits[1:]), None])
         if self.zero and not self.per_layer:
-            self._gather(self.buckets)
+            self._gather([bucket for bucket in self.buckets if bucket.shard is not None])
 
     def before_layer(self, layer: int) -> None:
         """Gather a layer's parameters before a pass, and begin to gather the next pass's."""
