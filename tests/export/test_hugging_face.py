@@ -165,6 +165,9 @@ def test_sharded_states_are_fsdps(zero: int, strategy: str) -> None:
     assert any("machine_rank" in line for line in remarks)
     plain = plan_of([[(0, 14)]], data=2, recomputation="full")
     assert "gradient_checkpointing_enable" in export(plain, "accelerate")
+    keys, remarks = configuration(export(plan_of([[(0, 14)]], data=2, zero=1), "accelerate"))
+    assert keys["distributed_type"] == "MULTI_GPU"
+    assert any("ZeroRedundancyOptimizer" in line for line in remarks)
 
 
 def test_nodes_of_unequal_ranks_are_named() -> None:
@@ -180,7 +183,7 @@ def test_nodes_of_unequal_ranks_are_named() -> None:
         ("device-map", plan_of(cut(6, 6), tensor=2), "cannot express a stage on 2 devices"),
         ("device-map", plan_of(cut(6, 6)), "names of the model's modules are not known"),
         ("accelerate", plan_of(cut(6, 6)), "cannot express pipelines"),
-        ("accelerate", plan_of([[(0, 14)]], data=2, zero=1), "zero 1"),
+        ("accelerate", plan_of([[(0, 14)]], data=2, recomputation="selective"), "selective"),
         ("accelerate", plan_of([[(0, 14)]], data=2, tensor=2), "a stage on 2 devices"),
     ],
 )

@@ -166,8 +166,8 @@ def check_one_device_each(grid: Grid) -> None:
 
 
 def accelerate(plan: Plan, shape: Transformer | None = None, *, model: bool = True) -> str:
-    """A configuration for `accelerate launch --config_file`: DDP for ZeRO 0, FSDP for ZeRO 2 and 3.
-    The comments before it list the samples of each rank."""
+    """A configuration for `accelerate launch --config_file`: DDP for ZeRO 0 and 1, FSDP for ZeRO 2
+    and 3. The comments before it list the samples of each rank, and the optimizer of ZeRO 1."""
     grid = Grid(plan, "accelerate", shape, model=model)
     grid.refuse(
         grid.pipeline > 1,
@@ -176,7 +176,6 @@ def accelerate(plan: Plan, shape: Transformer | None = None, *, model: bool = Tr
         "a plan of replicas of one device, or --to device-map",
     )
     check_one_device_each(grid)
-    grid.only("zero", (0, *FSDP_STRATEGIES), "which states are sharded")
     grid.only("recomputation", ("none", "full"), "which activations are kept")
     for lacks, lost in unequal(plan):
         # unequal samples stand in the comments
@@ -254,6 +253,11 @@ def accelerate_remarks(grid: Grid) -> Iterator[str]:
         yield (
             "The ranks' samples differ: hetplan.runtime.sampler.PlannedBatches gives each rank its "
             "rows and weights; leave the loader out of accelerate's prepare."
+        )
+    if plan.zero == 1:
+        yield (
+            "ZeRO 1: torch.distributed.optim.ZeroRedundancyOptimizer(parameters, optimizer_class) "
+            "shards the optimizer states."
         )
     if plan.recomputation == "full" and plan.zero not in FSDP_STRATEGIES:
         yield "The plan computes activations again: model.gradient_checkpointing_enable()."
