@@ -55,10 +55,6 @@ ORDER = (
             "The same with adapters beside frozen weights in 4 bits",
             "hetplan fits --model llama2-7b --cluster department --adapters lora:16 --base 4",
         ),
-        (
-            "Your own cluster file, without recomputation",
-            "hetplan fits --model gpt2-xl --cluster cluster.yaml --recomputation none",
-        ),
     ),
 )
 def fits(

@@ -257,8 +257,9 @@ def export(
         offered(
             "frameworks",
             "--to",
-            metavar="megatron|bridge|deepspeed|torchtitan|flagscale|device-map|accelerate|torchrun",
-            help="The framework that will run it.",
+            metavar="FRAMEWORK",
+            help="megatron, bridge, deepspeed, torchtitan, flagscale, device-map, accelerate or "
+            "torchrun.",
         ),
     ],
     model: Annotated[
