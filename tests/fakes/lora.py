@@ -86,3 +86,18 @@ def weight_bytes(model: nn.Module, bits: int) -> int:
             tensors = packed(parameter.detach(), bits)
         total += sum(tensor.nbytes for tensor in tensors)
     return total
+
+
+class Network(nn.Module):
+    """A gated network, whose modules have the names of Llama's."""
+
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, inner, bias=False)
+        self.up_proj = nn.Linear(hidden, inner, bias=False)
+        self.down_proj = nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.silu(self.gate_proj(x)) * self.up_proj(x)
+        result: Tensor = self.down_proj(hidden)
+        return result

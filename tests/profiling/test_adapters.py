@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import nn
 
-from fakes.lora import weight_bytes, with_lora
+from fakes.lora import Network, weight_bytes, with_lora
 from hetplan.errors import HetplanError, InputError
 from hetplan.planner.fits import CutLayout, fits
 from hetplan.profiling.frameworks import HETPLAN, MOMENT_BYTES_IN_8_BITS
@@ -152,21 +152,6 @@ def test_moments_in_8_bits(tmp_path: Path) -> None:
     )
     saved = plain - in_8_bits
     assert saved == pytest.approx(2 * model.trained * (4 - 1 - 4 / 256))
-
-
-class Network(nn.Module):
-    """A gated network, whose modules have the names of Llama's."""
-
-    def __init__(self, hidden: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden, inner, bias=False)
-        self.up_proj = nn.Linear(hidden, inner, bias=False)
-        self.down_proj = nn.Linear(inner, hidden, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = nn.functional.silu(self.gate_proj(x)) * self.up_proj(x)
-        result: torch.Tensor = self.down_proj(hidden)
-        return result
 
 
 def kept_by_torch(module: nn.Module, hidden: int, tokens: int) -> int:

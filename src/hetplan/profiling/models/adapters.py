@@ -25,6 +25,7 @@ from hetplan.profiling.models.operators import (
     Matmul,
     Operator,
     Saved,
+    Split,
 )
 
 ALL = "all-linear"  # a module for every product of the blocks, without routers
@@ -81,7 +82,7 @@ INPUT_OF: Mapping[str, str] = {
 class Weights(NamedTuple):
     """The weights of one product in the whole layer, of which a rank may compute a part."""
 
-    count: int  # equal weights, as of the experts of a block
+    number: int  # of equal weights, as of the experts of a block
     rows: int
     columns: int
     modules: tuple[tuple[str, int], ...]  # (name, columns) of the modules that share the product
@@ -218,7 +219,7 @@ def adapted(layer: Layer, adapters: Adapters, weights: Callable[[Matmul], Weight
         chosen = adapters.chosen(of_op.modules)
         weight_bytes = adapters.weight_bytes(of_op.rows)
         if weight_bytes is not None:
-            numbers = of_op.count * of_op.rows * of_op.columns
+            numbers = of_op.number * of_op.rows * of_op.columns
             quantised += numbers
             quantised_bytes += numbers * weight_bytes
             largest = max(largest, of_op.rows * max(columns for _, columns in of_op.modules))
@@ -229,7 +230,7 @@ def adapted(layer: Layer, adapters: Adapters, weights: Callable[[Matmul], Weight
             saved.append(kept)
             columns_of_all = sum(columns for _, columns in chosen)
             in_one = len(chosen) * of_op.rows + columns_of_all  # numbers of A and B for each rank
-            adapter_params += of_op.count * adapters.rank * in_one
+            adapter_params += of_op.number * adapters.rank * in_one
     dropped = unused_inputs - used_inputs
     return replace(
         layer,
@@ -270,7 +271,7 @@ def beside_product(
     ]
     for _, width in chosen:
         own = op.n * width // columns
-        split = "n" if op.split == "n" else "none"
+        split: Split = "n" if op.split == "n" else "none"
         operators.append(replace(op, k=rank, n=own, split=split, left=None, out=None))
     added = Elementwise(
         f"{op.name}-adapter", 5 * rows * n, 2 * rows * n + 3 * rows * op.k, split=op.split == "n"
