@@ -250,8 +250,8 @@ def beside_product(
     """(operators of the adapters beside a product, the tensor that they keep).
 
     Tensor ranks divide the rows of A and the columns of B as those of the product beside it, and
-    never the rank. The result is scaled and added in two kernels; backward, the gradient is scaled,
-    and that of the input is added to the product's.
+    never the rank. B's result is scaled and added to the product's in one kernel, as residuals are;
+    backward, the gradient of A's input is added to that of the product's.
 
     chosen: (name, columns) of the modules with an adapter. columns: of all modules of the product.
     """
@@ -273,9 +273,7 @@ def beside_product(
         own = op.n * width // columns
         split: Split = "n" if op.split == "n" else "none"
         operators.append(replace(op, k=rank, n=own, split=split, left=None, out=None))
-    added = Elementwise(
-        f"{op.name}-adapter", 5 * rows * n, 2 * rows * n + 3 * rows * op.k, split=op.split == "n"
-    )
+    added = Elementwise(f"{op.name}-adapter", 3 * rows * n, 3 * rows * op.k, split=op.split == "n")
     kept = Saved(f"{op.name} adapter", rows * rank * modules, split=False)
     return [*operators, added], kept
 
