@@ -13,6 +13,7 @@ import transformers
 from torch import nn
 
 from fakes.lora import Network, weight_bytes, with_lora
+from fakes.small_models import small_model
 from hetplan.errors import HetplanError, InputError
 from hetplan.planner.fits import CutLayout, fits
 from hetplan.profiling.frameworks import HETPLAN, MOMENT_BYTES_IN_8_BITS
@@ -278,6 +279,17 @@ def test_unusable_adapters_are_refused(text: str, bits: int, message: str) -> No
 def test_models_without_such_modules_are_refused(model: str, text: str, message: str) -> None:
     with pytest.raises(HetplanError, match=message):
         load_model(model, adapters=text)
+
+
+def test_all_kinds_of_decoders_take_adapters(tmp_path: Path) -> None:
+    """Hybrids and models whose blocks differ among them."""
+    path = tmp_path / "config.json"
+    for kind in ("qwen3_next", "bamba", "granitemoehybrid", "gpt_neo", "gemma3n_text"):
+        config, params = small_model(kind)
+        path.write_text(json.dumps(config))
+        model = load_model(path, sequence=16, adapters=parse_adapters("lora:4", 4))
+        assert model.trained > 0 and model.params - model.trained == params
+        assert all(0 <= layer.quantised <= layer.frozen for layer in model.layers)
 
 
 def test_a_profile_of_full_training_is_refused(tmp_path: Path) -> None:

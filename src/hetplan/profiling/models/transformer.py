@@ -733,9 +733,10 @@ def transformer_layers(t: Transformer, sequence: int) -> tuple[Layer, ...]:
     chain = (embedding(t, s), *blocks, head(t, s))
     if t.adapters is None:
         return chain
+    shapes = [t, *(t.at(index) for index in range(t.layers)), t]  # of each layer
     return tuple(
-        adapted(layer, t.adapters, partial(weights_of, t.at(max(number - 1, 0))))
-        for number, layer in enumerate(chain)
+        adapted(layer, t.adapters, partial(weights_of, shape))
+        for layer, shape in zip(chain, shapes, strict=True)
     )
 
 
