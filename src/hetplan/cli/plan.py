@@ -149,7 +149,9 @@ class Choice:
         "Model, cluster and batch": "--model --factory --probe --cluster --global-batch "
         "--sequence --lengths --precision",
         "Costs": "--stack --profile --links --measure",
-        "Memory": "--framework --memory-margin --gradient-bytes --moment-bytes --loss --reshard",
+        "Memory": "--framework --memory-margin --optimizer --gradient-bytes --moment-bytes --loss "
+        "--reshard",
+        "Adapters": "--adapters --base",
         "Choice of plans": "--strategies --set --parts --money-limit --cheapest-within "
         "--seconds-limit --zero",
         "Limits of the search": "--time-limit --gap --threads --seed",
@@ -228,12 +230,18 @@ def plan(
         make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed), started=begun
     )
     if factory is not None:
+        require(
+            costs.adapters is None,
+            "a traced module brings its own adapters",
+            where="--adapters",
+            expected="--model",
+        )
         # The traced operators have the sizes of one precision.
         trained: Any = traced_model(
             factory, model, the_one_precision(precision), output=None, quiet=quiet, probe=probe
         )
     else:
-        trained = named(model)
+        trained = costs.trained(named(model))
     on_cluster = open_cluster(cluster)
 
     def workloads_at(tokens: int | None) -> "tuple[list[Workload], list[str]]":
@@ -658,10 +666,12 @@ def workload_title(workload: "Workload", precisions: Sequence[str] = ()) -> str:
     precisions: all precisions that were planned; empty: the workload's alone.
     """
     planned = " or ".join(precisions or (workload.precision,))
+    model = workload.model
+    trained = f", {count_text(model.trained)} trained" if model.trained < model.params else ""
     devices = devices_counted(workload.cluster.counts())
     tokens = "" if workload.sequence is None else f" x {workload.sequence} tokens"
     return (
-        f"{workload.model.name} ({count_text(workload.model.params)} parameters) on "
+        f"{model.name} ({count_text(model.params)} parameters{trained}) on "
         f"{workload.cluster.name} "
         f"({devices}), batch {workload.global_batch}{tokens}, {planned}, "
         f"{workload.profile.provenance.kind} profile"
