@@ -91,8 +91,8 @@ def backward_of_inputs(
     groups = grouped_by_parameters(graph.forks())
     # Outputs that depend on inputs are for the first part. The second part comes from their forks
     # to the parameters behind them; it needs the other outputs themselves.
-    first = [i for i, y in enumerate(outputs) if y.grad_fn in graph.to_inputs]
-    second = [i for i, y in enumerate(outputs) if y.grad_fn not in graph.to_inputs]
+    first = [i for i, node in enumerate(graph.roots) if node in graph.to_inputs]
+    second = [i for i, node in enumerate(graph.roots) if node not in graph.to_inputs]
     later = WeightPass(groups, [outputs[i] for i in second], [gradients[i] for i in second])
     gradient_of: dict[int, Tensor | None] = {}  # id of an input -> its gradient
     if first:
@@ -124,7 +124,10 @@ class Graph:
     """The autograd graph of a layer."""
 
     def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-        self.nodes = list(nodes_from([y.grad_fn for y in outputs if y.grad_fn is not None]))
+        self.roots = [torch.autograd.graph.get_gradient_edge(y).node for y in outputs]
+        """[output] the node that its gradient comes to; of an input that passes on as it is, that
+        input's own."""
+        self.nodes = list(nodes_from(self.roots))
         """All nodes, in the order of `nodes_from`."""
         leaves = {torch.autograd.graph.get_gradient_edge(x).node for x in inputs}
         self.to_inputs: set[Node] = set()
