@@ -26,11 +26,13 @@ from evidence.speed.harness import markdown, save
 from evidence.speed.paradigms import workloads
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.joint.data import JointDecision
+from hetplan.formulations.joint.evaluate import plan_of
 from hetplan.formulations.joint.schedule.data import NOTHING, Message, Order, PassProblem
 from hetplan.formulations.joint.schedule.evaluate import evaluate
 from hetplan.formulations.joint.schedule.pose import named_order, pose
 from hetplan.formulations.joint.schedule.solve import best_order
 from hetplan.planner.variants import useful_modes
+from hetplan.replays.chains import ChainReplayer
 from hetplan.replays.pose import pose as pose_workload
 from hetplan.solvers.run import Options, Run
 from hetplan.studies.rows import read_rows
@@ -129,9 +131,10 @@ def plans() -> Iterator[tuple[str, PassProblem, PassProblem]]:
         if name not in fastest:
             continue
         data = pose_workload(workload, ("none", *useful_modes(workload)))
+        replayer = ChainReplayer.of(data)
         try:
-            wholes = pose(data, fastest[name][1], split=False)
-            splits = pose(data, fastest[name][1], split=True)
+            wholes = pose(plan_of(data, fastest[name][1]), replayer, split=False)
+            splits = pose(plan_of(data, fastest[name][1]), replayer, split=True)
         except UnsupportedError:
             continue
         at = max(range(len(wholes)), key=lambda i: wholes[i].stages)

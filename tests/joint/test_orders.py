@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from hetplan.errors import InputError
-from hetplan.formulations.joint.evaluate import decision_of
 from hetplan.formulations.joint.schedule import cp, period
 from hetplan.formulations.joint.schedule.bounds import lower_bound, one_machine
 from hetplan.formulations.joint.schedule.data import Message, Pass, PassProblem
@@ -177,7 +176,7 @@ def test_a_posed_plan_has_the_replays_passes_of_weights() -> None:
         if len(plan.replicas[0].stages) < 2 or plan.recomputation == "full":
             continue
         seen += 1
-        [problem] = pose(data, decision_of(plan))
+        [problem] = pose(plan, ChainReplayer.of(data))
         verdict = evaluate(problem, named_order(problem, "zb-h1"))
         replayed = ChainReplayer.of(data).replay(plan.model_copy(update={"schedule": "zb-h1"}))
         assert verdict.seconds == pytest.approx(replayed.seconds, rel=1e-9)

@@ -13,8 +13,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.formulations.joint.data import JointData, JointDecision
-from hetplan.formulations.joint.evaluate import plan_of
 from hetplan.formulations.joint.schedule.data import Message, Pass, PassProblem
 from hetplan.plans.passes import PassKind
 from hetplan.plans.plan import Plan
@@ -31,12 +29,12 @@ from hetplan.replays.simulator.splits import SplitSchedule
 from hetplan.replays.simulator.tasks import Floats, Traffic
 
 
-def pose(data: JointData, decision: JointDecision, *, split: bool = True) -> list[PassProblem]:
-    """The problem of each replica of a plan. split: whether backward passes are done in two parts.
+def pose(plan: Plan, replayer: ChainReplayer, *, split: bool = True) -> list[PassProblem]:
+    """The problem of each replica of a plan of stages. split: whether backward passes are done in
+    two parts.
 
     Raises UnsupportedError for a plan whose replicas exchange something after every pass.
     """
-    plan, replayer = plan_of(data, decision), ChainReplayer.of(data)
     pipelines, collectives = replayer.parts(plan)
     require(
         all(collective.when != "step" for collective in collectives),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetplan.formulations.joint.data import JointData, JointDecision
+from hetplan.formulations.joint.evaluate import plan_of
 from hetplan.formulations.joint.schedule import cp
 from hetplan.formulations.joint.schedule.bounds import lower_bound
 from hetplan.formulations.joint.schedule.data import Order, PassProblem
@@ -18,6 +19,7 @@ from hetplan.formulations.joint.schedule.dispatch import (
 from hetplan.formulations.joint.schedule.period import best_period
 from hetplan.formulations.joint.schedule.pose import named_order, pose
 from hetplan.formulations.joint.search import search
+from hetplan.replays.chains import ChainReplayer
 from hetplan.solvers.general import label, minimise
 from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, Stopped, stop_reason
 
@@ -131,8 +133,9 @@ def solve(
     if decision is None:
         return Outcome(stop=Stop.DONE, message="no plan fits in memory")
     solver = label("cp-sat", run.options)
-    wholes = pose(data, decision, split=False)
-    problems = pose(data, decision, split=True) if split else wholes
+    plan, replayer = plan_of(data, decision), ChainReplayer.of(data)
+    wholes = pose(plan, replayer, split=False)
+    problems = pose(plan, replayer, split=True) if split else wholes
     solved: dict[PassProblem, Best] = {}
     for problem in problems:
         if problem not in solved:
