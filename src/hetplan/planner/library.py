@@ -11,6 +11,7 @@ from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate
 from hetplan.planner.strategy import Settings, make_strategies
 from hetplan.planner.workloads import make_workloads, traced
+from hetplan.plans.plan import PassSchedule
 from hetplan.profiling.frameworks import Framework
 from hetplan.profiling.hardware.cluster import Cluster, open_cluster
 from hetplan.profiling.models.model import Model
@@ -42,6 +43,7 @@ def plan(
     money_limit: float | None = None,
     seconds_limit: float | None = None,
     zero: Sequence[int] = (),
+    schedules: Sequence[PassSchedule] = (),
     cheapest_within: float | None = None,
     parts: bool = False,
     time_limit: float | None = TIME_LIMIT,
@@ -60,7 +62,7 @@ def plan(
     profile: a measured profile; None: a predicted one.
     strategies: names, or one text with commas between them; None: all.
     settings: strategy -> name -> value, for the settings that single strategies have.
-    money_limit, seconds_limit, zero, cheapest_within, parts: see `Criteria` (`zero` is
+    money_limit, seconds_limit, zero, schedules, cheapest_within, parts: see `Criteria` (`zero` is
     `zero_levels`, `parts` is `on_parts`).
     time_limit: seconds for the whole planning; None: no limit.
     threads: of the solvers.
@@ -89,7 +91,9 @@ def plan(
         workloads,
         make_strategies(strategies, settings),
         Run(options),
-        criteria=Criteria(money_limit, cheapest_within, parts, seconds_limit, tuple(zero)),
+        criteria=Criteria(
+            money_limit, cheapest_within, parts, seconds_limit, tuple(zero), tuple(schedules)
+        ),
         on_candidate=on_candidate,
         notes=notes,
     )

@@ -105,9 +105,12 @@ def problem_of(
     forward = (computed[:, 0] + reduces[:, 0])[stage, chunk]
     backward = (computed[:, 1:].sum(axis=1) + reduces[:, 1])[stage, chunk]
     weight = of_virtual(pipeline.weights)
+    numbers: dict[int, int] = {}  # port of the simulator -> port of the problem
     messages: list[tuple[tuple[Message, ...], ...]] = [(), ()]
     for side, hops in enumerate(pipeline.hops):
-        messages[side] = tuple(tuple(message_of(hop[k]) for k in pipeline.kind) for hop in hops)
+        messages[side] = tuple(
+            tuple(message_of(hop[k], numbers) for k in pipeline.kind) for hop in hops
+        )
     if tails is None:
         tails = tuple(np.broadcast_to(pipeline.optimizer, pipeline.stages).tolist())
     return PassProblem(
@@ -143,9 +146,11 @@ def added_by_reduces(pipeline: Replica) -> Floats:
     return np.array(lasts).swapaxes(0, 1)[..., pipeline.kind]
 
 
-def message_of(traffic: Traffic) -> Message:
-    """A message of the simulator."""
-    return Message(traffic.seconds, traffic.latency, traffic.ports)
+def message_of(traffic: Traffic, numbers: dict[int, int]) -> Message:
+    """A message of the simulator. numbers: port of the simulator -> port of the problem, which new
+    ports are added to. Ports are numbered as they occur, so that alike pipelines are equal."""
+    ports = tuple((numbers.setdefault(port, len(numbers)), share) for port, share in traffic.ports)
+    return Message(traffic.seconds, traffic.latency, ports)
 
 
 def named_order(problem: PassProblem, schedule: Schedule | SplitSchedule) -> list[list[Pass]]:
