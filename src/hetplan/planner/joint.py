@@ -29,7 +29,7 @@ from hetplan.formulations import family
 from hetplan.formulations.joint.annealing import LocalSearch, Parameters
 from hetplan.formulations.joint.bound.driver import lower_bound
 from hetplan.formulations.joint.bound.tables import Relaxation
-from hetplan.formulations.joint.data import WHOLE_SCHEDULES, JointData
+from hetplan.formulations.joint.data import WHOLE_SCHEDULES, JointData, JointDecision
 from hetplan.formulations.joint.design import Design, design_of
 from hetplan.formulations.joint.evaluate import broken, decision_of, plan_of
 from hetplan.formulations.joint.schedule.choose import choose
@@ -128,12 +128,17 @@ class JointProblem(Problem):
     schedules: tuple[PassSchedule, ...] = PASS_SCHEDULES  # that plans may have
 
     @property
-    def starts_in_the_problem(self) -> list[Plan]:
-        """The starts that are plans of the problem, without further degrees."""
+    def starts_in_the_problem(self) -> list[JointDecision]:
+        """The starts that are plans of the problem."""
+        return [decision_of(plan) for plan in self.chains if plan.schedule in WHOLE_SCHEDULES]
+
+    @property
+    def chains(self) -> list[Plan]:
+        """The starts that are plans of stages, under any schedule, without further degrees."""
         return [
-            plan_of(self.data, decision_of(plan))
+            plan.model_copy(update={"degrees": None, **self.data.common_fields})
             for plan in self.starts
-            if plan.schedule in WHOLE_SCHEDULES and not any(broken(self.data, plan))
+            if plan.program is None and not any(broken(self.data, plan))
         ]
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate | None:
@@ -142,13 +147,12 @@ class JointProblem(Problem):
         if method == SCHEDULES:
             return self.with_best_schedule(run)
         part = run.part(seconds=self.seconds, quiet=False)
-        starts = [decision_of(plan) for plan in self.starts_in_the_problem]
         result = solve(
             family("joint"),
             self.data,
             method.name,
             part,
-            starts=starts,
+            starts=self.starts_in_the_problem,
             workers=self.workers,
         )
         if result.decision is None:
@@ -174,8 +178,7 @@ class JointProblem(Problem):
         if not searched:
             return None
         part = run.part(seconds=SCHEDULES_SHARE * self.seconds, quiet=False)
-        starts = self.starts_in_the_problem
-        found = choose(self.data, part.part(share=SCHEDULES_SEARCH), starts, searched)
+        found = choose(self.data, part.part(share=SCHEDULES_SEARCH), self.chains, searched)
         bound = None
         if not set(searched) <= set(WHOLE_SCHEDULES):
             bound = lower_bound(Relaxation(self.data), part, any_order=True)

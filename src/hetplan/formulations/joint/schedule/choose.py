@@ -9,16 +9,17 @@ explicit orders of passes.
 Every plan is judged by its replay and by the memory of its devices, as in problem `joint`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetplan.errors import UnsupportedError
-from hetplan.formulations.joint.annealing import BestPlan, LocalSearch, Parameters
+from hetplan.formulations.joint.annealing import VALUE, BestPlan, LocalSearch, Parameters
 from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.design import SCHEDULES, SPLIT_SCHEDULES, Design, design_of
 from hetplan.formulations.joint.schedule.data import PassProblem
 from hetplan.formulations.joint.schedule.dispatch import Found, best_dispatched, improve
 from hetplan.formulations.joint.schedule.pose import pose
+from hetplan.formulations.joint.schedule.solve import with_orders
 from hetplan.formulations.joint.space import Space
 from hetplan.plans.plan import PASS_SCHEDULES, PassSchedule, Plan
 from hetplan.replays.chains import ChainReplayer
@@ -56,17 +57,22 @@ def choose(
     allowed: `explicit` stands for orders of passes of their own.
     """
     schedules = [pair for pair in (*SCHEDULES, *SPLIT_SCHEDULES) if pair[0] in allowed]
-    # explicit orders are those of designs, which have a named schedule
+    starts = starts[: limits.starts]
+    # where explicit orders alone are allowed, they are those of designs under whole passes
     space = Space(data, schedules or SCHEDULES)
     local = LocalSearch(space, run.part(share=limits.search_share), limits.of_search)
-    under_all_schedules(local, starts[: limits.starts])
+    offer(local, starts, allowed)
+    under_all_schedules(local, starts)
     local.vary()
     local.rounds()
-    best = local.incumbent if schedules else None
+    local.run = run
+    designs = best_designs(local, starts, limits.ordered)
+    if not schedules:
+        local.incumbent = None
+        offer(local, starts, allowed)
     if "explicit" not in allowed:
-        return best
-    local.incumbent, local.run = best, run
-    for design in best_designs(local, starts, limits.ordered):
+        return local.incumbent
+    for design in designs:
         if run.should_stop:
             break
         ordered = with_explicit_order(space.sketch(design), space.replayer, run, limits)
@@ -75,10 +81,18 @@ def choose(
     return local.incumbent
 
 
-def under_all_schedules(local: LocalSearch, starts: Sequence[Plan]) -> None:
+def offer(local: LocalSearch, plans: Sequence[Plan], allowed: Sequence[PassSchedule]) -> None:
+    """Replay the plans whose schedule is allowed."""
+    for plan in plans:
+        if plan.schedule in allowed and not local.late:
+            local.offer(plan, local.space.replayer.seconds(plan))
+            local.count_replay(design_of(plan))
+
+
+def under_all_schedules(local: LocalSearch, plans: Sequence[Plan]) -> None:
     """Replay the designs nearest to plans, under every schedule of the space."""
     space = local.space
-    for plan in starts:
+    for plan in plans:
         for schedule, chunks in space.schedules:
             changed = space.with_schedule(design_of(plan), schedule, chunks)
             repaired = None if changed is None else space.repaired(changed)
@@ -86,14 +100,14 @@ def under_all_schedules(local: LocalSearch, starts: Sequence[Plan]) -> None:
                 local.penalised_seconds(repaired)
 
 
-def best_designs(local: LocalSearch, starts: Sequence[Plan], most: int) -> Iterator[Design]:
-    """The best designs of the search, of unlike shapes, and the one nearest to the first start."""
-    ranked = [design for _, design in sorted(local.best_of_shape.values(), key=lambda v: v[0])]
-    if local.incumbent is not None:
-        ranked.insert(0, design_of(local.incumbent.plan))
-    if starts:
-        ranked.insert(1, design_of(starts[0]))
-    yield from list(dict.fromkeys(ranked))[:most]
+def best_designs(local: LocalSearch, starts: Sequence[Plan], most: int) -> list[Design]:
+    """The designs nearest to the best plan and to the first start, then the best ones of unlike
+    shapes that the search has met."""
+    first = [] if local.incumbent is None else [design_of(local.incumbent.plan)]
+    first += [design_of(plan) for plan in starts[:1]]
+    named = [design for design in first if design.schedule != "explicit"]
+    ranked = sorted(local.best_of_shape.values(), key=VALUE)
+    return list(dict.fromkeys([*named, *(design for _, design in ranked)]))[:most]
 
 
 def with_explicit_order(
@@ -112,10 +126,4 @@ def with_explicit_order(
         if problem not in known:
             found = best_dispatched(problem, run)
             known[problem] = found and improve(problem, found, run, limits.improvements)
-    passes = []
-    for problem in problems:
-        found = known[problem]
-        if found is None:
-            return None
-        passes.append(problem.texts(found.order))
-    return plan.model_copy(update={"schedule": "explicit", "passes": passes})
+    return with_orders(plan, [(problem, known[problem]) for problem in problems])
