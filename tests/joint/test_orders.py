@@ -104,6 +104,19 @@ def test_dispatched_orders_keep_to_the_room(seed: int) -> None:
             assert evaluate(problem, order).violations == ()
 
 
+@pytest.mark.parametrize("times", [2.4, 3.5])
+@pytest.mark.parametrize("seed", range(12))
+def test_dispatching_leaves_room_for_gradients_of_products(seed: int, times: float) -> None:
+    """Between its two parts, a backward pass keeps more than the forward pass."""
+    problem = drawn(seed, stages=3, micros=4)
+    more = tuple(tuple(1.5 * kept for kept in row) for row in problem.kept)
+    room = tuple(times * row[0] for row in problem.kept)
+    problem = replace(problem, kept_for_weight=more, room=room)
+    found = [dispatch(problem, rule) for rule in rules()]
+    assert all(order is not None for order in found)
+    assert not any(evaluate(problem, order).violations for order in found if order)
+
+
 SCHEDULES: list[tuple[Schedule | SplitSchedule, int]] = [
     ("gpipe", 1),
     ("1f1b", 1),

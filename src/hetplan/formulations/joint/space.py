@@ -202,8 +202,8 @@ class Space:
         """
         several_stages = any(len(pipeline.groups) > 1 for pipeline in design.pipelines)
         design = replace(design, zero=effective_zero(design, several_stages))
-        interleaved = design.schedule == "interleaved-1f1b"
-        if (interleaved or design.splits_backward) and not several_stages:
+        waits_for_others = design.schedule == "interleaved-1f1b" or design.splits_backward
+        if waits_for_others and not several_stages:
             design = as_plain_1f1b(design)
         if design.splits_backward and design.recomputation not in ("none", "selective"):
             return None
