@@ -16,6 +16,7 @@ from hetplan.formulations.joint.schedule.choose import choose
 from hetplan.planner.criteria import Criteria
 from hetplan.planner.joint import SCHEDULES, Joint, JointProblem, JointSettings
 from hetplan.planner.order import order
+from hetplan.planner.pictures.scene import PlanningDocument, bound_of
 from hetplan.planner.planning import Planning
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
@@ -25,6 +26,7 @@ from hetplan.plans.plan import (
     MicroBatches,
     PassSchedule,
     Plan,
+    Prediction,
     Replica,
     Stage,
     load_plan,
@@ -126,9 +128,29 @@ def test_bounds_are_of_the_schedules_that_plans_may_have(
     lost = replace(planning, candidates=(whole,), winner=0)
     assert (lost.bound, lost.bound_whole) == (None, 1.05 * least)
     assert "no plan of stages with whole backward passes is faster" in proven_text(whole, lost)
+    assert "no plan of stages is" in proven_text(chosen, planning)
     # where only whole passes are asked for, theirs is the bound
     asked = replace(both, criteria=Criteria(schedules=("1f1b", "gpipe")))
     assert asked.bound == 1.05 * least
+    assert "with whole backward passes is faster" in proven_text(whole, asked)
+
+
+def test_a_picture_says_of_which_plans_its_bound_is(chain: Plan) -> None:
+    def stated(strategy: str, method: str) -> tuple[float | None, str]:
+        prediction = Prediction(strategy=strategy, method=method, bound=0.5)
+        return bound_of(chain.model_copy(update={"prediction": prediction}), None)
+
+    every, whole = "plan of stages", "plan of stages with whole backward passes"
+    assert stated("joint", "schedules") == stated("joint", "schedules+bf16") == (0.5, every)
+    assert stated("joint", "auto") == (0.5, whole)
+    assert stated("amp", "auto") == (None, every)
+
+    def document(bound: float | None, **more: float) -> PlanningDocument:
+        return PlanningDocument(winner=None, candidates=[], bound=bound, **more)
+
+    assert bound_of(chain, document(0.5, bound_whole=0.6)) == (0.5, every)
+    assert bound_of(chain, document(0.5)) == (0.5, whole)  # an older document
+    assert bound_of(chain, document(None, bound_whole=0.6)) == (0.6, whole)
 
 
 def test_joint_searches_no_schedule_twice(workload: Workload, chain: Plan) -> None:

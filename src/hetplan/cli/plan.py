@@ -76,8 +76,6 @@ SCREEN_WIDTH = 100  # characters of a line
 # Characters of a line beside its key in the table of the best plan: what SCREEN_WIDTH leaves beside
 # the longest key, `hetplan run` in backquotes.
 VALUE_WIDTH = 84
-# What GPipe, 1F1B and interleaved 1F1B have in common.
-WITH_WHOLE = "with whole backward passes"
 # Schedules by the names that people say.
 SHORT_SCHEDULES = {"interleaved": "interleaved-1f1b"}
 LARGEST_MEASURED = 256  # samples: as far as `hetplan profile batch-curve` tries by default
@@ -745,13 +743,15 @@ def schedule_text(best: "Candidate", planning: "Planning") -> str:
 def proven_text(best: "Candidate", planning: "Planning") -> str:
     """The proof in words: how much faster any plan could be when replayed, and whether the best
     plan is optimal for its strategy's objective."""
+    from hetplan.planner.explain import PLANS_OF_STAGES, WITH_WHOLE
+
     bound, bound_whole = planning.bound, planning.bound_whole
-    plans = "plan of stages"
-    if planning.computing_alone:
-        plans += ", with context and expert ranks or without,"
-    if bound is None and bound_whole is not None:
+    plans = PLANS_OF_STAGES
+    if bound is None or not planning.criteria.splits_backward:
         bound, bound_whole = bound_whole, None
         plans = f"{plans} {WITH_WHOLE}"
+    if planning.computing_alone:
+        plans += ", with context and expert ranks or without,"
     gap = relative_gap(best.predicted_seconds, bound)
     if gap is None:
         proven = "how much faster another plan could be is not known"
