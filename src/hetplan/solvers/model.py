@@ -103,8 +103,8 @@ def member_names(blocks: list[Block]) -> list[str]:
 class Row:
     """lower <= sum of values * columns <= upper, where all conditions of `when` hold."""
 
-    columns: Ints  # numbers, ascending, each once
-    values: Floats  # of each of these columns; none is 0
+    columns: Ints  # numbers of the columns, ascending, each once
+    values: Floats  # the value of each of these columns; none is 0
     lower: float
     upper: float
     # numbers of 0-1 columns: `column` where it must be 1, `~column` where it must be 0
@@ -117,11 +117,11 @@ class Row:
 class LinearArrays:
     """A model as a mixed-integer linear programme of n columns and m rows."""
 
-    cost: Floats  # [n]
-    constant: float  # of the objective
-    lower: Floats  # [n] of the columns
-    upper: Floats  # [n]
-    integer: NDArray[np.bool_]  # [n]
+    cost: Floats  # [n] cost of each column
+    constant: float  # constant of the objective
+    lower: Floats  # [n] lower bound of each column
+    upper: Floats  # [n] upper bound of each column
+    integer: NDArray[np.bool_]  # [n] whether a column is integer
     starts: Ints  # [m + 1] the entries of row r are starts[r] .. starts[r + 1] - 1
     columns: Ints  # [entries]
     values: Floats  # [entries]
@@ -159,9 +159,9 @@ class Model:
         self.size = 0  # number of columns
         self.column_blocks: list[Block] = []
         self.rows: list[Row] = []
-        self.row_names: list[str] = []  # of the constraint that each row belongs to
-        self.constant = 0.0  # of the objective
-        self._properties: list[NDArray[Any]] = []  # of each block, [size] of `PROPERTIES`
+        self.row_names: list[str] = []  # name of the constraint that each row belongs to
+        self.constant = 0.0  # constant of the objective
+        self._properties: list[NDArray[Any]] = []  # the `PROPERTIES` of each block's columns
         self._costs: list[tuple[Ints, Floats]] = []  # (columns, values) of each cost
         self._fixed: list[tuple[Ints, float]] = []  # (columns, value) of each `fix`
 
@@ -378,7 +378,7 @@ class Model:
     ) -> Row:
         """The row in the programme's unit, with each condition as a big-M coefficient.
 
-        number: of the row. unit: the factor of seconds. seconds: [n] whether a column is in
+        number: number of the row. unit: the factor of seconds. seconds: [n] whether a column is in
         seconds. bounds: ([n] lower, [n] upper) of the columns in the programme's unit.
         """
         self.check()

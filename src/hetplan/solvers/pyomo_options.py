@@ -70,7 +70,7 @@ def own_options(name: str, common: Options, limit: float | None = None) -> dict[
     """The options of an interface by its solver's own names; none for solvers that are not in
     `NAMES`.
 
-    name: of the interface. limit: seconds; None: the solver's own time limit is not set.
+    name: name of the interface. limit: seconds; None: the solver's own time limit is not set.
     """
     values = {
         "gap": common.gap * GAP_SHARE,

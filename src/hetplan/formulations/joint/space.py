@@ -57,8 +57,8 @@ class Space:
     ) -> list[float]:
         """[L + 1] seconds of the forward and backward pass of layers 0 to l - 1.
 
-        tensor: tensor-parallel degree. samples: of a micro-batch, in one row group. mode: of
-        recomputation.
+        tensor: tensor-parallel degree. samples: samples of a micro-batch in one row group. mode:
+        mode of recomputation.
         """
         forward, backward, *_ = self.replayer.costs(mode).layer_seconds(
             device_type, tensor, samples
@@ -160,7 +160,7 @@ class Space:
         self, pipeline: Pipeline, chunks: int, mode: Recomputation, *, folded: bool = False
     ) -> Pipeline | None:
         """The replica with the cuts that make its slowest virtual stage fastest; None where it has
-        more virtual stages than there are layers. mode: of recomputation. folded: whether the
+        more virtual stages than there are layers. mode: mode of recomputation. folded: whether the
         chunks lie on the stages as a V."""
         shapes = tuple(self.shapes(pipeline.groups))
         if len(shapes) * chunks > self.layers:
