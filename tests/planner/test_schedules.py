@@ -206,6 +206,36 @@ def test_a_plan_whose_order_is_the_best_stays_as_it_is(workload: Workload, chain
     assert again.plan == once.plan
 
 
+@pytest.mark.parametrize("schedule", ["zb-h1", "zbv", "dualpipev", "interleaved-1f1b"])
+@pytest.mark.parametrize("split", [True, False])
+def test_every_schedule_can_be_ordered(
+    workload: Workload, schedule: PassSchedule, split: bool
+) -> None:
+    """With whole passes, too, where the schedule splits them."""
+    L = len(workload.profile.layers)
+    layers: dict[str, list[list[tuple[int, int]]]] = {
+        "zb-h1": [[(0, 7)], [(7, L)]],
+        "interleaved-1f1b": [[(0, 4), (7, 10)], [(4, 7), (10, L)]],
+    }
+    on_a_v = [[(0, 4), (10, L)], [(4, 7), (7, 10)]]
+    stages = [
+        Stage(layers=runs, devices=[[2 * s]]) for s, runs in enumerate(layers.get(schedule, on_a_v))
+    ]
+    replica = Replica(stages=stages, micro_batches=[MicroBatches(count=4, samples=2)])
+    plan = new_plan(workload, [replica], schedule=schedule)
+    found = order(plan, workload, one_thread(), split=split)
+    assert found.bound <= found.seconds * (1 + 1e-9)
+    assert found.seconds <= found.seconds_before == replay(plan, workload).seconds
+    assert found.is_faster == (found.plan.schedule == "explicit")
+
+
+def test_a_single_stage_has_nothing_to_order(workload: Workload) -> None:
+    stage = Stage(layers=[(0, len(workload.profile.layers))], devices=[[0]])
+    replica = Replica(stages=[stage], micro_batches=[MicroBatches(count=4, samples=2)])
+    plan = new_plan(workload, [replica])
+    assert order(plan, workload, one_thread()).plan is plan
+
+
 def test_what_has_no_passes_to_split_is_refused(workload: Workload, chain: Plan) -> None:
     again = chain.model_copy(update={"recomputation": "full"})
     with pytest.raises(UnsupportedError, match="got 'recomputation full', expected none or s"):

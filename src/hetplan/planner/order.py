@@ -8,7 +8,7 @@ from hetplan.formulations.joint.schedule.solve import best_orders, with_orders
 from hetplan.plans.plan import Plan
 from hetplan.profiling.workload import Workload
 from hetplan.replays.replay import StageReplayer
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import OPTIMAL_GAP, Run
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def order(plan: Plan, workload: Workload, run: Run, *, split: bool = True) -> Or
     if ordered is None:
         return same
     replayed = replayer.replay(ordered)
-    if not replayed.fits or replayed.seconds >= before:
+    if not replayed.fits or replayed.seconds >= before * (1 - OPTIMAL_GAP):
         return same
     prediction = plan.prediction
     if prediction is not None:

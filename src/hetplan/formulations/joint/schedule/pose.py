@@ -154,15 +154,21 @@ def message_of(traffic: Traffic, numbers: dict[int, int]) -> Message:
 
 
 def named_order(problem: PassProblem, schedule: Schedule | SplitSchedule) -> list[list[Pass]]:
-    """The order of a named schedule of the simulator. A schedule of whole backward passes does them
-    in two parts where the problem splits them: the pass of weights follows that of inputs."""
+    """The order of a named schedule of the simulator, with the problem's kinds of passes.
+
+    Where the problem splits backward passes, the pass of weights of a whole one follows that of
+    inputs. Where it does not, a whole pass takes the place of that of inputs.
+    """
     S, chunks = problem.stages, problem.chunks
     key = OrderKey(schedule, S, problem.micros, len(chunks[0]))
-    in_parts: tuple[PassKind, ...] = ("B", "W") if problem.weight else ("D",)
+    stand_for: dict[PassKind, tuple[PassKind, ...]]
+    stand_for = {"F": ("F",), "B": ("D",), "W": (), "D": ("D",)}
+    if problem.weight:
+        stand_for = {"F": ("F",), "B": ("B",), "W": ("W",), "D": ("B", "W")}
     found: list[list[Pass]] = []
     for s, passes in enumerate(orders_of(key)):
         found.append([])
         for one in passes:
-            kinds = in_parts if one.kind == "D" else (one.kind,)
-            found[s] += [Pass(kind, chunks[s][one.chunk], one.batch) for kind in kinds]
+            virtual = chunks[s][one.chunk]
+            found[s] += [Pass(kind, virtual, one.batch) for kind in stand_for[one.kind]]
     return found
