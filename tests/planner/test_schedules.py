@@ -44,7 +44,8 @@ class Chooser(Joint):
     methods = (SCHEDULES,)
 
     def __init__(self, starts: Sequence[Plan], schedules: Sequence[PassSchedule] = ()) -> None:
-        super().__init__(JointSettings(seconds=0.3), starts, schedules or PASS_SCHEDULES)
+        settings = JointSettings(seconds=0.3)
+        super().__init__(settings, starts, schedules=schedules or PASS_SCHEDULES)
 
     def beginning_with(self, plans: Iterable[Plan]) -> Joint:
         return Chooser([*self.starts, *plans], self.schedules)

@@ -564,7 +564,7 @@ def no_winner(planning: "Planning") -> Table:
         notes = (needs(planning.workload), *advice, *undecided)
         return Table("no winner: nothing found fits in memory", (), (), notes)
     if planning.criteria.zero_levels:
-        levels = ", ".join(map(str, planning.criteria.zero_levels))
+        levels = planning.criteria.levels_text
         title = f"no winner: no plan that fits has a ZeRO level of {levels} and exceeds no limit"
         return Table(title, (), ())
     seconds_limit = planning.criteria.seconds_limit
@@ -750,6 +750,8 @@ def proven_text(best: "Candidate", planning: "Planning") -> str:
     if bound is None or not planning.criteria.splits_backward:
         bound, bound_whole = bound_whole, None
         plans = f"{plans} {WITH_WHOLE}"
+    if planning.criteria.zero_levels:
+        plans += f" with ZeRO {planning.criteria.levels_text}"
     if planning.computing_alone:
         plans += ", with context and expert ranks or without,"
     gap = relative_gap(best.predicted_seconds, bound)

@@ -42,6 +42,7 @@ from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import PASS_SCHEDULES, PassSchedule, Plan, check_degrees
 from hetplan.profiling.workload import Workload
 from hetplan.replays.degrees import zero_costs
+from hetplan.replays.model_states import STAGES
 from hetplan.replays.pose import pose
 from hetplan.replays.replay import StageReplayer
 from hetplan.schema import Positive, StrictModel
@@ -77,10 +78,12 @@ class Joint(Strategy):
         self,
         settings: JointSettings | None = None,
         starts: Sequence[Plan] = (),
+        levels: Sequence[int] = STAGES,
         schedules: Sequence[PassSchedule] = PASS_SCHEDULES,
     ) -> None:
         self.settings = settings or JointSettings()
         self.starts = starts  # plans of the same workload with which the search begins
+        self.levels = levels  # ZeRO levels that plans may have
         self.schedules = schedules  # that plans may have
 
     @property
@@ -90,11 +93,15 @@ class Joint(Strategy):
 
     def beginning_with(self, plans: Iterable[Plan]) -> "Joint":
         """The strategy with further plans with which the search begins."""
-        return Joint(self.settings, [*self.starts, *plans], self.schedules)
+        return Joint(self.settings, [*self.starts, *plans], self.levels, self.schedules)
+
+    def within_levels(self, levels: Sequence[int]) -> "Joint":
+        """The strategy whose problems have only plans of these ZeRO levels."""
+        return Joint(self.settings, self.starts, tuple(levels), self.schedules)
 
     def within_schedules(self, schedules: Sequence[PassSchedule]) -> "Joint":
         """The strategy that chooses among these schedules."""
-        return Joint(self.settings, self.starts, schedules)
+        return Joint(self.settings, self.starts, self.levels, schedules)
 
     def pose(self, workload: Workload, run: Run) -> "list[Problem]":
         """The problem of plans without further degrees, and the problem of plans with them if these
@@ -105,7 +112,7 @@ class Joint(Strategy):
             where="joint",
             kind=UnsupportedError,
         )
-        data = pose(workload, ("none", *useful_modes(workload)))
+        data = pose(workload, ("none", *useful_modes(workload)), self.levels)
         degrees, seconds = with_degrees(workload), self.settings.seconds
         if degrees:
             seconds /= 2
@@ -354,7 +361,8 @@ class FurtherProblem(Problem):
             if len(usable) == self.parameters.replayed:
                 break
             complete = with_all_degrees(plan)
-            if complete is not None and can_be_replayed(complete, self.workload):
+            allowed = plan.zero in self.data.zero_levels
+            if allowed and complete is not None and can_be_replayed(complete, self.workload):
                 usable.append(complete)
         return usable
 
