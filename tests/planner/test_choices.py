@@ -13,7 +13,7 @@ from fakes.workloads import cluster, cluster_document, one_thread, profile_docum
 from hetplan.cli.plan import proven_text
 from hetplan.errors import InputError
 from hetplan.planner.criteria import Criteria, pareto, winner_of
-from hetplan.planner.joint import Joint, JointProblem
+from hetplan.planner.joint import SCHEDULES, Joint, JointProblem
 from hetplan.planner.phases import search_all
 from hetplan.planner.planning import Planning
 from hetplan.planner.ranking import make_plans
@@ -180,7 +180,11 @@ def test_the_answer_says_which_levels_of_zero_its_bounds_are_of(workload: Worklo
     best = present(planning.best)
     joint = replace(best, strategy="joint", bound=0.9 * present(best.predicted_seconds))
     of_joint = replace(planning, candidates=(joint,), winner=0)
-    assert "no plan of stages with ZeRO 1 or 2 is faster" in proven_text(joint, of_joint)
+    whole = "no plan of stages with ZeRO 1 or 2 and with whole backward passes is faster"
+    assert whole in proven_text(joint, of_joint)
+    chosen = replace(joint, method=SCHEDULES)
+    of_any_order = replace(planning, candidates=(chosen,), winner=0)
+    assert "no plan of stages with ZeRO 1 or 2 is faster" in proven_text(chosen, of_any_order)
     assert planning.document()["zero_levels"] == [1, 2]
     # A plan file has no place to say so.
     assert best.bound is not None and present(present(best.plan).prediction).bound is None

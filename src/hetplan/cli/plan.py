@@ -746,12 +746,13 @@ def proven_text(best: "Candidate", planning: "Planning") -> str:
     from hetplan.planner.explain import PLANS_OF_STAGES, WITH_WHOLE
 
     bound, bound_whole = planning.bound, planning.bound_whole
-    plans = PLANS_OF_STAGES
+    kinds = []  # of plans that the bound is of
+    if planning.criteria.zero_levels:
+        kinds.append(f"with ZeRO {planning.criteria.levels_text}")
     if bound is None or not planning.criteria.splits_backward:
         bound, bound_whole = bound_whole, None
-        plans = f"{plans} {WITH_WHOLE}"
-    if planning.criteria.zero_levels:
-        plans += f" with ZeRO {planning.criteria.levels_text}"
+        kinds.append(WITH_WHOLE)
+    plans = " ".join(filter(None, [PLANS_OF_STAGES, " and ".join(kinds)]))
     if planning.computing_alone:
         plans += ", with context and expert ranks or without,"
     gap = relative_gap(best.predicted_seconds, bound)
