@@ -46,7 +46,7 @@ from hetplan.cli.setting import with_links
 from hetplan.clock import CLOCK
 from hetplan.errors import require
 from hetplan.interpreter import own_command
-from hetplan.plans.plan import save_plan
+from hetplan.plans.plan import PASS_SCHEDULES, PassSchedule, save_plan
 from hetplan.solvers.run import OPTIMAL_GAP, Run, relative_gap
 from hetplan.text import (
     Column,
@@ -78,6 +78,8 @@ SCREEN_WIDTH = 100  # characters of a line
 # Characters of a line beside its key in the table of the best plan: what SCREEN_WIDTH leaves beside
 # the longest key, `hetplan run` in backquotes.
 VALUE_WIDTH = 84
+# Schedules by the names that people say.
+SHORT_SCHEDULES = {"interleaved": "interleaved-1f1b"}
 LARGEST_MEASURED = 256  # samples: as far as `hetplan profile batch-curve` tries by default
 
 
@@ -134,6 +136,15 @@ class Choice:
             "--zero", metavar="N[,N…]", help="ZeRO levels that the best plan may have; default all."
         ),
     ] = None
+    schedules: Annotated[
+        str | None,
+        typer.Option(
+            "--schedules",
+            metavar="NAME[,NAME…]",
+            help="Schedules of passes that the best plan may have, as 1f1b,zb-h1,explicit; default "
+            "all; a wrong name lists them.",
+        ),
+    ] = None
     seconds_limit: Annotated[
         float | None,
         typer.Option(
@@ -153,7 +164,7 @@ class Choice:
         "--reshard",
         "Adapters": "--adapters --base",
         "Choice of plans": "--strategies --set --parts --money-limit --cheapest-within "
-        "--seconds-limit --zero",
+        "--seconds-limit --zero --schedules",
         "Limits of the search": "--time-limit --gap --threads --seed",
         "Output": "--output --json --all --quiet --run --help",
     },
@@ -287,6 +298,7 @@ def plan(
         choice.parts,
         choice.seconds_limit,
         zero_levels=tuple(levels),
+        schedules=named_schedules(choice.schedules),
     )
     display = Display(f"{workload.model.name} on {workload.cluster.name}")
 
@@ -330,6 +342,22 @@ def plan(
     if probe is not None:
         words += ["--probe" if probe else "--no-probe"]
     return run_here(words, json=json)
+
+
+def named_schedules(text: str | None) -> tuple[PassSchedule, ...]:
+    """The schedules that `--schedules` names; none where it is not given. Raises InputError."""
+    if text is None:
+        return ()
+    names = split_list([text])
+    expected = f"some of {', '.join(PASS_SCHEDULES)}"
+    require(names, "no schedule named", where="--schedules", expected=expected)
+    named = []
+    for name in names:
+        full = SHORT_SCHEDULES.get(name, name)
+        known = [schedule for schedule in PASS_SCHEDULES if schedule == full]
+        require(known, "unknown schedule", where="--schedules", got=name, expected=expected)
+        named += known
+    return tuple(dict.fromkeys(named))
 
 
 def run_here(words: Sequence[str], *, json: bool) -> int:
@@ -451,6 +479,7 @@ def verdict_table(planning: "Planning", best: "Candidate", explained: "Explanati
     lines = {
         "best plan": f"{best.name}: {summary(plan)}" if plan else best.name,
         "iteration": iteration_text(best, workload),
+        "schedule": schedule_text(best, planning),
         "proven": proven_text(best, planning),
         "speed": speed_text(best, workload),
         "devices": f"{devices_used(best)} in {workload.precision}{idle_text(best, planning)}",
@@ -753,16 +782,39 @@ def iteration_text(best: "Candidate", workload: "Workload") -> str:
     return f"{text}; {low} to {high} by the error of predicted operators"
 
 
+def schedule_text(best: "Candidate", planning: "Planning") -> str:
+    """The best plan's schedule where its backward passes are split, what its stages take under
+    1F1B, and the best plan with whole backward passes; an empty text under another schedule."""
+    if best.plan is None or not best.plan.splits_backward:
+        return ""
+    text = f"{best.plan.schedule}, with split backward passes"
+    under_1f1b = best.details.get("seconds_under_1f1b")
+    if isinstance(under_1f1b, float):
+        text += f"; under 1f1b the same devices take {seconds_text(under_1f1b)}"
+    for candidate in planning.candidates:  # the best first
+        plan = candidate.plan
+        if candidate.fits_memory and plan is not None and not plan.splits_backward:
+            seconds = seconds_text(candidate.predicted_seconds)
+            return f"{text}; the best plan without, {candidate.name}, takes {seconds}"
+    return text
+
+
 def proven_text(best: "Candidate", planning: "Planning") -> str:
     """The proof in words: how much faster any plan could be when replayed, and whether the best
     plan is optimal for its strategy's objective."""
-    bound = planning.bound
-    gap = relative_gap(best.predicted_seconds, bound)
-    plans = "plan of stages"
+    from hetplan.planner.explain import PLANS_OF_STAGES, WITH_WHOLE
+
+    bound, bound_whole = planning.bound, planning.bound_whole
+    kinds = []  # of plans that the bound is of
     if planning.criteria.zero_levels:
-        plans += f" with ZeRO {planning.criteria.levels_text}"
+        kinds.append(f"with ZeRO {planning.criteria.levels_text}")
+    if bound is None or not planning.criteria.splits_backward:
+        bound, bound_whole = bound_whole, None
+        kinds.append(WITH_WHOLE)
+    plans = " ".join(filter(None, [PLANS_OF_STAGES, " and ".join(kinds)]))
     if planning.computing_alone:
         plans += ", with context and expert ranks or without,"
+    gap = relative_gap(best.predicted_seconds, bound)
     if gap is None:
         proven = "how much faster another plan could be is not known"
     elif gap <= OPTIMAL_GAP:
@@ -770,6 +822,8 @@ def proven_text(best: "Candidate", planning: "Planning") -> str:
     else:
         faster = f"no {plans} is faster than {seconds_text(bound)}"
         proven = f"{faster} when replayed (gap {percent_text(gap)})"
+        if bound_whole is not None and bound is not None and bound_whole > bound:
+            proven += f", none {WITH_WHOLE} than {seconds_text(bound_whole)}"
     if best.closed_form_seconds is not None and best.status == "optimal":
         proven += f"; optimal for {best.strategy}'s objective"
     return proven
