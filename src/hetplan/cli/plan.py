@@ -46,7 +46,7 @@ from hetplan.clock import CLOCK
 from hetplan.errors import require
 from hetplan.interpreter import own_command
 from hetplan.plans.plan import save_plan
-from hetplan.solvers.run import OPTIMAL_GAP, Run, relative_gap
+from hetplan.solvers.run import Run
 from hetplan.text import (
     Column,
     Table,
@@ -373,12 +373,15 @@ def planning_tables(planning: "Planning", everything: bool) -> Iterator[Table]:
         yield no_winner(planning)
         return
     # Imported here, since shell completion does not need the simulator's compiled kernels.
+    from hetplan.planner.proofs import ladder_table
     from hetplan.replays.stages import stage_table
 
     yield verdict_table(planning, best, explained)
     if best.plan is not None and best.replay is not None:
         yield stage_table(best.plan, best.replay, "")
     if everything:
+        if planning.ladder:
+            yield ladder_table(planning.ladder)
         yield explained.table(workload)
         yield from pareto_tables(planning)
     else:
@@ -697,18 +700,14 @@ def iteration_text(best: "Candidate", workload: "Workload") -> str:
 def proven_text(best: "Candidate", planning: "Planning") -> str:
     """The proof in words: how much faster any plan could be when replayed, and whether the best
     plan is optimal for its strategy's objective."""
-    bound = planning.bound
-    gap = relative_gap(best.predicted_seconds, bound)
-    plans = "plan of stages"
-    if planning.computing_alone:
-        plans += ", with context and expert ranks or without,"
-    if gap is None:
+    from hetplan.planner.proofs import claim
+
+    seconds, bound = best.predicted_seconds, planning.bound
+    if seconds is None or bound is None:
         proven = "how much faster another plan could be is not known"
-    elif gap <= OPTIMAL_GAP:
-        proven = f"no {plans} is faster when replayed: it is optimal"
     else:
-        faster = f"no {plans} is faster than {seconds_text(bound)}"
-        proven = f"{faster} when replayed (gap {percent_text(gap)})"
+        further = bool(planning.computing_alone)
+        proven = claim(best.plan, seconds, bound, planning.ladder, further=further)
     if best.closed_form_seconds is not None and best.status == "optimal":
         proven += f"; optimal for {best.strategy}'s objective"
     return proven

@@ -15,7 +15,7 @@ together. All replicas stay alike. Its tensor and context degrees and its micro-
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -31,6 +31,7 @@ from hetplan.planner.candidate import Candidate, StrategyMethod
 from hetplan.planner.strategy import NoPlan, Problem, Strategy
 from hetplan.planner.variants import useful_modes
 from hetplan.plans.degrees import Degrees
+from hetplan.plans.ladder import Rung
 from hetplan.plans.plan import Plan, check_degrees
 from hetplan.profiling.workload import Workload
 from hetplan.replays.degrees import zero_costs
@@ -38,7 +39,7 @@ from hetplan.replays.pose import pose
 from hetplan.replays.replay import StageReplayer
 from hetplan.schema import Positive, StrictModel
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Result, Run
 
 MOST_WORKERS = 64
 
@@ -46,7 +47,7 @@ MOST_WORKERS = 64
 class JointSettings(StrictModel):
     """The settings `--set joint.NAME=VALUE`."""
 
-    seconds: Positive = 20.0
+    seconds: Positive = 30.0
     """Seconds of a slow core that search and proof count together, at most."""
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 2
     """Number of processes that the search runs in. Another number may give another plan."""
@@ -122,7 +123,14 @@ class JointProblem(Problem):
             objective=result.objective,
             fits_memory=True,
             plan=plan_of(self.data, result.decision),
+            ladder=ladder_of(result),
         )
+
+
+def ladder_of(result: Result[Any]) -> tuple[Rung, ...]:
+    """The ladder of bounds in the details of a result; empty where there is none."""
+    rungs: Any = result.details.get("ladder", [])
+    return tuple(Rung.model_validate(rung) for rung in rungs)
 
 
 # Parameters of the search for designs with further degrees, chosen on the cases of

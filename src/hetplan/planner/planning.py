@@ -8,6 +8,8 @@ from hetplan.planner.candidate import Candidate
 from hetplan.planner.criteria import Criteria, pareto
 from hetplan.planner.explain import Explanation, explain
 from hetplan.planner.joint import Joint
+from hetplan.planner.proofs import documents, joined_ladders, with_degrees
+from hetplan.plans.ladder import Rung
 from hetplan.profiling.workload import Workload
 from hetplan.text import number_text
 
@@ -38,16 +40,44 @@ class Planning:
         """Lower bound on the replayed seconds of every plan of stages in all planned precisions;
         None unless the strategy `joint` has a bound for each precision. Plans with further degrees
         are included if these were searched."""
-        on_whole_cluster = [c for c in self.candidates if c.variant.part is None]
-        of_joint = [c for c in on_whole_cluster if c.strategy == Joint.name]
-        bounds = [c.bound for c in of_joint if c.bound is not None]
+        bounds = [c.bound for c in self.of_joint if c.bound is not None]
         # The strategy gives at most one bound for each precision, and each bound holds only for
         # plans in its precision.
-        if len(bounds) != max(len(self.precisions), 1):
+        if len(bounds) != self.problems:
             return None
         # Plans with further degrees can be faster than these bounds, but not than those by
         # computing alone.
         return min([*bounds, *self.computing_alone])
+
+    @property
+    def ladder(self) -> tuple[Rung, ...]:
+        """Lower bounds of classes of plans in all planned precisions, each with the fastest plan of
+        its class; empty unless the strategy `joint` has them for each precision."""
+        ladders = [candidate.ladder for candidate in self.of_joint if candidate.ladder]
+        if len(ladders) != self.problems:
+            return ()
+        ladder = joined_ladders(ladders)
+        if not self.computing_alone:
+            return ladder
+        seconds = [
+            candidate.predicted_seconds
+            for candidate in self.candidates
+            if candidate.plan is not None
+            and candidate.plan.program is None
+            and candidate.fits_memory
+            and candidate.predicted_seconds is not None
+        ]
+        return with_degrees(ladder, self.computing_alone, min(seconds, default=None))
+
+    @property
+    def of_joint(self) -> list[Candidate]:
+        """The candidates of the strategy `joint` on the whole cluster."""
+        return [c for c in self.candidates if c.strategy == Joint.name and c.variant.part is None]
+
+    @property
+    def problems(self) -> int:
+        """The number of problems whose plans were searched, one for each precision."""
+        return max(len(self.precisions), 1)
 
     @property
     def computing_alone(self) -> list[float]:
@@ -80,6 +110,7 @@ class Planning:
             ],
             "winner": self.winner,
             "bound": self.bound,
+            "ladder": documents(self.ladder),
             "pareto": pareto(self.candidates, self.workload),
             "notes": list(self.notes),
             "advice": list(self.advice),

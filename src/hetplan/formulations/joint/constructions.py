@@ -38,7 +38,7 @@ def constructions(space: Space) -> Iterator[Design]:
         for count in replica_counts(space, groups):
             for dealt, size in product(deals(groups, count), MICRO_BATCHES):
                 design = replicas_of(space, dealt, size)
-                if design is not None:
+                if design is not None and space.allows(design):
                     yield design
 
 

@@ -177,9 +177,13 @@ class Space:
             ]
         return with_pipelines(replace(design, schedule=schedule, chunks=chunks), pipelines)
 
+    def allows(self, design: Design) -> bool:
+        """Whether the design belongs to the plans that are searched. Here these are all plans."""
+        return True
+
     def repaired(self, design: Design) -> Design | None:
         """A near design that keeps the rules of plan files, in canonical form; None where no
-        micro-batch size keeps them.
+        micro-batch size keeps them, or where the space does not allow the design.
 
         With an interleaved schedule, a replica's number of micro-batches is a multiple of its
         number of stages. Under ZeRO 2 and 3 all replicas have the same number of micro-batches.
@@ -197,7 +201,8 @@ class Space:
             if micro_batch is None:
                 return None
             pipelines.append(replace(pipeline, micro_batch=micro_batch))
-        return self.renaming.canonical(replace(design, pipelines=tuple(pipelines)))
+        repaired = replace(design, pipelines=tuple(pipelines))
+        return self.renaming.canonical(repaired) if self.allows(repaired) else None
 
 
 def effective_zero(design: Design, several_stages: bool) -> int:

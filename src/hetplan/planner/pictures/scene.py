@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hetplan.errors import InputError
 from hetplan.planner.explain import folded, made_with_these_costs, name_of, why
+from hetplan.planner.proofs import documents
+from hetplan.plans.alike import has_equal_replicas
+from hetplan.plans.ladder import Rung
 from hetplan.plans.plan import Plan, parse_plan
 from hetplan.plans.words import summary
 from hetplan.profiling.workload import Workload
@@ -90,12 +93,19 @@ class Offer(PrintedDocument):
         return f"{self.strategy}/{self.method}"[:200]
 
 
+class PrintedRung(Rung):
+    """A rung of the ladder of bounds, as commands print it with its gap."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
 class PlanningDocument(PrintedDocument):
     """The document that `hetplan plan --json` prints."""
 
     winner: int | None
     candidates: list[Offer]
     bound: NonNegative | None = None
+    ladder: list[PrintedRung] = Field(default_factory=list)
 
 
 class ChangeDocument(PrintedDocument):
@@ -131,8 +141,11 @@ class Scene:
     offers: tuple[Offer, ...] = ()  # all candidates; empty for a plan file
     winner: int | None = None  # index of the offer that is drawn
     bound: float | None = None  # lower bound on the replayed seconds of every plan of stages
+    ladder: tuple[Rung, ...] = ()  # such bounds of classes of plans
+    # Whether the plan has equal replicas, so that the bound of such plans is one of its own.
+    equal_replicas: bool = False
     # Whether the plan is drawn with other costs than it was made with. The figures of `offers` are
-    # then of the costs that the plan was made with, and `bound` is None.
+    # then of the costs that the plan was made with, `bound` is None and `ladder` empty.
     other_costs: bool = False
     # What `hetplan plan what-if` found, for the unchanged cluster and for each change.
     changes: tuple[ChangeDocument, ...] = ()
@@ -142,7 +155,8 @@ class Scene:
         """The content as JSON types."""
         offers = [offer.model_dump() for offer in self.offers]
         changes = [change.model_dump() for change in self.changes]
-        return {**asdict(self), "offers": offers, "changes": changes}
+        ladder = documents(self.ladder)
+        return {**asdict(self), "offers": offers, "changes": changes, "ladder": ladder}
 
     @property
     def used(self) -> list[DeviceMemory]:
@@ -168,11 +182,14 @@ def scene(
             for drawn in rows
         ]
     stated_bound = None if planning is None else planning.bound
+    ladder: Sequence[Rung] = () if planning is None else planning.ladder
     if planning is None and plan.prediction and plan.prediction.strategy == "joint":
         stated_bound = plan.prediction.bound  # the problem `joint` is about replayed seconds
+        ladder = plan.prediction.ladder or ()
     other_costs = not made_with_these_costs(plan, run, workload)
     # A bound holds only for the costs for which it was proven.
     bound, foreign_bound = (None, stated_bound) if other_costs else (stated_bound, None)
+    ladder = () if other_costs else ladder
     nodes = [
         f"{node.intra_bandwidth * 8e-9:.4g} Gbit/s inside, "
         f"{node.network_bandwidth * 8e-9:.4g} Gbit/s to others"
@@ -187,10 +204,12 @@ def scene(
         more=len(units_of_rows) - len(rows),
         devices=memory(plan, run, workload, units_of_rows),
         nodes=tuple(nodes),
-        why=why(plan, run, workload, bound, foreign_bound=foreign_bound),
+        why=why(plan, run, workload, bound, ladder, foreign_bound=foreign_bound),
         offers=() if planning is None else tuple(planning.candidates),
         winner=None if planning is None else planning.winner,
         bound=bound,
+        ladder=tuple(ladder),
+        equal_replicas=has_equal_replicas(plan),
         other_costs=other_costs,
         margin=workload.memory_margin,
     )
