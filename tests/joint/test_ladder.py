@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 
 from hetplan.formulations.joint import exact
-from hetplan.formulations.joint.bound import ladder as ladders
 from hetplan.formulations.joint.bound.driver import lower_bounds
 from hetplan.formulations.joint.bound.equal import Shape, equal_bound
-from hetplan.formulations.joint.bound.ladder import KnownPlan, equal_rungs, ladder
+from hetplan.formulations.joint.bound.ladder import (
+    KnownPlan,
+    equal_rungs,
+    ladder,
+    shape_alone,
+    shape_rungs,
+)
 from hetplan.formulations.joint.bound.replicas import STANDARD
 from hetplan.formulations.joint.bound.tables import Relaxation
 from hetplan.formulations.joint.data import JointData
@@ -49,12 +54,9 @@ def fastest(pairs: Iterable[tuple[Any, float]]) -> dict[Any, float]:
 
 
 def shape_bounds(of: Relaxation, shape: Shape) -> list[float]:
-    """(2) to (4), without a known plan that limits them."""
-    alone = ladders.shape_alone(of, shape, some_run())
-    freed = of.without_links()
-    passes = ladders.shape_bound(freed, shape, alone, math.inf, some_run(), STANDARD)
-    links = ladders.shape_bound(of, shape, passes, math.inf, some_run(), STANDARD)
-    return [alone * (1 - STANDARD.rounding), passes, max(passes, links)]
+    """(2) to (4), with a known plan that is too slow to limit them."""
+    rungs = shape_rungs(of, shape, 1e6, some_run(0.3), STANDARD)
+    return [rung.bound for rung in rungs]
 
 
 def assert_below(data: JointData, plans: Iterable[Plan]) -> None:
@@ -119,6 +121,21 @@ def test_each_rung_of_a_shape_adds_what_it_says() -> None:
     assert 1.2 * passes < links <= ChainReplayer.of(data).seconds(plan)
 
 
+@pytest.mark.parametrize(("rate", "joins"), [(1e12, False), (1e8, True)])
+def test_the_rungs_of_data_parallel_plans_are_near_them(rate: float, joins: bool) -> None:
+    """Two devices on each of two nodes compute a sample each. Where links are slow, only the rung
+    with links is near the plan."""
+    data = even_data((2, 2), 2, 4, network=rate, inside=rate, tied=False)
+    every = [replica([[device]], [[(0, 2)]], 1, 1) for device in range(4)]
+    plans = list(plans_of_all_schedules(data, every, ("1f1b",)))
+    seconds = min(ChainReplayer.of(data).seconds(plan) for plan in plans)
+    alone, passes, links = shape_bounds(Relaxation(data), Shape(4, 1))
+    assert 0.6 * seconds < links <= seconds * ROUNDED
+    assert alone == pytest.approx(2 * 2.5e-3)
+    assert passes == pytest.approx(alone)
+    assert (links > 1.5 * passes) == joins
+
+
 def test_a_larger_micro_batch_computes_no_longer() -> None:
     """Where a micro-batch of two takes less than two of one, the rung of the shape says so."""
     data = random_data(Random(1), devices=1, layers=3, batch=8)
@@ -136,7 +153,7 @@ def test_a_larger_micro_batch_computes_no_longer() -> None:
     ]
     data = data.model_copy(update={"tables": tables, "global_batch": 8})
     of = Relaxation(data)
-    one, four, eight = (ladders.shape_alone(of, Shape(1, b), some_run()) for b in (1, 4, 8))
+    one, four, eight = (shape_alone(of, Shape(1, b), some_run()) for b in (1, 4, 8))
     assert one > 1.5 * four > 1.5 * eight > 0
 
 
