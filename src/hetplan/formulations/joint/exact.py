@@ -84,7 +84,7 @@ class Branching:
     ) -> None:
         self.data, self.run, self.parameters, self.incumbent = data, run, parameters, incumbent
         self.space, self.relaxation = Space(data), Relaxation(data)
-        self.bounds = ReplicaBounds(data, self.space, self.relaxation)
+        self.bounds = ReplicaBounds(data, self.space, self.relaxation, run)
         # (replica, layout, schedule, chunks, recomputation, samples) -> result of `options`
         self.cached_options: dict[tuple[object, ...], list[tuple[float, int]]] = {}
         self.replays = 0  # number of plans that the branch and bound has replayed
