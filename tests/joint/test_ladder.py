@@ -167,13 +167,14 @@ def test_the_ladder_is_monotone_and_names_its_shape() -> None:
         Rung(rung="equal", bound=4.0, best=9.0),
     ]
     names = ["alone", "micro-batches", "passes", "links", "equal", "all"]
-    made = ladder(1.0, rungs, 5.0, 8.0)
+    made = ladder(1.0, rungs, 5.0, 8.0, 8.5)
     assert [rung.rung for rung in made] == names
     assert [rung.bound for rung in made] == [1.0, 2.0, 2.5, 5.0, 5.0, 5.0]
-    assert [rung.best for rung in made] == [8.0, 9.0, 9.0, 9.0, 9.0, 8.0]
-    assert [rung.bound for rung in ladder(1.0, rungs, 3.5, 8.0)] == [1.0, 2.0, 2.5, 4.0, 4.0, 3.5]
+    assert [rung.best for rung in made] == [8.0, 9.0, 9.0, 9.0, 8.5, 8.0]
+    lower = ladder(1.0, rungs, 3.5, 8.0, 8.5)
+    assert [rung.bound for rung in lower] == [1.0, 2.0, 2.5, 4.0, 4.0, 3.5]
     assert {rung.replicas for rung in made[1:4]} == {2}
-    assert [rung.rung for rung in ladder(1.0, (), 3.5, None)] == ["alone", "all"]
+    assert [rung.rung for rung in ladder(1.0, (), 3.5, None, None)] == ["alone", "all"]
 
 
 def test_no_rung_is_above_the_known_plan() -> None:

@@ -335,7 +335,11 @@ def outcome_of(
     if relaxed is not None and bound is not None:
         objective = branching.incumbent.objective
         best = objective if math.isfinite(objective) else None
-        rungs = ladder(relaxed.alone, branching.rungs, bound, best)
+        if branching.incumbent.decision is not None:
+            # the enumeration may have found a faster plan with equal replicas
+            branching.offer(plan_of(branching.data, branching.incumbent.decision))
+        best_equal = None if branching.equal is None else branching.equal.seconds
+        rungs = ladder(relaxed.alone, branching.rungs, bound, best, best_equal)
     message = branching.search_message if branching.run.cut else ""
     if stop is Stop.INFEASIBLE:
         message = "no plan fits into memory"

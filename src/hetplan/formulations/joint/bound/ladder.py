@@ -94,14 +94,21 @@ def shape_bound(
 
 
 def ladder(
-    alone: float, of_classes: Sequence[Rung], every: float, best: float | None
+    alone: float,
+    of_classes: Sequence[Rung],
+    every: float,
+    best: float | None,
+    best_equal: float | None,
 ) -> list[Rung]:
     """(1) to (6), where no bound is below that of a larger class.
 
     alone: (1). of_classes: (2) to (5). every: (6). best: seconds of the fastest known plan.
+    best_equal: the same of plans with equal replicas.
     """
     classes, larger = [], every
     for rung in reversed(of_classes):
+        if rung.rung == "equal":
+            rung = rung.model_copy(update={"best": best_equal})
         if rung.rung in ("equal", "links"):
             larger = max(larger, rung.bound)
             rung = rung.model_copy(update={"bound": larger})
