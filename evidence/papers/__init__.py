@@ -18,7 +18,7 @@ from hetplan.formulations import family
 from hetplan.instances.library import load_from_library
 from hetplan.solvers.registry import load, solve
 from hetplan.solvers.run import Options, Result, Run
-from hetplan.studies.page import COLOURS, figure
+from hetplan.studies.charts import COLOURS, figure
 from hetplan.text import Table, grouped, number_text
 
 Row = dict[str, Any]

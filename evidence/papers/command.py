@@ -13,7 +13,7 @@ from hetplan.cli.output import emit, note
 from hetplan.errors import check_name, require
 from hetplan.files import write_text
 from hetplan.studies import page
-from hetplan.studies.page import write_pictures
+from hetplan.studies.charts import write_pictures
 
 
 def report(

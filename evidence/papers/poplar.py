@@ -14,7 +14,7 @@ import numpy as np
 
 from evidence.papers import Row
 from hetplan.formulations import family
-from hetplan.formulations.poplar.awareness import CurveDevice, spline_curve
+from hetplan.formulations.poplar.curves import CurveDevice, spline_curve
 from hetplan.formulations.poplar.pose import pose
 from hetplan.formulations.poplar.problem import Floats
 from hetplan.profiling.hardware.cluster import example_cluster

@@ -41,7 +41,7 @@ class InputError(HetplanError, ValueError):
         self.what, self.where, self.got, self.expected = what, where, got, expected
         details: list[str] = []
         if got is not None:
-            details.append(f"got {shorten(got)}")
+            details.append(f"got {short_repr(got)}")
         if expected is not None:
             details.append(f"expected {expected}")
         text = f"{where}: {what}" if where else what
@@ -81,7 +81,7 @@ def debugging() -> bool:
     return os.environ.get("HETPLAN_DEBUG", "") not in ("", "0")
 
 
-def optional(module: str, what: str, extra: str, *, where: str | None = None) -> Any:
+def import_optional(module: str, what: str, extra: str, *, where: str | None = None) -> Any:
     """The imported module `module`, which the extra `extra` of hetplan installs. Raises InputError
     with the message `what` where it is not installed."""
     try:
@@ -107,16 +107,21 @@ def one_line(text: str) -> str:
 
 
 def place_outside(error: BaseException) -> str | None:
-    """`FILE, line N`: the innermost line outside of hetplan and of installed packages that an
-    exception passed through, or the line that is no Python; None without one. It names the place
-    in a user's own module."""
+    """`FILE, line N`: the place in a user's own module at which an exception was raised.
+
+    It is the innermost line outside of hetplan, of Python and of installed packages that the
+    exception passed through; of a SyntaxError it is the line that is not valid Python. None where
+    the exception passed through no such line.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
-    own = os.path.dirname(os.path.abspath(__file__))
+    hetplan_folder = os.path.dirname(os.path.abspath(__file__))
+    python_folder = os.path.dirname(os.__file__)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        is_installed = "site-packages" in frame.filename or "<" in frame.filename
-        of_python = frame.filename.startswith(os.path.dirname(os.__file__))
-        if not (is_installed or of_python or frame.filename.startswith(own)):
+        # Code without a file has a name such as `<string>` or `<frozen importlib._bootstrap>`.
+        if "<" in frame.filename or "site-packages" in frame.filename:
+            continue
+        if not frame.filename.startswith((hetplan_folder, python_folder)):
             return f"{frame.filename}, line {frame.lineno}"
     return None
 
@@ -126,7 +131,7 @@ def kind_and_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(str(error))[:300]}"
 
 
-def shorten(value: object, limit: int = 80) -> str:
+def short_repr(value: object, limit: int = 80) -> str:
     """`repr(value)`, at most `limit` characters long. Of a list or an object only the number of
     entries is shown, so that no message prints a whole document."""
     if isinstance(value, str | bytes) and len(value) > limit:
@@ -144,12 +149,13 @@ def shorten(value: object, limit: int = 80) -> str:
 
 def json_path(location: Sequence[int | str]) -> str:
     """Keys and indices as a JSON path: `("data", "layers", 3, "name")` -> `data.layers[3].name`."""
-    parts = (
-        # a hostile key may be megabytes long
-        f"[{part}]" if isinstance(part, int) else f".{shortened(part, LONGEST_KEY)}"
-        for part in location
-    )
-    return "".join(parts).removeprefix(".")
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:  # a hostile key may be megabytes long
+            path += f".{shortened(part, LONGEST_KEY)}"
+    return path.removeprefix(".")
 
 
 def shortened(text: str, limit: int) -> str:
@@ -162,6 +168,9 @@ LISTED_WHOLE = 12
 # Least `difflib` ratios at which two names are alike: of the whole names, and of a typed name with
 # the equally long beginning of a longer one. 0.6 is also what difflib itself takes as alike.
 WHOLE_RATIO, BEGINNING_RATIO = 0.6, 0.75
+# Likeness of a known name that contains the typed name, and of one that contains all its letters in
+# order. Both are larger than every likeness by a ratio, which is at most 1 / WHOLE_RATIO = 1.67.
+CONTAINS_NAME, CONTAINS_LETTERS = 2.0, 1.9
 
 
 def nearest(name: str, known: Iterable[str], most: int = 4) -> list[str]:
@@ -174,25 +183,29 @@ def nearest(name: str, known: Iterable[str], most: int = 4) -> list[str]:
     wanted = name.lower()
 
     def likeness(other: str) -> float:
-        """At least 1 where the names are alike; larger the more alike they are. No ratio gives more
-        than 1 / WHOLE_RATIO, so that 2 and 1.9 put the other two kinds of likeness first."""
+        """At least 1 where the names are alike; the larger, the more alike the names are."""
         lower = other.lower()
         if wanted and wanted in lower:
-            return 2.0
+            return CONTAINS_NAME
         letters = iter(lower)
-        # `in` consumes the iterator up to the letter, so that the letters must come in order; fewer
-        # than four letters do so in too many names
+        # `in` consumes the iterator up to the letter, so that the letters must come in order. Too
+        # many names contain fewer than four letters in order.
         if len(wanted) >= 4 and all(letter in letters for letter in wanted):
-            return 1.9
+            return CONTAINS_LETTERS
         whole = difflib.SequenceMatcher(None, lower, wanted).ratio() / WHOLE_RATIO
-        if len(wanted) < 3:  # beginnings that do not contain the name have one letter of it at most
+        # The beginning of a name that does not contain two typed letters has one of them at most.
+        if len(wanted) < 3:
             return whole
         beginning = difflib.SequenceMatcher(None, lower[: len(wanted)], wanted).ratio()
         return max(whole, beginning / BEGINNING_RATIO)
 
-    alike = [other for other in known if likeness(other) >= 1]
-    alike.sort(key=lambda other: (-likeness(other), len(other)))
-    return alike[:most]
+    alike: list[tuple[float, int, str]] = []
+    for other in known:
+        value = likeness(other)
+        if value >= 1:
+            alike.append((-value, len(other), other))
+    alike.sort(key=lambda entry: entry[:2])  # stable: equally alike and long names keep their order
+    return [other for _, _, other in alike[:most]]
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -211,11 +224,13 @@ def unknown_name(
     the error says so where the names are many and none is near.
     """
     known = list(known)
-    near = suggestion(name, known)
-    expected = None if near else see
-    if len(known) <= LISTED_WHOLE or not (near or see):
+    did_you_mean = suggestion(name, known)
+    expected = see
+    if len(known) <= LISTED_WHOLE or not (did_you_mean or see):
         expected = f"one of {', '.join(known)}"
-    return InputError(f"{what} {name[:80]!r}{near}", where=where, expected=expected)
+    elif did_you_mean:
+        expected = None
+    return InputError(f"{what} {name[:80]!r}{did_you_mean}", where=where, expected=expected)
 
 
 def check_name(

@@ -25,17 +25,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hetplan.errors import InputError, json_path, kind_and_text, one_line, require, shorten
+from hetplan.errors import InputError, json_path, kind_and_text, one_line, require, short_repr
 
 MAX_BYTES = 256 * 2**20
 MAX_DEPTH = 64
 # Levels of other programs' JSON. The parser of the standard library recurses once for each level.
 MAX_FOREIGN_DEPTH = 400
-# Bytes and values of other programs' JSON. A value takes some hundred bytes of memory, of which a
-# packed file of a few kilobytes could have gigabytes.
+# Bytes and values of other programs' JSON. A value takes some hundred bytes of memory, and a packed
+# file of a few kilobytes may hold so many values that they take gigabytes.
 MAX_FOREIGN_BYTES = 64 * 2**20
 MAX_FOREIGN_VALUES = 2_000_000
-PIPE_SECONDS = 10  # for which a named pipe is read before some program writes into it
+PIPE_SECONDS = 10  # seconds of waiting for a program that writes into a named pipe
 # People write the YAML files, so that they are small. The parser is slow: a file of this size takes
 # half a minute at worst.
 MAX_YAML_BYTES = 2**20
@@ -177,14 +177,15 @@ def parse_json(content: bytes | str, *, where: str) -> Any:
         try:
             return int(text)
         except ValueError:  # more digits than Python converts
-            digits, limit = len(text.lstrip("-")), sys.get_int_max_str_digits()
+            digits = len(text.lstrip("-"))
+            limit = sys.get_int_max_str_digits()
             return refused(f"an integer of {digits} digits", expected=f"at most {limit}")
 
     def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
             ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
-            result[key] = refused(f"key {shorten(key)} stands twice in one object")
+            result[key] = refused(f"key {short_repr(key)} stands twice in one object")
         return result
 
     with json_errors(content, where) as text:
@@ -193,7 +194,8 @@ def parse_json(content: bytes | str, *, where: str) -> Any:
             text, parse_constant=constant, parse_int=integer, object_pairs_hook=unique_keys
         )
     if faults:
-        # One is left: an object that loses a value, and the faults in it, gets a fault itself.
+        # The document still has a fault. An object that has a key twice loses the value of one of
+        # the two, and the faults in this value, but it gets a fault of its own.
         path, fault = next(faults_in(document))
         place = f"{where}: {json_path(path)}" if path else where
         raise InputError(fault.what, where=place, got=fault.got, expected=fault.expected)
@@ -201,8 +203,8 @@ def parse_json(content: bytes | str, *, where: str) -> Any:
 
 
 def faults_in(value: Any, *path: int | str) -> Iterator[tuple[Sequence[int | str], Fault]]:
-    """Each fault in `value`, with the keys and indices that lead to it. path: those that lead to
-    `value` itself."""
+    """Each fault in `value`, with the keys and indices that lead to it. path: the keys and indices
+    that lead to `value` itself."""
     if isinstance(value, Fault):
         yield path, value
     elif isinstance(value, dict):

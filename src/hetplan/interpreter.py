@@ -44,7 +44,7 @@ def working_folder_last() -> None:
         sys.path.append(sys.path.pop(0))
 
 
-def let_find(module: str, option: str) -> None:
+def make_importable(module: str, option: str) -> None:
     """Put the working folder last on the path, so that the module named by the user can be imported
     from there. Raises InputError where the folder has the module and another one of the same name,
     which Python finds first, hides it. option: the option that names it, for the message."""

@@ -158,7 +158,7 @@ def check_length(row: Sequence[object], count: int, where: str, per: str) -> Non
 
 
 def check_distinct_names(names: Sequence[str], where: str) -> None:
-    """Raise ValueError where two entries of a list have the same name. names: of all entries;
+    """Raise ValueError where two entries of a list have the same name. names: names of all entries;
     where: the list's name."""
     first: dict[str, int] = {}
     for i, name in enumerate(names):
@@ -266,7 +266,7 @@ def key_of_tag(problem: Mapping[str, Any]) -> str:
 
 def similar_keys(problem: Mapping[str, Any], model: type[BaseModel] | None) -> str:
     """`; did you mean A?` for an unknown key, with similar keys of the object in which it stands.
-    Empty for other errors, and where no key is similar. model: of the whole document."""
+    Empty for other errors, and where no key is similar. model: model of the whole document."""
     if model is None or problem["type"] != "extra_forbidden":
         return ""
     schema = model.model_json_schema()

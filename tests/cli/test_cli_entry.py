@@ -20,7 +20,7 @@ import pytest
 
 import hetplan as package
 from fakes.cli import Call, Write
-from hetplan.cli.doctor import examined, local_gpus, report_tables
+from hetplan.cli.doctor import local_gpus, machine_report, report_tables
 from hetplan.cli.output import Display
 from hetplan.instances.library import find, library
 from hetplan.planner.candidate import Candidate, StrategyMethod
@@ -166,8 +166,8 @@ def test_doctor(hetplan: Call) -> None:
 
 
 def test_doctor_tells_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetplan.cli.doctor.TOGETHER", "")  # what `test_doctor` starts
-    report = examined(("numpy", "no-such-package"))
+    monkeypatch.setattr("hetplan.cli.doctor.LOAD_BOTH", "")  # what `test_doctor` starts
+    report = machine_report(("numpy", "no-such-package"))
     assert [check["ok"] for check in report["checks"]] == [True, False, True]
     checks = report_tables(report)[1].rows
     assert checks[1] == ("FAILED", "no-such-package is installed", "not found")

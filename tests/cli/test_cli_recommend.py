@@ -48,7 +48,7 @@ def test_the_command(hetplan: Call, tmp_path: Path) -> None:
     ("words", "complaint"),
     [
         ((), "no target"),
-        (("--days", 3), "--days and --budget are those of a number of tokens"),
+        (("--days", 3), "--days and --budget need a number of tokens"),
         (
             ("--tokens", 1e9, "--days", 3, "--tokens-per-second", 5),
             "the speed is given twice",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fakes.cli import Call
-from hetplan.instances.answers import changes, entries_to_update
 from hetplan.instances.library import BestKnown, find, save_instance
+from hetplan.instances.records import changes, entries_to_update
 from hetplan.solvers.run import Options
 from present import present
 

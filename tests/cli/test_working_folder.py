@@ -25,8 +25,8 @@ from fakes.rehearsals import plan as rehearsal_plan
 from fakes.workloads import cluster_document, small
 from hetplan.adapters.exports import export
 from hetplan.errors import InputError
-from hetplan.formulations import join
-from hetplan.interpreter import let_find, own_command, safe_path, working_folder_last
+from hetplan.formulations import add_plugins
+from hetplan.interpreter import make_importable, own_command, safe_path, working_folder_last
 from hetplan.plans.plan import Plan, save_plan
 from hetplan.plans.templates import ReadyTemplates, TemplateStage
 from hetplan.profiling.models.operators import DEFAULT_STACK
@@ -253,7 +253,7 @@ def test_a_factory_with_the_name_of_another_module_is_refused(
         said,
     )
     with pytest.raises(InputError, match="--plugin names a module of the working folder that"):
-        join([name])
+        add_plugins([name])
     assert ran(folder) == set()
 
 
@@ -265,8 +265,8 @@ def test_modules_of_the_folder_and_installed_ones_are_found(
     (folder / "spread").mkdir()
     (folder / "spread" / "own.py").touch()
     for name in ("models", "spread.own", "no_such_module", "os.path"):
-        let_find(name, "--factory")
-        let_find(name, "--factory")
+        make_importable(name, "--factory")
+        make_importable(name, "--factory")
     assert sys.path == ["a", ""]
 
 

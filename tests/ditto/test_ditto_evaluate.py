@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from ditto.ditto_cases import data_of, middle_instance
 from hetplan.errors import InputError
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
-from hetplan.formulations.ditto.evaluate import evaluate, price
+from hetplan.formulations.ditto.evaluate import evaluate, evaluation_of
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.schema import parse
 from hetplan.solvers.registry import solve
@@ -67,15 +67,15 @@ def test_a_template_worked_by_hand() -> None:
 
 
 def test_a_uniform_pipeline_takes_n_plus_s_minus_one_stages() -> None:
-    assert price(10, [2.0] * 4).objective == pytest.approx((10 + 4 - 1) * 2.0)
+    assert evaluation_of(10, [2.0] * 4).objective == pytest.approx((10 + 4 - 1) * 2.0)
 
 
 def test_the_first_of_equally_slow_stages_counts() -> None:
-    parts = price(8, [1.0, 3.0, 1.0, 3.0 + 1e-10]).parts
+    parts = evaluation_of(8, [1.0, 3.0, 1.0, 3.0 + 1e-10]).parts
     assert parts["slowest stage"] == 1.0
-    assert price(8, [1.0, 3.0, 1.0, 3.0 + 1e-6]).parts["slowest stage"] == 3.0
+    assert evaluation_of(8, [1.0, 3.0, 1.0, 3.0 + 1e-6]).parts["slowest stage"] == 3.0
     # nanoseconds are told apart too: the tie is relative
-    assert price(8, [1e-9, 3e-9, 1e-9, 3.1e-9]).parts["slowest stage"] == 3.0
+    assert evaluation_of(8, [1e-9, 3e-9, 1e-9, 3.1e-9]).parts["slowest stage"] == 3.0
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_unusable_data_is_refused_in_one_line(
 
 def test_the_price_can_rise_when_the_slowest_stage_gets_faster() -> None:
     # k* jumps to the end: this is why T does not decompose.
-    before, after = (price(8, [t, 1.0, 1.0, 10.0]).objective for t in (10.0, 9.9))
+    before, after = (evaluation_of(8, [t, 1.0, 1.0, 10.0]).objective for t in (10.0, 9.9))
     assert before is not None and after is not None and after > before
 
 

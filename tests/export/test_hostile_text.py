@@ -102,7 +102,7 @@ def written(plan: Plan, kind: str, text: str, root: Path | None = None) -> dict[
         name="job",
         root=str(root or f"/a/{text}"),
         folder="out",
-        words=words,
+        run_options=words,
     )
     files = LAUNCHERS[kind][2](start)
     return {"node.sh": torchrun(plan, variables=launcher.env), **files}

@@ -75,7 +75,7 @@ def random_plan(seed: int) -> Plan:
 def start(plan: Plan, kind: str, folder: str = "out/x", **more: Any) -> Start:
     """What writes the files of a launcher."""
     launcher = CODES[kind].model_validate({"kind": kind, **KEYS[kind]})
-    given = {"name": "hetplan-job", "root": "/home/a b", "words": ["--steps", "3"], **more}
+    given = {"name": "hetplan-job", "root": "/home/a b", "run_options": ["--steps", "3"], **more}
     return Start(plan=plan, launcher=launcher, folder=folder, **given)
 
 
@@ -310,7 +310,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 def test_pods_start_every_node(tmp_path: Path) -> None:
     plan = PLANS[7]
-    one = start(plan, "jobset", folder="files", words=[])
+    one = start(plan, "jobset", folder="files", run_options=[])
     folder = place_files(one, tmp_path)
     _, spec = objects(plan, "jobset")
     started = 0

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hetplan.instances.answers import Change, changes, entries_to_update, findings_of_answers, write
 from hetplan.instances.library import BestKnown, find, save_instance
+from hetplan.instances.records import Change, changes, entries_to_update, findings_of_answers, write
 from hetplan.solvers.run import Options
 from present import present
 
@@ -97,6 +97,14 @@ def test_a_record_is_made_and_then_only_bettered(folder: Path) -> None:
     assert (second.found_by, second.proved_by) == ("exact (hetplan)",) * 2
     change = update(folder, heuristic)
     assert not change.changed and change.refused == () and record(folder) == second
+
+
+@pytest.mark.parametrize("best_first", [True, False])
+def test_the_best_of_several_decisions_is_taken(folder: Path, best_first: bool) -> None:
+    best, other = answer(), worse(folder)
+    assert best["objective"] < other["objective"]
+    results = (best, other) if best_first else (other, best)
+    assert present(update(folder, *results).after).objective == best["objective"]
 
 
 def test_a_higher_bound_is_taken_and_a_lower_one_is_not(folder: Path) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from hetplan.planner.recommend import (
+    AvailableNodes,
     Choice,
     Counts,
     Goal,
-    Offers,
     frontier,
     recommend,
     recommendation,
@@ -173,17 +173,17 @@ def test_costs_have_one_unit_where_a_price_is_unknown() -> None:
     devices = {"T4": {"price_per_hour": 0.5}, "Own": OWN}
     nodes = [OFFERS["nodes"][0], {**OFFERS["nodes"][0], "device": "Own"}]
     file = ClusterFile.model_validate({**OFFERS, "nodes": nodes, "devices": devices})
-    offers = Offers(make_workload("gpt2", build_cluster(file), 4, sequence=SEQUENCE))
-    both = offers.choice((2, 1))
-    assert offers.choice((2, 0)).per_hour is None and both.per_hour is None
-    assert (offers.choice((2, 0)).cost, both.cost) == (2.0, 3.0)
+    available = AvailableNodes(make_workload("gpt2", build_cluster(file), 4, sequence=SEQUENCE))
+    both = available.choice((2, 1))
+    assert available.choice((2, 0)).per_hour is None and both.per_hour is None
+    assert (available.choice((2, 0)).cost, both.cost) == (2.0, 3.0)
 
 
 def test_plans_of_a_workload(workload: Workload) -> None:
-    offers = Offers(workload, moves=20)
+    available = AvailableNodes(workload, moves=20)
     run = Run(Options(threads=1))
     planned = {
-        counts: offers.planned(offers.choice(counts), run)
+        counts: available.planned(available.choice(counts), run)
         for counts in itertools.product(range(3), range(2))
         if any(counts)
     }

@@ -12,7 +12,7 @@ import pytest
 from scipy.interpolate import CubicSpline
 
 from hetplan.formulations import family
-from hetplan.formulations.poplar.awareness import CurveDevice
+from hetplan.formulations.poplar.curves import CurveDevice
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.profiling.profiles.largest_batch import explore
 from hetplan.solvers.registry import solve

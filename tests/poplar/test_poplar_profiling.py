@@ -9,7 +9,7 @@ import pytest
 
 from hetplan.errors import InputError
 from hetplan.formulations import family
-from hetplan.formulations.poplar.awareness import (
+from hetplan.formulations.poplar.curves import (
     CurveDevice,
     linear_curve,
     natural_spline,

@@ -88,7 +88,7 @@ def test_weighted_means_make_the_mean_over_the_global_batch() -> None:
 
 
 def test_a_rank_without_rows_of_its_own_is_refused() -> None:
-    with pytest.raises(InputError, match="unequal: rank 0 has no rows of its own"):
+    with pytest.raises(InputError, match="unequal: rank 0 has no samples of its own"):
         PlannedBatches(plan_of([[(1, 4)], [(1, 0)]]), 0, 40)
     whole = plan_of(SIZES)
     halves = (

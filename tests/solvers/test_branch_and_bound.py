@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent, Proof, SearchLimits, search
-from hetplan.solvers.run import Options, Progress, Run, Stopped
+from hetplan.solvers.run import Options, Progress, Run, Stop, Stopped
 
 Taken = tuple[bool, ...]
 SEEDS = range(30)
@@ -218,3 +218,19 @@ def test_progress_is_reported_and_only_improves() -> None:
     assert bounds == sorted(bounds)
     assert incumbents == sorted(incumbents, reverse=True)
     assert proof.bound == bounds[-1] == solver.incumbent.objective * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("proven", "empty", "finished", "expected"),
+    [
+        (True, True, True, (Stop.INFEASIBLE, "there is none")),
+        (True, False, True, (Stop.OPTIMAL, "")),
+        (False, False, True, (Stop.LIMIT, "dropped too much")),
+        (False, False, False, (Stop.LIMIT, "")),
+    ],
+)
+def test_the_verdict_of_a_proof(
+    proven: bool, empty: bool, finished: bool, expected: tuple[Stop, str]
+) -> None:
+    proof = Proof(bound=None, finished=finished, proven=proven, empty=empty, expanded=1)
+    assert proof.verdict(Run(), "there is none", "dropped too much") == expected

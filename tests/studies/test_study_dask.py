@@ -16,7 +16,7 @@ import pytest
 
 from hetplan.cli.study import slurm_settings
 from hetplan.errors import InputError
-from hetplan.formulations import JOINED, family, join
+from hetplan.formulations import JOINED, add_plugins, family
 from hetplan.solvers.run import Options
 from hetplan.studies import workers as cluster
 from hetplan.studies.rows import COLUMNS, Tally, Task, carry_out, read_rows, tasks
@@ -44,7 +44,7 @@ def own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     text = f"from hetplan.solvers.registry import Method\nMETHODS = {{'amp': [{method}]}}\n"
     (tmp_path / "own_plugin.py").write_text(text)
     monkeypatch.chdir(tmp_path)
-    join(["own_plugin"])
+    add_plugins(["own_plugin"])
     yield
     JOINED.clear()
     assert "own" not in [method.name for method in family("amp").methods]

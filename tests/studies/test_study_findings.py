@@ -130,6 +130,10 @@ def test_page() -> None:
     worst = text[text.index('id="worst"') : text.index('id="instances"')]
     assert 'href="#instance-ditto-a"' in worst and 'href="#row-ditto-a-greedy-0"' in worst
     assert links and {link.removeprefix("#") for link in links} <= set(ids)
+    runs = text[text.index('id="rows"') :]
+    assert runs.count('<a href="#instance-ditto-a">a</a>') == sum(
+        r["instance"] == "a" for r in ROWS
+    )
     assert sum(name.startswith("instance-") for name in ids) == 3
     assert sum(name.startswith("row-") for name in ids) == len(ROWS)
     for expected in (
@@ -196,7 +200,7 @@ def test_names_of_instances_stay_texts(text: str) -> None:
 
 def test_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra `plots`)")
-    from hetplan.studies.page import charts, write_pictures
+    from hetplan.studies.charts import charts, write_pictures
 
     found = charts(Study(ROWS), "ditto")
     assert len(found) == len(CHARTS) and all(

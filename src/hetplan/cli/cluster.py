@@ -183,8 +183,7 @@ def found_hosts(
 
 def usual_intra_gbit(device: str) -> float:
     """Gbit/s between two devices in the usual machine with that type."""
-    _, bytes_per_s, *_ = links_of(device)
-    return bytes_per_s / GBIT
+    return links_of(device).intra / GBIT
 
 
 def nodes_table(document: dict[str, Any]) -> Table:

@@ -24,9 +24,9 @@ PACKAGES = (
 OPTIONAL = ("torch",)
 # The programs of solvers that Pyomo can call.
 BINARIES = ("highs", "cbc", "glpsol", "scip", "gurobi_cl", "cplex", "ipopt", "xpress")
-# A program that loads OR-Tools and HiGHS in one process: some of their releases ship libraries that
-# clash.
-TOGETHER = (
+# A Python program that loads OR-Tools and HiGHS in one process: some of their releases ship
+# libraries that clash.
+LOAD_BOTH = (
     "from ortools.sat.python import cp_model; import highspy; highspy.Highs(); cp_model.CpModel()"
 )
 GPU_QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
@@ -37,12 +37,12 @@ def doctor(json: JsonOption = False) -> int:
 
     Exit code 1 when something that hetplan needs is missing or fails.
     """
-    report = examined()
+    report = machine_report()
     ok = all(check["ok"] for check in report["checks"])
     return emit(report, report_tables(report), json=json, ok=ok)
 
 
-def examined(needed: Sequence[str] = PACKAGES) -> dict[str, Any]:
+def machine_report(needed: Sequence[str] = PACKAGES) -> dict[str, Any]:
     """The report on this machine as JSON types.
 
     needed: the distributions without which hetplan does not work.
@@ -57,7 +57,7 @@ def examined(needed: Sequence[str] = PACKAGES) -> dict[str, Any]:
         for name in needed
     ]
     # -P: a file of the folder where the user is must not stand in for a module.
-    _, trouble = run_program([sys.executable, "-P", "-c", TOGETHER])
+    _, trouble = run_program([sys.executable, "-P", "-c", LOAD_BOTH])
     checks.append(
         {"check": "OR-Tools and HiGHS load in one process", "ok": not trouble, "detail": trouble}
     )
@@ -101,7 +101,8 @@ def run_program(command: list[str], patience: float = 30.0) -> tuple[str, str]:
     if completed.returncode == 0:
         return completed.stdout, ""
     reason = f"failed with exit code {completed.returncode}"
-    printed = one_line(completed.stdout or completed.stderr)[-200:]  # the error ends a traceback
+    # The last characters are shown, because the last line of a traceback is the error.
+    printed = one_line(completed.stdout or completed.stderr)[-200:]
     return "", f"{reason}: {printed}" if printed else reason
 
 

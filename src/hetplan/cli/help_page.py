@@ -17,7 +17,7 @@ by_position = itemgetter(0)
 
 @dataclass(frozen=True)
 class Description:
-    """What a command's help shows beside its docstring."""
+    """The parts of a command's help beside its docstring."""
 
     # heading -> its options, as `--name`, in the order of the help
     sections: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -39,7 +39,7 @@ def described(
     """A decorator that gives a command's function its `Description`.
 
     sections: heading -> the names of its options, separated by spaces; None: all options stand
-    together. examples: as in `Description`.
+    together. examples: see `Description`.
     """
     options = {heading: tuple(names.split()) for heading, names in (sections or {}).items()}
 

@@ -21,14 +21,6 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit, few_lines, note, print_json
 from hetplan.errors import InputError, require
 from hetplan.formulations import family
-from hetplan.instances.answers import (
-    Change,
-    Finding,
-    changes,
-    entries_to_update,
-    findings_of_answers,
-    write,
-)
 from hetplan.instances.generate import draw
 from hetplan.instances.library import (
     SETS,
@@ -38,6 +30,14 @@ from hetplan.instances.library import (
     instance_schema,
     library,
     save_instance,
+)
+from hetplan.instances.records import (
+    Change,
+    Finding,
+    changes,
+    entries_to_update,
+    findings_of_answers,
+    write,
 )
 from hetplan.solvers.export import method_of, write_models
 from hetplan.solvers.registry import load

@@ -99,7 +99,7 @@ def layout(
         f"{seconds_text(mean_rank)}",
     ]
     notes += trained.notes
-    columns: list[Column[int]] = [  # of the virtual stage k
+    columns: list[Column[int]] = [  # the columns of virtual stage k
         Column("virtual stage", lambda k: k, right=True),
         Column("rank", lambda k: k % pipeline, right=True),
         Column("units", lambda k: "".join(best.stages[k]) or "-"),

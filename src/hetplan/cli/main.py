@@ -18,7 +18,7 @@ import typer
 from hetplan import __version__
 from hetplan.cli.commands import CommandEntry, CutShortError, Group, GroupEntry, make
 from hetplan.cli.output import OutputError, drop, note, open_streams
-from hetplan.errors import HetplanError, debugging, one_line, shorten
+from hetplan.errors import HetplanError, debugging, one_line, short_repr
 
 BROKEN_PIPE, ABORTED, USAGE, BUG = 141, 130, 2, 3
 
@@ -95,7 +95,7 @@ def usage_text(error: Exception) -> str:
     begin, of_pydantic, _ = text.partition(": Input should be ")
     problems: list[Any] = getattr(error.__cause__, "errors", list)()
     if of_pydantic and problems:
-        text = f"{begin} (got {shorten(problems[0]['input'])}, expected {wanted(problems[0])})"
+        text = f"{begin} (got {short_repr(problems[0]['input'])}, expected {wanted(problems[0])})"
     return f"{text[:1].lower()}{text[1:]}"
 
 

@@ -20,7 +20,7 @@ import typer
 
 from hetplan.errors import InputError, require
 from hetplan.files import MAX_BYTES, check_folder_target, check_target, parse_json, read_json
-from hetplan.formulations import FAMILIES, family, join
+from hetplan.formulations import FAMILIES, add_plugins, family
 from hetplan.instances.library import (
     SETS,
     Instance,
@@ -405,7 +405,7 @@ PluginOption = Annotated[
         "--plugin",
         metavar="MODULE",
         help="A module with methods of your own, installed or in this folder.",
-        callback=join,
+        callback=add_plugins,
     ),
 ]
 NativeOption = Annotated[

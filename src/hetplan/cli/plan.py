@@ -213,7 +213,7 @@ def plan(
     from hetplan.cli.profile import named, traced_model
     from hetplan.planner.criteria import Criteria
     from hetplan.planner.ranking import make_plans
-    from hetplan.planner.workloads import make_workloads, only
+    from hetplan.planner.workloads import make_workloads, the_one_precision
     from hetplan.profiling.models.operators import load_stack
     from hetplan.profiling.rates.collectives import borrowed_curves
 
@@ -225,7 +225,7 @@ def plan(
     if factory is not None:
         # The traced operators have the sizes of one precision.
         trained: Any = traced_model(
-            factory, model, only(precision), output=None, quiet=quiet, probe=probe
+            factory, model, the_one_precision(precision), output=None, quiet=quiet, probe=probe
         )
     else:
         trained = named(model)

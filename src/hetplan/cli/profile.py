@@ -634,7 +634,8 @@ def quick(
 
 
 def all_reduce_lines(learned: OperatorData) -> list[str]:
-    """What the measured all-reduces say, as the key of a cluster file; nothing without them."""
+    """A line with the measured all-reduces as a key of a cluster file; none without such
+    measurements."""
     rates = learned.all_reduce_bytes_per_second
     if not rates:
         return []

@@ -47,11 +47,11 @@ from hetplan.plans.plan import save_plan
 from hetplan.profiling.models.operators import DEFAULT_STACK
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.run import Run
-from hetplan.studies.page import as_picture, figure
+from hetplan.studies.charts import as_picture, figure
 from hetplan.text import Column, Table, counted, number_text, seconds_text
 
 DAY = 24 * HOUR
-MOST = 1e18  # of tokens, and of dollars
+LARGEST_TARGET = 1e18  # the largest number of tokens, and of dollars, that an option takes
 
 
 @described(
@@ -95,10 +95,11 @@ def recommend(
     global_batch: BatchOption,
     tokens_per_second: Annotated[
         float | None,
-        number("--tokens-per-second", least=1e-6, most=MOST, help="The least speed."),
+        number("--tokens-per-second", least=1e-6, most=LARGEST_TARGET, help="The least speed."),
     ] = None,
     tokens: Annotated[
-        float | None, number("--tokens", least=1, most=MOST, help="Of the whole training.")
+        float | None,
+        number("--tokens", least=1, most=LARGEST_TARGET, help="Tokens of the whole training."),
     ] = None,
     days: Annotated[
         float | None,
@@ -109,7 +110,7 @@ def recommend(
         number(
             "--budget",
             least=1e-6,
-            most=MOST,
+            most=LARGEST_TARGET,
             help="The most dollars for all --tokens; the fastest such choice wins.",
         ),
     ] = None,
@@ -117,8 +118,8 @@ def recommend(
         Least | None,
         typer.Option(
             "--least",
-            help="What to have least of; default time under a budget, else money where all prices "
-            "are known, else gpus.",
+            help="The quantity to minimize; default time under a budget, else money where all "
+            "prices are known, else gpus.",
         ),
     ] = None,
     sequence: SequenceOption = None,
@@ -161,8 +162,8 @@ def recommend(
     check_picture(plot)
     check_target(tokens_per_second, tokens, days, budget)
     # Made before the search, so that a missing matplotlib is noticed at once.
-    empty_plot = None if plot is None else figure(4.8)  # inches of its height
-    posed = make_workload(
+    empty_plot = None if plot is None else figure(height=4.8)
+    without_margin = make_workload(
         model,
         open_cluster(offers),
         global_batch,
@@ -172,7 +173,7 @@ def recommend(
         framework=framework,
         stack=stack,
     )
-    workload = replace(posed, memory_margin=memory_margin)
+    workload = replace(without_margin, memory_margin=memory_margin)
     speed = tokens_per_second
     if tokens is not None and days is not None:
         speed = tokens / (days * DAY)
@@ -203,11 +204,11 @@ def check_target(
     days: float | None,
     budget: float | None,
 ) -> None:
-    """Raise InputError for options that state no target, or contradict each other: days and a
-    budget are those of a number of tokens."""
+    """Raise InputError for options that state no target, or contradict each other. The options
+    --days and --budget say in how many days, and for how many dollars, all --tokens are trained."""
     require(
         tokens is not None or (days is None and budget is None),
-        "--days and --budget are those of a number of tokens",
+        "--days and --budget need a number of tokens",
         expected="--tokens as well",
     )
     require(
@@ -231,13 +232,13 @@ def goal_of(
 ) -> Goal:
     """The goal of the options. speed: tokens per second at least; None: any."""
     prices = [workload.cluster.specs[name].price_per_hour for name in workload.cluster.types]
-    usual: Least = "money"
+    default: Least = "money"
     if budget is not None:
-        usual = "time"
+        default = "time"
     elif None in prices:
-        usual = "gpus"
+        default = "gpus"
     return Goal(
-        least or usual,
+        least=least or default,
         seconds=math.inf if speed is None else workload.tokens_per_iteration / speed,
         iterations=None if tokens is None else tokens / workload.tokens_per_iteration,
         budget=math.inf if budget is None else budget,
@@ -257,7 +258,7 @@ def tables(answer: Recommendation, workload: Workload) -> Iterator[Table]:
     def verdict(choice: Choice) -> str:
         if choice is answer.best:
             return "recommended"
-        return "" if answer.value(choice) < math.inf else "misses"
+        return "" if answer.meets_target(choice) else "misses"
 
     def price(choice: Choice) -> str:
         return "-" if choice.per_hour is None else number_text(choice.per_hour, 4)
@@ -283,11 +284,16 @@ def tables(answer: Recommendation, workload: Workload) -> Iterator[Table]:
 
 
 def notes(answer: Recommendation) -> Iterator[str]:
-    """What the answer says, and what it proves."""
+    """Lines with the recommended choice, and with what the bounds prove about the others."""
     goal, best = answer.goal, answer.best
-    unit = {"gpus": "GPUs", "money": "dollars", "time": "seconds an iteration"}[goal.least]
-    if goal.least == "money" and goal.iterations is None:
+    if goal.least == "gpus":
+        unit = "GPUs"
+    elif goal.least == "time":
+        unit = "seconds an iteration"
+    elif goal.iterations is None:
         unit = "dollars per hour"
+    else:
+        unit = "dollars"
     if best is None or best.seconds is None:
         yield "no choice meets the target"
     else:
@@ -302,7 +308,7 @@ def notes(answer: Recommendation) -> Iterator[str]:
     if answer.undecided:
         yield (
             f"{counted(len(answer.undecided), 'planned choice')} would be better if their devices "
-            "lost no time to anything but computing; the plans found for them are not"
+            "did nothing but compute; with the plans found for them they are not better"
         )
     if answer.least < math.inf:
         yield f"no choice has less than {number_text(answer.least, 4)} {unit}"

@@ -561,7 +561,7 @@ def launch(
         name=re.sub("[^a-z0-9]+", "-", f"hetplan-{job.stem}".lower())[:40].strip("-"),
         root=os.getcwd(),
         folder=folder,
-        words=run_options,
+        run_options=run_options,
         gpus=job_file.device != "cpu",
     )
     texts = {"node.sh": torchrun(new_plan, variables=section.env), **launcher.files_of(start)}

@@ -58,7 +58,7 @@ from hetplan.replays.assumptions import Assumptions
 from hetplan.replays.offers import Offer, offer_of, offers_of_cluster
 from hetplan.schema import LEAST_RATE, MOST_RATE, derived
 from hetplan.solvers.run import Run
-from hetplan.studies.page import as_picture, figure
+from hetplan.studies.charts import as_picture, figure
 from hetplan.text import Table, count_text, figure_text, number_text, seconds_text
 
 # A Pareto plot with more dots is thinned out to fewer than twice this number: more of them overlap,
@@ -338,7 +338,7 @@ def search(
     sequence: SequenceOption = None,
     precision: PrecisionOption = "fp16",
     tokens: Annotated[
-        float, typer.Option("--tokens", help="Of the whole training, for money.")
+        float, typer.Option("--tokens", help="Tokens of the whole training, for its money.")
     ] = 1e9,
     money_limit: Annotated[
         float | None, typer.Option("--money-limit", help="Dollars for those tokens.")

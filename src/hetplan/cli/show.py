@@ -181,7 +181,7 @@ def show_decision(instance: str, decision: str | None, *, json: bool) -> int:
     """Print the decisions of an instance in full.
 
     For hap, this means every instruction with its properties and every device's stages; for other
-    problems, the family's tables. decision: as in `claims_of`.
+    problems, the family's tables. decision: see `claims_of`.
     """
     opened = open_instance(instance)
     all_claims = claims_of(opened, instance, decision)

@@ -38,8 +38,8 @@ from hetplan.cli.output import emit, few_lines, note, stopping
 from hetplan.errors import require
 from hetplan.files import try_folder, write_text
 from hetplan.studies import page
+from hetplan.studies.charts import charts, write_pictures
 from hetplan.studies.findings import Study, repriced
-from hetplan.studies.page import charts, write_pictures
 from hetplan.studies.rows import (
     FOLDER,
     Runner,
@@ -56,7 +56,7 @@ from hetplan.text import Table, counted
 
 SMOKE_SECONDS = 15.0  # the most seconds of a run under --smoke
 LINE_EVERY = 20  # runs between two lines of progress where stderr is no terminal
-LARGEST_SEED = 10**6  # far beyond the runs of any study, and a seed for every solver
+LARGEST_SEED = 10**6  # far more seeds than any study runs; every solver takes seeds up to it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +70,14 @@ class Workers:
             "--jobs",
             "-j",
             metavar="N",
-            help="Runs at a time, default one per core; of --slurm: its jobs.",
+            help="Runs at a time, default one per core; with --slurm the number of Slurm jobs.",
             min=1,
         ),
     ] = None
     threads: Annotated[
         int | None,
         typer.Option(
-            "--threads", metavar="N", help="Threads of each run; default the cores, shared out."
+            "--threads", metavar="N", help="Threads of each run; default an equal share of cores."
         ),
     ] = None
     memory: Annotated[
@@ -106,7 +106,7 @@ class Workers:
     ] = None
     plugin: PluginOption = None
 
-    def shares(self) -> tuple[int, int]:
+    def jobs_and_threads(self) -> tuple[int, int]:
         """(number of runs at a time, threads of each run)."""
         cores = os.cpu_count() or 1
         if self.jobs:
@@ -126,7 +126,7 @@ class Workers:
             "cannot be used together",
             where="--scheduler, --slurm",
         )
-        jobs, _ = self.shares()
+        jobs, _ = self.jobs_and_threads()
         limit = None if self.memory is None else int(self.memory * GIB)
         if self.scheduler is None and self.slurm is None:
             if limit is not None:
@@ -213,7 +213,7 @@ def run(
         folder.is_dir() or not folder.exists(), "is a file, expected a folder", where=str(folder)
     )
     arrow()  # raises where pyarrow is missing, before any run
-    _, threads = workers.shares()
+    _, threads = workers.jobs_and_threads()
     options = make_options(
         time_limit=min(time_limit, SMOKE_SECONDS) if smoke else time_limit,
         gap=gap,
@@ -225,12 +225,17 @@ def run(
     work = list(tasks(sets or ["smoke"], split_list(methods or ["all"]), numbers, options))
     try_folder(folder / FOLDER)  # before the first run, whose row would be lost
     stop = threading.Event()
-    watch = (lambda tally: None) if quiet else show_progress
+    watch = show_nothing if quiet else show_progress
     with stopping(stop), workers.runner(stop) as runner:
-        tally = carry_out(work, folder, runner, watch, tell_of_runs_again)
-    runs = {"runs": tally.total, "done": tally.done, "counts": dict(tally.counts)}
+        tally = carry_out(work, folder, runner, watch, report_damaged_rows)
+    document = {
+        "folder": str(folder),
+        "runs": tally.total,
+        "done": tally.done,
+        "counts": dict(tally.counts),
+    }
     return emit(
-        {"folder": str(folder), **runs},
+        document,
         summary(folder, work, tally),
         json=json,
         ok=tally.done == tally.total,
@@ -260,8 +265,12 @@ def show_progress(tally: Tally) -> None:
         note(tally.text())
 
 
-def tell_of_runs_again(faults: Sequence[str]) -> None:
-    """Name the damaged rows of a study, whose runs are made again."""
+def show_nothing(tally: Tally) -> None:
+    """Take note of a study's progress without showing it, for --quiet."""
+
+
+def report_damaged_rows(faults: Sequence[str]) -> None:
+    """Show on stderr which rows of a study are damaged, so that their runs are made again."""
     note(*few_lines([f"{fault}; its run is made again" for fault in faults]))
 
 
@@ -318,7 +327,8 @@ def report(
     kept = kept_rows(folder)
     note(*few_lines([f"left out: {fault}" for fault in kept.faults]))
     rows = [row for row in kept.rows if fnmatch.fnmatchcase(row["instance"], pattern)]
-    require(rows, "no run matches" if name else "holds no runs yet", where=str(folder), got=name)
+    require(rows or name is None, "no run matches", where=str(folder), got=name)
+    require(rows, "holds no runs yet", where=str(folder))
     study = Study(rows)
     title = f"Gap study {folder.resolve().name}"
     if output is not None:
@@ -326,11 +336,10 @@ def report(
     if markdown is not None:
         write_text(markdown, page.markdown(study, title))
     if png is not None:
-        pictures = {
-            f"{problem}-{number}": picture
-            for problem in study.problems
-            for number, picture in enumerate(charts(study, problem).values())
-        }
+        pictures = {}
+        for problem in study.problems:
+            for number, picture in enumerate(charts(study, problem).values()):
+                pictures[f"{problem}-{number}"] = picture
         write_pictures(png, pictures)
     if packed is not None:
         write_rows(packed, rows)
@@ -356,7 +365,8 @@ def report(
 def summary_entries(study: Study, problem: str) -> list[dict[str, Any]]:
     """The summaries of a problem's methods as JSON types, where the worst run is given by its
     instance's name."""
-    return [
-        {**asdict(summary), "worst": summary.worst and summary.worst["instance"]}
-        for summary in study.summaries(problem)
-    ]
+    entries = []
+    for summary in study.summaries(problem):
+        worst_instance = None if summary.worst is None else summary.worst["instance"]
+        entries.append({**asdict(summary), "worst": worst_instance})
+    return entries

@@ -1,4 +1,4 @@
-"""Answer documents and best-known records: writes, reads and judges them.
+"""Answer documents: the module writes them, reads them and judges them.
 
 An answer document is the output of `solve --json`, which `check` reads back:
 
@@ -14,38 +14,25 @@ prices every decision again, and the stated figures have to agree:
     and `infeasible` and `unknown` have none, nor an objective
 (5) no bound lies above the objective of a valid decision, and no instance with a valid decision is
     infeasible, whichever method found the decision
-
-The findings of runs improve best-known records. A finding replaces a record's decision where the
-independent evaluator prices its decision below the record's objective. A bound cannot be priced
-again. It replaces a record's bound only under these conditions: an exact method proved it; it
-certainly belongs to this very instance (the key of a study's row says so, or the finding's own
-decision has its stated objective here); it lies above the record's bound; and no known decision
-refutes it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from hetplan import __version__
-from hetplan.errors import InputError, require
-from hetplan.files import to_json, write_text
+from hetplan.errors import require
 from hetplan.instances.library import (
     BEST_FORMAT,
     BestKnown,
-    Entry,
     Instance,
-    entries_in,
-    library,
     plain,
 )
 from hetplan.schema import Foreign, Name, parse
 from hetplan.solvers.registry import Evaluation, contradictions, evaluate
 from hetplan.solvers.run import OPTIMAL_GAP, Result, relative_gap
-from hetplan.text import grouped
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 Figure = Annotated[float, Field(allow_inf_nan=False)]
@@ -158,10 +145,10 @@ def answer_document(
 
 
 def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
-    """The claims of an answer document, of a best-known record, or of a bare decision.
+    """The claims about an instance in an answer document, a best-known record, or a bare decision.
 
-    Of a document of several instances, those of this instance. value: the parsed JSON. where: its
-    source, for errors. Raises InputError.
+    Claims about other instances are left out. value: the parsed JSON. where: its source, for
+    errors. Raises InputError.
     """
     if isinstance(value, dict) and value.get("format") == BEST_FORMAT:
         best = BestKnown.parsed(value, where=where)
@@ -170,6 +157,7 @@ def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
     if not isinstance(value, dict) or not {"answers", "results"} & value.keys():
         return [Claim(source="decision", decision=parse_decision(value, instance, where))]
     documents = answers_by_place(value, where)
+    position = 0
     if "answers" in value:
         names = [answers.instance for answers, _ in documents]
         require(
@@ -179,17 +167,17 @@ def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
             got=", ".join(names),
             expected=instance.name,
         )
-        documents = documents[names.index(instance.name) :]
-    answers, where = documents[0]
-    check_problem(answers.problem, instance, where)
+        position = names.index(instance.name)
+    answers, place = documents[position]
+    check_problem(answers.problem, instance, place)
     require(
         bool(answers.results),
         "is empty",
-        where=f"{where}: results",
+        where=f"{place}: results",
         expected="one result at least",
     )
     return [
-        claim_of(answer, instance, where, "results", i, "decision")
+        claim_of(answer, instance, place, "results", i, "decision")
         for i, answer in enumerate(answers.results)
     ]
 
@@ -344,7 +332,7 @@ def refuted_by_the_best(claim: Claim, best: tuple[float, Claim] | None) -> Itera
         whose = f"the objective of {holder.source}'s decision"
     if claim.bound is not None and claim.bound > least + slack(least):
         yield f"stated bound {claim.bound!r} exceeds {whose} ({least!r})"
-    # A claim that has a decision itself and says infeasible is `wrong_status`'s.
+    # `wrong_status` complains of a claim that has a decision itself and says infeasible.
     if claim.status == "infeasible" and holder is not claim:
         yield f"stated infeasible, but {holder.source}'s decision holds"
 
@@ -352,198 +340,3 @@ def refuted_by_the_best(claim: Claim, best: tuple[float, Claim] | None) -> Itera
 def slack(objective: float) -> float:
     """The largest difference from a recomputed objective that still counts as rounding."""
     return TOLERANCE * abs(objective)
-
-
-# A relative improvement of a record up to this is rounding.
-NEWS = 1e-9
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """The decision and the bound that one run found for an instance."""
-
-    where: str  # the finding's source, for messages
-    problem: str
-    instance: str  # name
-    answer: Answer
-    # Whether the run solved exactly the given instance; None where the source does not say.
-    about: Callable[[Instance], bool] | None = None
-
-    @property
-    def by(self) -> str:
-        """The method and its solver, as a best-known record states them."""
-        method, solver = self.answer.method, self.answer.solver
-        return f"{method} ({solver})"[:200] if solver else method  # 200: the most of a `Name`
-
-
-@dataclass(frozen=True)
-class Change:
-    """The best-known record of one instance before and after new findings."""
-
-    entry: Entry
-    before: BestKnown | None  # None: there was no record
-    after: BestKnown | None  # None: no finding gives a record
-    refused: tuple[str, ...]  # a line for each complaint about a finding
-
-    @property
-    def changed(self) -> bool:
-        """Whether the record changes, so that it has to be written."""
-        return self.after is not None and self.after != self.before
-
-    def document(self) -> dict[str, Any]:
-        """The change as JSON types."""
-        return {
-            "problem": self.entry.problem,
-            "instance": self.entry.name,
-            "changed": self.changed,
-            "before": record_figures(self.before),
-            "after": record_figures(self.after),
-        }
-
-
-def record_figures(record: BestKnown | None) -> dict[str, Any]:
-    """The figures of a record and the methods behind them; each is None without a record."""
-    keys = ("objective", "bound", "found_by", "proved_by")
-    return {key: None if record is None else getattr(record, key) for key in keys}
-
-
-def findings_of_answers(value: Any, where: str) -> Iterator[Finding]:
-    """The results of an answer document, of one instance or of several, as findings.
-
-    value: the parsed JSON. where: its source, for messages. Raises InputError.
-    """
-    for answers, place in answers_by_place(value, where):
-        for answer in answers.results:
-            yield Finding(
-                where=f"{place}: {answer.method}",
-                problem=answers.problem,
-                instance=answers.instance,
-                answer=answer,
-            )
-
-
-def entries_to_update(folder: Path | None) -> list[Entry]:
-    """The instances whose records can be updated: the packaged library (None), or the instance
-    files in a folder and its subfolders."""
-    if folder is None:
-        return library()
-    require(folder.is_dir(), "no such folder", where=str(folder))
-    return entries_in(folder)
-
-
-def changes(entries: Iterable[Entry], findings: Iterable[Finding]) -> Iterator[Change]:
-    """The change of each instance's record for which there are findings. Raises InputError for a
-    finding of an instance that is not among the entries."""
-    findings_of = grouped(((finding.problem, finding.instance), finding) for finding in findings)
-    entry_of = {(entry.problem, entry.name): entry for entry in entries}
-    for key, group in findings_of.items():
-        require(
-            key in entry_of,
-            "no such instance among those to update",
-            where=group[0].where,
-            got="/".join(key),
-        )
-        yield change(entry_of[key], group)
-
-
-def change(entry: Entry, findings: Sequence[Finding]) -> Change:
-    """The change of one instance's record by its findings.
-
-    A finding with a complaint is refused. Where the record itself gives rise to a complaint, it
-    stays as it is.
-    """
-    instance = entry.load()
-    before = entry.best_known()
-    claims: list[tuple[Finding, Claim]] = []
-    refused = []
-    for finding in findings:
-        try:
-            about_this = finding.about is None or finding.about(instance)
-            other = f"is about another instance called {entry.name}"
-            require(about_this, other, where=finding.where)
-            claim = claim_of(finding.answer, instance, finding.where, "decision")
-            claims.append((finding, claim))
-        except InputError as error:
-            refused.append(str(error))
-    to_judge = [claim for _, claim in claims]
-    if before is not None:
-        record_claim = claim_of_record(before, instance, entry.name)
-        to_judge.append(replace(record_claim, source="the record"))
-    verdicts = judge(to_judge, instance)
-    record_verdict = verdicts.pop() if before is not None else None  # the record was added last
-    judged = [(finding, verdict) for (finding, _), verdict in zip(claims, verdicts, strict=True)]
-    for finding, verdict in judged:
-        refused += [f"{finding.where}: {complaint}" for complaint in verdict.complaints]
-    after = before
-    if record_verdict is not None and record_verdict.complaints:
-        refused += [
-            f"{entry.name}: the record itself: {complaint}"
-            for complaint in record_verdict.complaints
-        ]
-    else:
-        good = [(finding, verdict) for finding, verdict in judged if not verdict.complaints]
-        after = with_bound(with_decision(before, good), good, instance)
-    return Change(entry, before, after, tuple(refused))
-
-
-def with_decision(
-    before: BestKnown | None, good: Sequence[tuple[Finding, Verdict]]
-) -> BestKnown | None:
-    """The record with the best decision of the findings, or as it was where none is better.
-
-    good: the findings without complaints.
-    """
-    priced = [
-        (verdict.objective, finding) for finding, verdict in good if verdict.objective is not None
-    ]
-    # Without a decision there is no finding, and the objective is not read.
-    objective, finding = min(priced, key=lambda pair: pair[0], default=(0.0, None))
-    if finding is None or (before is not None and objective >= before.objective * (1 - NEWS)):
-        return before
-    old = {} if before is None else before.model_dump()  # its bound and its note stay
-    return BestKnown.model_validate(
-        {
-            "problem": finding.problem,
-            "instance": finding.instance,
-            **old,
-            "objective": objective,
-            "found_by": finding.by,
-            "decision": finding.answer.decision,
-        }
-    )
-
-
-def with_bound(
-    record: BestKnown | None, good: Sequence[tuple[Finding, Verdict]], instance: Instance
-) -> BestKnown | None:
-    """The record with the highest bound that an exact method proved for this very instance, but at
-    most the record's objective. good: the findings without complaints."""
-    exact = {method.name for method in instance.family.methods if method.exact}
-    proved = []  # (bound, method and solver)
-    for finding, verdict in good:
-        # `change` has refused the findings whose `about` says another instance. Without `about`, a
-        # valid decision with the stated objective shows that the run solved this instance.
-        about_this = finding.about is not None or verdict.objective is not None
-        bound = finding.answer.bound
-        if bound is not None and about_this and finding.answer.method in exact:
-            proved.append((bound, finding.by))
-    if record is None or not proved:
-        return record
-    highest, by = max(proved)
-    highest = min(highest, record.objective)  # `judge` lets it be higher by rounding
-    if record.bound is None or highest > record.bound * (1 + NEWS):
-        return record.model_copy(update={"bound": highest, "proved_by": by})
-    # Rounding may leave the old bound slightly above a better decision.
-    return record.model_copy(update={"bound": min(record.bound, record.objective)})
-
-
-def write(change: Change) -> None:
-    """Write the new record's file, atomically. Raises InputError where the library is no folder but
-    a zip archive, for example. change: one with `changed`."""
-    file = change.entry.best_file
-    if not isinstance(file, Path):
-        raise InputError(
-            "its library is not a folder that can be written to", where=change.entry.name
-        )
-    assert change.after is not None  # by `changed`
-    write_text(file, to_json(change.after.model_dump(mode="json")))

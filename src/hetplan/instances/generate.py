@@ -113,29 +113,29 @@ def draw(problem: str, seed: int, size: str = "small") -> Instance:
     raise InputError(f"no instance in {TRIES} tries", where=f"{problem}, seed {seed}, size {size}")
 
 
-def described(workload: Workload) -> str:
+def workload_text(workload: Workload) -> str:
     """A workload's model, devices and batch as text."""
     devices = devices_counted(workload.cluster.counts())
     return f"{workload.model.name} on {devices}, batch {workload.global_batch}"
 
 
-# (the data of an instance, their description)
-Made = tuple[Any, str]
+# (the data of an instance, a description of the workload that they pose)
+DescribedData = tuple[Any, str]
 
 
-def amp(source: Draw) -> Made | None:
+def amp(source: Draw) -> DescribedData | None:
     """A random instance of amp. It has memory limits with probability 1/2."""
     from hetplan.formulations.amp.pose import pose
 
     workload = source.workload()
     memory = source.rng.random() < 0.5
-    description = described(workload)
+    description = workload_text(workload)
     if memory:
         description += ", with memory"
     return pose(workload, memory=memory), description
 
 
-def ditto(source: Draw) -> Made | None:
+def ditto(source: Draw) -> DescribedData | None:
     """A random instance of ditto, with one of the micro-batch sizes that the workload allows; None
     where it allows none. It has memory limits with probability 1/2."""
     from hetplan.formulations.ditto.pose import micro_batch_sizes, pose
@@ -146,13 +146,13 @@ def ditto(source: Draw) -> Made | None:
     if not sizes:
         return None
     size = source.rng.choice(sizes)
-    description = f"{described(workload)}, micro-batches of {size}"
+    description = f"{workload_text(workload)}, micro-batches of {size}"
     if memory:
         description += ", with memory"
     return pose(workload, size, memory=memory), description
 
 
-def poplar(source: Draw) -> Made | None:
+def poplar(source: Draw) -> DescribedData | None:
     """A random instance of poplar at one ZeRO stage; None where the model does not fit.
 
     With probability 1/2, micro-batches that do not fill whole tiles of samples cost up to 40 %
@@ -168,7 +168,7 @@ def poplar(source: Draw) -> Made | None:
     if posed.unfit is not None:
         return None
     data = posed.data
-    description = f"{described(workload)}, ZeRO {stage}"
+    description = f"{workload_text(workload)}, ZeRO {stage}"
     if rng.random() < 0.5:
         tile = rng.choice((2, 4, 8))
         extra = rng.uniform(0.05, 0.4)
@@ -193,7 +193,7 @@ def with_tiles(step_seconds: Sequence[float], tile: int, extra: float) -> list[f
     return seconds
 
 
-def astra(source: Draw) -> Made | None:
+def astra(source: Draw) -> DescribedData | None:
     """A random instance of astra: the segments of a pipeline of a model's blocks.
 
     The profile gives the seconds of a block on each device type; stages and degrees are drawn. None
@@ -239,15 +239,18 @@ def astra(source: Draw) -> Made | None:
         device_types=kinds,
         equal_layers_per_type=rng.random() < 0.5,
     )
-    return data, f"blocks of {described(workload)}, {stages} stages, micro-batches of {micro_batch}"
+    return (
+        data,
+        f"blocks of {workload_text(workload)}, {stages} stages, micro-batches of {micro_batch}",
+    )
 
 
-def joint(source: Draw) -> Made | None:
+def joint(source: Draw) -> DescribedData | None:
     """A random instance of joint. With probability 1/2, plans may choose recomputation."""
     from hetplan.replays.pose import PLAIN, pose
 
     workload = source.workload()
-    description = described(workload)
+    description = workload_text(workload)
     recomputations = PLAIN
     if source.rng.random() < 0.5:
         recomputations = (*PLAIN, "full")
@@ -257,7 +260,7 @@ def joint(source: Draw) -> Made | None:
 
 # Problem -> the function that makes a random instance of it; None: it cannot make one of the
 # workload that it drew.
-MAKERS: Mapping[str, Callable[[Draw], Made | None]] = {
+MAKERS: Mapping[str, Callable[[Draw], DescribedData | None]] = {
     "amp": amp,
     "astra": astra,
     "ditto": ditto,

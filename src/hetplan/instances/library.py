@@ -78,7 +78,7 @@ class InstanceFile(StrictModel):
     problem: Name
     name: Name
     origin: str = Field(max_length=10_000)
-    """Where the numbers come from."""
+    """The source of the numbers."""
     data: dict[str, Any]
     """`parse_instance` checks it by the schema of the problem's family."""
 

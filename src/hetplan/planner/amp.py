@@ -72,7 +72,8 @@ class Amp(Strategy):
         """The best candidate of the `problems_within_replay`, with the bound of all of them. The
         search ends early with an optimum that reaches the given bound, which is that of the
         original problem."""
-        problems, candidates = list(problems_within_replay(workload)), list[Candidate]()
+        problems = list(problems_within_replay(workload))
+        candidates = list[Candidate]()
         for number, problem in enumerate(problems):
             if run.should_stop:
                 break
@@ -118,7 +119,8 @@ class AmpProblem(Problem):
         """AMP's Algorithm 1 with its last line: of the ten strategies of least estimate the one
         that runs fastest. A replay takes the place of the run. A strategy that does not fit in the
         replay's memory fails, as those of the paper did."""
-        begun, ranking = time.perf_counter(), ranked_candidates(self.data, run)
+        begun = time.perf_counter()
+        ranking = ranked_candidates(self.data, run)
         # (replayed seconds, place in the ranking, which settles ties, estimated seconds, decision)
         trials = []
         for place, estimated in enumerate(ranking.candidates[:BUDGET], start=1):
@@ -199,7 +201,8 @@ class DataParallelProblem(AmpProblem):
         """The best of all decisions. It is optimal, because every decision is evaluated."""
         begun = time.perf_counter()
         # Seconds are computed without memory limits, so that decisions that do not fit have them.
-        limited, unlimited = self.with_plain_memory(), self.data.model_copy(update={"memory": None})
+        limited = self.with_plain_memory()
+        unlimited = self.data.model_copy(update={"memory": None})
         # (whether it exceeds the memory, seconds, number, which settles ties, decision)
         priced = []
         for number, decision in enumerate(self.decisions()):

@@ -39,12 +39,12 @@ class Candidate:
 
     strategy: str
     method: StrategyMethod
-    status: str  # of a solver's result for the strategy's problem: `optimal`, `feasible` …
+    status: str  # status of a solver's result for the strategy's problem: `optimal`, `feasible` …
     variant: Variant = PLAIN
     closed_form_seconds: float | None = None  # seconds of an iteration, by the objective
     predicted_seconds: float | None = None  # replayed seconds of an iteration
     measured: bool = False  # whether predicted_seconds are measured instead of replayed
-    objective: float | None = None  # of the strategy's problem, in its unit
+    objective: float | None = None  # objective of the strategy's problem, in its unit
     bound: float | None = None  # lower bound of that objective; it bounds no other strategy's
     fits_memory: bool | None = None
     peak_bytes: tuple[float, ...] | None = None  # [D] largest use of each device of the cluster
@@ -53,11 +53,12 @@ class Candidate:
     computing_alone: float | None = None
     ladder: tuple[Rung, ...] = ()  # bounds of classes of plans; only `joint` has one
     solve_seconds: float = 0.0
-    details: Mapping[str, object] = field(default_factory=dict)  # of the evaluator, for people
+    # details from the evaluator, for people
+    details: Mapping[str, object] = field(default_factory=dict)
     plan: Plan | None = None
     message: str = ""  # the reason where there is no plan; else notes for the user
     failed: bool = False  # whether a fault of hetplan is why there is no plan
-    replay: Replay | None = field(default=None, repr=False, compare=False)  # of the plan
+    replay: Replay | None = field(default=None, repr=False, compare=False)  # replay of the plan
 
     @classmethod
     def of_result(cls, strategy: str, method: StrategyMethod, result: Result[Any]) -> "Candidate":

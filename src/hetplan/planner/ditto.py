@@ -6,8 +6,8 @@ and a number of devices. The number of devices is the stage's width.
 
 Ditto takes the number of micro-batches as given. Its problem is therefore posed and solved for each
 micro-batch size. Ditto's objective leaves out the transfers between stages. The proposed template
-is the one with the least sum of objective and transfers. Objective, bound and status of the
-candidate are those of the instance with this template's micro-batch size.
+is the one with the least sum of objective and transfers. The candidate
+has the objective, bound and status of the instance with this template's micro-batch size.
 
 Plans within the memory that the replay counts: let a stage have t devices and micro-batches of b
 samples. Let, in bytes per sample, `split` be the activations that the devices of a stage divide,
@@ -104,7 +104,8 @@ class Ditto(Strategy):
     def pose(self, workload: Workload, run: Run) -> "list[DittoProblem | TemplatesProblem]":
         """The list of one problem, which has an instance for each micro-batch size. Raises NoPlan
         where there is no size."""
-        sizes, failures = micro_batch_sizes(workload), self.settings.failures
+        sizes = micro_batch_sizes(workload)
+        failures = self.settings.failures
         if self.ready is not None:
             sizes = [size for size in sizes if size == self.ready.samples]
         if not sizes:
@@ -322,12 +323,13 @@ class PlacedTemplate:
     data: DittoData  # the instance that the template solves
     stages: list[DittoStage]
     groups: Groups
-    micro_batches: int  # of the pipeline
+    micro_batches: int  # number of micro-batches of the pipeline
 
     def send_seconds(self) -> float:
         """Seconds in which one micro-batch goes from stage to stage, each time over the slowest
         link between the two groups of devices."""
-        layers, bandwidth = self.workload.profile.layers, self.workload.cluster.bandwidth()
+        layers = self.workload.profile.layers
+        bandwidth = self.workload.cluster.bandwidth()
         samples = self.workload.global_batch // self.data.micro_batches
         seconds = []
         # not strict: the last stage sends nothing, so that there is one pair less than stages

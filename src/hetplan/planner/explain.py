@@ -52,7 +52,7 @@ SAME = 1e-6
 class Bottleneck:
     """A resource that is used most: a stage, a network card, or a device's memory."""
 
-    text: str  # for people
+    text: str  # the bottleneck in words, for people
     facts: Mapping[str, Any]  # as JSON types
 
 
@@ -116,8 +116,9 @@ class Explanation:
 def explain(
     candidates: Sequence[Candidate], winner: int, workload: Workload, percent: float | None = None
 ) -> Explanation:
-    """The explanation of a winner. candidates: in the order of the ranking. winner: its index.
-    percent: by how much it may be slower than the fastest plan; None if the fastest wins."""
+    """The explanation of a winner. candidates: in the order of the ranking. winner: index of the
+    winner. percent: percent by which it may be slower than the fastest plan; None if the fastest
+    wins."""
     best, fastest = candidates[winner], candidates[0]
     others = [c for c in candidates if c is not best and c.plan is not None and c.fits_memory]
     by_papers = [c for c in candidates if c.method.paper and c.plan is not None]
@@ -158,10 +159,12 @@ def reasons(plan: Plan, run: Replay, workload: Workload) -> dict[str, str]:
     """Heading -> text for people: the kinds of tasks that the iteration's time goes to, and the
     devices and links that are used most."""
     shares = [(what, spent / run.seconds) for what, spent in critical_parts(plan, run).items()]
-    shown, rest = shares[:PARTS_SHOWN], sum(share for _, share in shares[PARTS_SHOWN:])
+    shown = shares[:PARTS_SHOWN]
+    rest = sum(share for _, share in shares[PARTS_SHOWN:])
     if rest > 0:
         shown.append(("other", rest))
-    link, busy = fullest_link(run, workload), float(run.timeline.busy.mean()) / run.seconds
+    link = fullest_link(run, workload)
+    busy = float(run.timeline.busy.mean()) / run.seconds
     waits_of_units = [waits(run.timeline, unit) for unit in range(len(run.owners))]
     first, between, last = np.mean(waits_of_units, axis=0)
     return {
@@ -324,7 +327,8 @@ def folded(plan: Plan, run: Replay) -> list[list[int]]:
     devices of one type that compute equally long in an SPMD program."""
     if not run.by_device:
         return units_of_like_stages(plan, run)
-    busy, types = run.timeline.busy, [device.type for device in plan.devices]
+    busy = run.timeline.busy
+    types = [device.type for device in plan.devices]
     # exactly equal seconds: like devices add up the same numbers in the same order
     pairs = (
         ((types[devices[0]], float(busy[unit])), unit) for unit, devices in enumerate(run.devices)

@@ -471,8 +471,8 @@ class LayoutSearch:
         """All choices of shape, ZeRO level and recomputation, the simplest first: little
         recomputation, then few ranks per replica, then low levels.
 
-        frugal: only those with the recomputation that takes least memory. further: the shapes with
-        context or expert ranks, in place of those without.
+        frugal: whether to give only the choices with the recomputation that takes least memory.
+        further: the shapes with context or expert ranks, in place of those without.
         """
         modes = self.modes if wanted.recomputation is None else (wanted.recomputation,)
         found = self.shapes(nodes, wanted)
@@ -542,7 +542,7 @@ class LayoutSearch:
         """The shapes with context ranks, with ranks that share experts, or with both. Context
         degrees are powers of two up to `MOST_CONTEXT`; degrees of experts divide their number.
 
-        frugal: of each shape only the one whose experts are spread most.
+        frugal: whether only the variant of each shape is tried whose experts are spread most.
         """
         model = self.workload.model
         if model.spec.shape is None:  # only language models have tokens to divide

@@ -131,8 +131,8 @@ def reported_per_iteration(run: Run, runs: int, seconds: float) -> Run:
 
     def watch(progress: Progress) -> None:
         run.report(
-            incumbent=times(runs, progress.incumbent),
-            bound=times(runs, progress.bound),
+            incumbent=seconds_per_iteration(runs, progress.incumbent),
+            bound=seconds_per_iteration(runs, progress.bound),
             note=progress.note,
         )
 
@@ -141,7 +141,7 @@ def reported_per_iteration(run: Run, runs: int, seconds: float) -> Run:
     return part
 
 
-def times(runs: int, seconds: float | None) -> float | None:
+def seconds_per_iteration(runs: int, seconds: float | None) -> float | None:
     """Seconds per iteration of a program that runs `runs` times; None where unknown."""
     return None if seconds is None else runs * seconds
 
@@ -150,7 +150,7 @@ def times(runs: int, seconds: float | None) -> float | None:
 class Notes:
     """The facts about a candidate that its message tells the user."""
 
-    of_method: str  # the method's message; empty: none
+    method_message: str  # the method's message; empty: none
     collectives_are_measured: bool  # whether collectives take measured times
     devices_are_machines: bool  # whether objective and bound take each machine as one device
     # The largest peak of the devices whose memory the program exceeds; None: it fits on all.
@@ -160,7 +160,7 @@ class Notes:
 
     def text(self) -> str:
         """All notes in one line."""
-        texts = [self.of_method]
+        texts = [self.method_message]
         if self.collectives_are_measured:
             texts.append("collectives take what was measured")
         if self.devices_are_machines:
@@ -214,7 +214,7 @@ class SpmdProblem(Problem):
             Candidate.of_result("hap", method, result),
             closed_form_seconds=posed.runs * posed.theory.seconds_in_whole_units(decision),
             objective=posed.runs * result.objective,
-            bound=times(posed.runs, result.bound),
+            bound=seconds_per_iteration(posed.runs, result.bound),
             fits_memory=not unfit_peaks,
             peak_bytes=peak_bytes,
             solve_seconds=solve_seconds,
@@ -222,7 +222,7 @@ class SpmdProblem(Problem):
             predicted_seconds=None if costs is None else costs.timeline().seconds,
             measured=self.measured,
             message=Notes(
-                of_method=result.message,
+                method_message=result.message,
                 collectives_are_measured=self.measured,
                 devices_are_machines=self.searched is not posed,
                 unfit_peak_bytes=max(unfit_peaks, default=None),
@@ -243,7 +243,8 @@ class SpmdProblem(Problem):
         return reason
 
     def peaks_over_memory(self, peak_bytes: Sequence[float]) -> list[float]:
-        """The peaks that exceed the usable memory of their device. peak_bytes: of every device."""
+        """The peaks that exceed the usable memory of their device. peak_bytes: largest use of every
+        device."""
         usable = self.posed.workload.device_bytes()
         devices = self.posed.workload.cluster.devices
         return [

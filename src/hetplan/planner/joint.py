@@ -94,7 +94,7 @@ class JointProblem(Problem):
 
     data: JointData
     starts: Sequence[Plan]  # plans with which the search begins
-    seconds: float  # counted, of search and proof
+    seconds: float  # budget of search and proof, in seconds that count work instead of time
     workers: int = 1  # processes of the search
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
@@ -160,7 +160,8 @@ class FurtherSpace(Space):
 
     def __init__(self, data: JointData, workload: Workload) -> None:
         super().__init__(data)
-        self.workload, self.replayer = workload, StageReplayer(workload)
+        self.workload = workload
+        self.replayer = StageReplayer(workload)
         with_tables = {table.micro_batch for table in data.tables}
         self.micro_batches = with_tables & {*range(LIMITS.samples + 1)}  # allowed sizes
         self.contexts = {2**e for e in range(LIMITS.context.bit_length())}  # allowed degrees
@@ -254,8 +255,8 @@ class FurtherProblem(Problem):
     workload: Workload
     data: JointData
     starts: Sequence[Plan]  # plans with which the search begins, the fastest first
-    seconds: float  # counted
-    parameters: Parameters = FURTHER  # of the local search
+    seconds: float  # budget of the search, in seconds that count work instead of time
+    parameters: Parameters = FURTHER  # parameters of the local search
 
     def as_listed(self, method: StrategyMethod) -> StrategyMethod:
         """The method `degrees`, which proves nothing: the search gives no bound."""

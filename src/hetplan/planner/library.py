@@ -24,7 +24,8 @@ TIME_LIMIT = 600.0  # seconds
 class Training(TypedDict, total=False):
     """The arguments of `plan` that say how the model is trained."""
 
-    framework: str | Framework  # that trains, and whose memory is counted; default: hetplan
+    # The framework that trains the model, and whose memory is counted. Default: hetplan.
+    framework: str | Framework
     stack: str | Stack  # the software that computes the operators
     memory_margin: float  # share of each device's memory left to its allocator; default: 0.05
 
@@ -60,10 +61,10 @@ def plan(
     profile: a measured profile; None: a predicted one.
     strategies: names, or one text with commas between them; None: all.
     settings: strategy -> name -> value, for the settings that single strategies have.
-    money_limit, seconds_limit, zero, cheapest_within, parts: see `Criteria` (`zero` is
-    `zero_levels`, `parts` is `on_parts`).
+    money_limit, seconds_limit, cheapest_within: see the fields of `Criteria` with these names.
+    zero: see `Criteria.zero_levels`. parts: see `Criteria.on_parts`.
     time_limit: seconds for the whole planning; None: no limit.
-    threads: of the solvers.
+    threads: the number of threads of a solver; None: the default of `Options`.
     on_candidate: a function that is called with every candidate as it is found.
     framework, stack, memory_margin: see `Training`.
 
@@ -89,7 +90,13 @@ def plan(
         workloads,
         make_strategies(strategies, settings),
         Run(options),
-        criteria=Criteria(money_limit, cheapest_within, parts, seconds_limit, tuple(zero)),
+        criteria=Criteria(
+            money_limit=money_limit,
+            cheapest_within=cheapest_within,
+            on_parts=parts,
+            seconds_limit=seconds_limit,
+            zero_levels=tuple(zero),
+        ),
         on_candidate=on_candidate,
         notes=notes,
     )

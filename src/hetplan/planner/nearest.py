@@ -23,7 +23,7 @@ MOST_CHANGES = 3
 MOST_SIZES = 6
 
 Change = tuple[str, dict[str, Any]]
-"""What is changed, in words, and the keys of a plan's document with their new values."""
+"""(the change in words, keys of a plan's document -> their new values)."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Nearest:
 
     plan: Plan
     changes: tuple[str, ...]
-    """What differs from the plan that it replaces."""
+    """The differences from the plan that it replaces, in words."""
     seconds: float
     """Seconds of its replay."""
     before: float

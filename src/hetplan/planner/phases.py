@@ -100,9 +100,10 @@ def with_parts(
     those on parts that are on the Pareto front of time and money. The notes are about candidates
     that were left out and parts that were not searched.
 
-    whole: the candidates on the whole cluster. searches: those on its parts.
+    whole: the candidates on the whole cluster. searches: the searches on its parts.
     """
-    on_parts, workload = search_all(searches, run.share(1)), searches[0].workload
+    on_parts = search_all(searches, run.share(1))
+    workload = searches[0].workload
     together = [*whole, *on_parts]
     # `id`, because equal candidates of several searches are told apart
     front = {id(together[i]) for i in pareto(together, workload)}

@@ -89,7 +89,8 @@ class Poplar(Strategy):
     def pose(self, workload: Workload, run: Run) -> "list[ZeroStageProblem]":
         """One problem for each ZeRO stage. Raises NoPlan where the lowest stage is wanted and none
         fits, and where the stage that is set is not among the allowed ones."""
-        zero, assumed = self.settings.zero, self.settings.assumptions()
+        zero = self.settings.zero
+        assumed = self.settings.assumptions()
         if zero == "lowest":
             try:
                 return [ZeroStageProblem(workload, pose_lowest_stage(workload, assumed), assumed)]
@@ -181,7 +182,8 @@ class ZeroStageProblem(Problem):
         From ZeRO 1 on all devices are in use, some without samples. The plan states unequal shards,
         and in its origin that its seconds are from measured curves.
         """
-        posed, layers = self.posed, [(0, len(self.workload.profile.layers))]
+        posed = self.posed
+        layers = [(0, len(self.workload.profile.layers))]
         zero = posed.data.zero_stage
         without_samples = [(1, 0)] if zero else []
         replicas = []

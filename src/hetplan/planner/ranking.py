@@ -40,14 +40,16 @@ def make_plans(
     """The planning of a workload: its candidates by all strategies, replayed and sorted by
     `criteria.rank`. A plan that does not fit in memory never wins.
 
-    workload: one, or the same in different precisions (`planner.workloads`), ranked together.
-    strategies: None: all. run: its time limit is for the whole planning. on_candidate: a function
-    that is called with every candidate as it is found. notes: notes that come before those of the
-    planning. Raises InputError for criteria that are not usable, and for a workload that cannot be
-    posed.
+    workload: one workload, or the same one in different precisions (`planner.workloads`), whose
+    candidates are ranked together. strategies: the strategies to ask; None: all. run: its time
+    limit is for the whole planning. on_candidate: a function that is called with every candidate as
+    it is found. notes: notes that come before those of the planning. Raises InputError for criteria
+    that are not usable, and for a workload that cannot be posed.
     """
     in_precisions = (workload,) if isinstance(workload, Workload) else tuple(workload)
-    run, criteria, first = (run or Run()).share(END), criteria or Criteria(), in_precisions[0]
+    run = (run or Run()).share(END)
+    criteria = criteria or Criteria()
+    first = in_precisions[0]
     picked = make_strategies() if strategies is None else list(strategies)
     criteria.check(first)
     if criteria.zero_levels:
@@ -57,22 +59,27 @@ def make_plans(
     # where money or levels count, slower plans may win, too
     cannot_win = math.inf if criteria.wants_slower else StrategySearch.cannot_win
     start = partial(StrategySearch, on_candidate=on_candidate, cannot_win=cannot_win)
-    on_whole_cluster = [start(s, w, run, v) for s in picked for w, v in variants]
+    on_whole_cluster = [
+        start(strategy, in_precision, run, variant)
+        for strategy in picked
+        for in_precision, variant in variants
+    ]
     if run.budget is None:
         run.budget = budget_of(on_whole_cluster) * (2 if criteria.wants_parts else 1)
     # if parts are searched, they get the second half of the budget
     candidates = search_all(on_whole_cluster, run.share(2 if criteria.wants_parts else 1))
     all_notes = list(notes)
     if criteria.wants_parts:
-        searches = [
-            start(s, w, run, replace(v, part=part))
-            for w, v in variants
-            for part in parts_of_cluster(w)
-            for s in picked
-        ]
+        searches = []
+        for in_precision, variant in variants:
+            for part in parts_of_cluster(in_precision):
+                on_part = replace(variant, part=part)
+                searches += [start(strategy, in_precision, run, on_part) for strategy in picked]
         candidates, left_out = with_parts(candidates, searches, run)
         all_notes += left_out
-    all_notes += [c.message for c in candidates if CUT in c.message and c.plan is not None]
+    for candidate in candidates:
+        if CUT in candidate.message and candidate.plan is not None:
+            all_notes.append(candidate.message)
     candidates = with_inputs_of(in_precisions, candidates)
     judged = [criteria.judged(candidate, first) for candidate in candidates]
     judged.sort(key=lambda pair: (not pair[1], *rank(pair[0], first)))

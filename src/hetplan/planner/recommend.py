@@ -14,13 +14,14 @@ make that bound longer. So a box of choices, from counts `low` to counts `high`,
 the seconds of `high` with the devices and the price of `low`. The search takes the box of the
 least bound first, divides it, and plans the choices that are left (branch and bound). What the
 bounds rule out is proven for all plans of stages. A choice that was planned, the winner too, may
-have a faster plan than the one that is found, down to its bound; so the least value of all choices
-is that of bounds. Other choices whose bounds are better than the winner are told as undecided.
+have a faster plan than the one that is found, down to its bound. So the least value that is proven
+for all choices is the least value that their bounds allow. Planned choices whose bounds are better
+than the winner are reported as undecided.
 """
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
@@ -70,7 +71,7 @@ class Kind:
 
     @property
     def most(self) -> int:
-        """How many can be had."""
+        """The number of nodes of this kind that can be had."""
         return len(self.nodes)
 
 
@@ -88,30 +89,30 @@ def kinds_of(cluster: Cluster) -> list[Kind]:
 
 @dataclass(frozen=True)
 class Goal:
-    """What is asked for.
+    """The target that a user sets."""
 
-    least: what the winner has least of. `money` is that of all iterations where their number is
-    known, else dollars per hour. seconds: the most that an iteration may take. iterations: of the
-    whole training; None: unknown. budget: the most dollars for all iterations.
-    """
-
+    # The quantity of which the winner has least. `money` is dollars of all iterations where their
+    # number is known, else dollars per hour.
     least: Least
-    seconds: float = math.inf
-    iterations: float | None = None
-    budget: float = math.inf
+    seconds: float = math.inf  # the most that an iteration may take
+    iterations: float | None = None  # iterations of the whole training; None: unknown
+    budget: float = math.inf  # the most dollars for all iterations
 
     def dollars(self, per_hour: float | None, seconds: float) -> float:
         """Dollars of the whole training where the number of iterations is known, else per hour; 0
         where no price is known, which `check` refuses if money counts.
 
-        per_hour: price of the choice. seconds: of an iteration.
+        per_hour: price of the choice. seconds: seconds of an iteration.
         """
         if per_hour is None:
             return 0.0
         if self.iterations is None:
             return per_hour
-        # A choice without nodes, which begins the first box, has no price and infinite seconds.
-        return per_hour * (seconds * self.iterations / HOUR) if per_hour else 0.0
+        # The choice without nodes, which begins the first box, costs nothing and takes infinitely
+        # long; 0 times infinity is no number.
+        if per_hour == 0:
+            return 0.0
+        return per_hour * (seconds * self.iterations / HOUR)
 
     def value(self, devices: int, per_hour: float | None, seconds: float) -> float:
         """The objective: devices, dollars or seconds of an iteration."""
@@ -147,43 +148,44 @@ class Choice:
     devices: int
     per_hour: float | None  # dollars; None where any of the nodes that can be had has no price
     bound: float  # seconds of an iteration that no plan of stages beats
-    seconds: float | None = None  # of an iteration of the plan; None: no plan was found that fits
+    # seconds of an iteration of the plan; None: no plan was found that fits
+    seconds: float | None = None
     plan: Plan | None = None
 
     @property
     def cost(self) -> float:
-        """What the frontier holds against time: dollars per hour, or devices without prices."""
+        """The cost of a choice on the frontier of cost and time: dollars per hour, or where a price
+        is unknown the number of devices."""
         return float(self.devices) if self.per_hour is None else self.per_hour
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The answer.
-
-    choices: those that were planned, in their order. winner: its index; None where no planned
-    choice meets the target. undecided: indices of planned choices that the bounds allow to be
-    better than the winner, though the plans found are not. ruled_out: choices that bounds alone
-    ruled out. left: choices that were neither planned nor ruled out before the time was over.
-    least: the least that the objective can be by these bounds.
-    """
+    """The recommended choice, all other choices that were planned, and what bounds prove."""
 
     kinds: Sequence[Kind]
     goal: Goal
-    choices: Sequence[Choice]
-    winner: int | None
+    choices: Sequence[Choice]  # the planned choices, in the order in which they were planned
+    winner: int | None  # index of the best choice; None where no planned choice meets the target
+    # Indices of planned choices that the bounds allow to be better than the winner, although the
+    # plans that were found for them are not better.
     undecided: Sequence[int]
-    ruled_out: int
-    left: int
-    least: float
+    ruled_out: int  # number of choices that bounds alone ruled out
+    left: int  # number of choices neither planned nor ruled out before the time was over
+    least: float  # the least value of the objective that the bounds allow for any choice
 
     @property
     def best(self) -> Choice | None:
         """The recommended choice."""
         return None if self.winner is None else self.choices[self.winner]
 
+    def meets_target(self, choice: Choice) -> bool:
+        """Whether a plan was found for a choice, and keeps the rules."""
+        return choice.seconds is not None and self.goal.allows(choice.per_hour, choice.seconds)
+
     def value(self, choice: Choice) -> float:
         """The objective of a planned choice; infinite where it has no plan or breaks a rule."""
-        if choice.seconds is None or not self.goal.allows(choice.per_hour, choice.seconds):
+        if choice.seconds is None or not self.meets_target(choice):
             return math.inf
         return self.goal.value(choice.devices, choice.per_hour, choice.seconds)
 
@@ -204,15 +206,17 @@ class Recommendation:
         return front
 
 
-class Offers:
+class AvailableNodes:
     """The nodes that can be had for a workload, with bounds and plans of choices among them."""
 
     def __init__(self, workload: Workload, moves: int = MOVES) -> None:
-        """workload: on the cluster of all nodes that can be had."""
+        """workload: a workload whose cluster has all nodes that can be had."""
         self.workload, self.moves = workload, moves
         self.kinds = kinds_of(workload.cluster)
         self.modes: tuple[Recomputation, ...] = ("none", *useful_modes(workload))
-        self.work = least_work(pose(workload, self.modes), [kind.node for kind in self.kinds])
+        nodes = [kind.node for kind in self.kinds]
+        # [kinds, layers] device-seconds
+        self.least_work = least_work(pose(workload, self.modes), nodes)
 
     def choice(self, counts: Counts) -> Choice:
         """A choice with its bound."""
@@ -231,19 +235,18 @@ class Offers:
         if not used:
             return math.inf
         devices = [counts[k] * self.kinds[k].node.devices for k in used]
-        return computing_alone(self.work[used], devices, Options())
+        return computing_alone(self.least_work[used], devices, Options())
 
     def planned(self, choice: Choice, run: Run) -> Choice:
-        """The choice with the fastest plan that the local search finds for it. run: tells when to
-        stop."""
-        numbers = [
-            number
-            for n, kind in zip(choice.counts, self.kinds, strict=True)
-            for number in kind.nodes[:n]
-        ]
+        """The choice with the fastest plan that the local search finds for it. run: says when the
+        search has to stop."""
+        numbers: list[int] = []  # of the nodes, in the cluster of all nodes that can be had
+        for n, kind in zip(choice.counts, self.kinds, strict=True):
+            numbers += kind.nodes[:n]
         name = choice_text(choice.counts, self.kinds)
         workload = on_part(self.workload, Part(name, tuple(sorted(numbers))))
-        data, parameters = pose(workload, self.modes), Parameters(steps=self.moves)
+        data = pose(workload, self.modes)
+        parameters = Parameters(steps=self.moves)
         # A part of the run: the search's incumbents are seconds, those of `run` the goal's values.
         result = solve(family("joint"), data, "search", run.part(), parameters=parameters)
         if result.decision is None:
@@ -280,8 +283,8 @@ def least_work(data: ReplayData, nodes: Sequence[Node]) -> Floats:
 
 
 @dataclass(frozen=True)
-class Searched:
-    """The end of the branch and bound over choices; see the fields of `Recommendation`."""
+class SearchResult:
+    """The end of the branch and bound over choices. `Recommendation` explains the fields."""
 
     choices: list[Choice]
     winner: int | None
@@ -296,31 +299,37 @@ def recommend(
     choice_of: Callable[[Counts], Choice],
     planned: Callable[[Choice], Choice],
     run: Run,
-) -> Searched:
+) -> SearchResult:
     """Branch and bound over choices, whose nodes are boxes of them.
 
-    most: [kinds] nodes that can be had. choice_of: a choice with its bound. planned: a choice with
-    its plan. run: when to stop.
+    most: [kinds] nodes that can be had. choice_of: gives a choice with its bound. planned: gives
+    the choice with its plan. run: says when the search has to stop.
     """
     choices: list[Choice] = []
     incumbent = Incumbent[int](run, gap=ROUNDING)  # the decision is the index of a choice
     open_boxes: dict[Box, float] = {}  # box -> its bound on the objective
 
-    def bounded(low: Counts, high: Counts) -> Iterator[tuple[float, Box]]:
-        """The box with its bound, unless it has no node or its bound breaks a rule."""
-        cheapest, fastest = choice_of(low), choice_of(high)
-        if any(high) and goal.allows(cheapest.per_hour, fastest.bound):
-            bound = goal.value(cheapest.devices, cheapest.per_hour, fastest.bound)
-            open_boxes[low, high] = bound
-            yield bound, (low, high)
+    def opened(boxes: Iterable[Box]) -> list[tuple[float, Box]]:
+        """(bound, box) of each box that has nodes and whose bound breaks no rule. These boxes are
+        noted in `open_boxes`."""
+        bounded: list[tuple[float, Box]] = []
+        for low, high in boxes:
+            cheapest = choice_of(low)
+            fastest = choice_of(high)
+            if any(high) and goal.allows(cheapest.per_hour, fastest.bound):
+                bound = goal.value(cheapest.devices, cheapest.per_hour, fastest.bound)
+                open_boxes[low, high] = bound
+                bounded.append((bound, (low, high)))
+        return bounded
 
     def expand(box: Box, threshold: float) -> Expansion[Box]:
-        """The halves of a box; a single choice is planned, and dropped with its own bound, because
-        another plan may be better than the one that is found."""
+        """The halves of a box. A box of a single choice has none: the choice is planned, and the
+        box dropped with its own bound, because another plan may be better than the one that is
+        found."""
         bound = open_boxes.pop(box)
         low, high = box
         if low != high:
-            return Expansion([child for half in halves(low, high) for child in bounded(*half)])
+            return Expansion(opened(halves(low, high)))
         choice = planned(choice_of(low))
         choices.append(choice)
         if choice.seconds is not None and goal.allows(choice.per_hour, choice.seconds):
@@ -328,7 +337,8 @@ def recommend(
             incumbent.offer(value, len(choices) - 1)
         return Expansion(dropped_bound=bound)
 
-    proof = search(bounded(tuple(0 for _ in most), most), expand, incumbent, run)
+    all_choices: Box = ((0,) * len(most), most)
+    proof = search(opened([all_choices]), expand, incumbent, run)
     winner = incumbent.decision
     undecided = []
     for i, choice in enumerate(choices):
@@ -337,13 +347,13 @@ def recommend(
             undecided.append(i)
     left = sum(size(*box) for box, bound in open_boxes.items() if bound < incumbent.threshold)
     least = math.inf if proof.bound is None else proof.bound
-    return Searched(choices, winner, undecided, left, least)
+    return SearchResult(choices, winner, undecided, left, least)
 
 
 def size(low: Counts, high: Counts) -> int:
-    """The number of choices in a box; the one without nodes is none."""
-    every = math.prod(upper - lower + 1 for lower, upper in zip(low, high, strict=True))
-    return every if any(low) else every - 1
+    """The number of choices in a box, without the one that has no nodes."""
+    number = math.prod(upper - lower + 1 for lower, upper in zip(low, high, strict=True))
+    return number if any(low) else number - 1
 
 
 def frontier(
@@ -355,7 +365,7 @@ def frontier(
     """Plans the choices that may be on the frontier of cost and time, the cheapest first.
 
     A box is left out where its bound is no faster than a plan that costs no more. most, choice_of,
-    planned: as for `recommend`. stopped: whether the time is over.
+    planned: see `recommend`. stopped: says whether the time is over.
     """
     number = count()
     choices: list[Choice] = []
@@ -365,7 +375,7 @@ def frontier(
     def add(low: Counts, high: Counts) -> None:
         heapq.heappush(boxes, (choice_of(low).cost, next(number), low, high))
 
-    add(tuple(0 for _ in most), most)
+    add((0,) * len(most), most)
     while boxes and not stopped():
         _, _, low, high = heapq.heappop(boxes)
         if choice_of(high).bound >= fastest * (1 - ROUNDING):
@@ -400,42 +410,42 @@ def recommendation(
 ) -> Recommendation:
     """The recommended nodes for a workload.
 
-    workload: on the cluster of all nodes that can be had. run: its time limit is for everything.
-    moves: of the local search for each choice. whole_frontier: whether all choices that may be on
-    the frontier of cost and time are planned, too. Raises InputError where a price that counts is
-    unknown, or there are too many choices.
+    workload: a workload whose cluster has all nodes that can be had. run: its time limit is for
+    everything. moves: moves of the local search for each choice. whole_frontier: whether all
+    choices that may be on the frontier of cost and time are planned, too. Raises InputError where a
+    price that counts is unknown, or there are too many choices.
     """
     run = run or Run()
-    offers = Offers(workload, moves)
-    goal.check(offers.kinds)
-    most = tuple(kind.most for kind in offers.kinds)
-    every = math.prod(n + 1 for n in most) - 1
+    nodes = AvailableNodes(workload, moves)
+    goal.check(nodes.kinds)
+    most = tuple(kind.most for kind in nodes.kinds)
+    number_of_choices = size((0,) * len(most), most)
     require(
-        every <= MOST_CHOICES,
+        number_of_choices <= MOST_CHOICES,
         "too many choices",
         where=workload.cluster.name,
-        got=every,
+        got=number_of_choices,
         expected=f"at most {MOST_CHOICES}",
     )
-    choice_of = cache(offers.choice)
+    choice_of = cache(nodes.choice)
     plans: dict[Counts, Choice] = {}
 
     def planned(choice: Choice) -> Choice:
         if choice.counts not in plans:
-            plans[choice.counts] = offers.planned(choice, run)
-            run.report(note=f"{len(plans)} of {every} choices planned")
+            plans[choice.counts] = nodes.planned(choice, run)
+            run.report(note=f"{len(plans)} of {number_of_choices} choices planned")
         return plans[choice.counts]
 
     searched = recommend(most, goal, choice_of, planned, run)
     choices = searched.choices
-    ruled_out = every - len(choices) - searched.left
+    ruled_out = number_of_choices - len(choices) - searched.left
     if whole_frontier:
         looked_at = {choice.counts for choice in choices}
         for choice in frontier(most, choice_of, planned, lambda: run.should_stop):
             if choice.counts not in looked_at:
                 choices.append(choice)
     return Recommendation(
-        kinds=offers.kinds,
+        kinds=nodes.kinds,
         goal=goal,
         choices=choices,
         winner=searched.winner,
@@ -451,11 +461,13 @@ def document_of(answer: Recommendation, workload: Workload) -> dict[str, Any]:
 
     def row(choice: Choice) -> dict[str, Any]:
         counts = dict(zip([kind.name for kind in answer.kinds], choice.counts, strict=True))
-        seconds, speed, total = choice.seconds, None, None
+        seconds = choice.seconds
+        speed = None
+        money = None
         if seconds is not None:
             speed = workload.tokens_per_iteration / seconds
-        if seconds is not None and choice.per_hour is not None and answer.goal.iterations:
-            total = answer.goal.dollars(choice.per_hour, seconds)
+            if choice.per_hour is not None and answer.goal.iterations:
+                money = answer.goal.dollars(choice.per_hour, seconds)
         return {
             "nodes": counts,
             "devices": choice.devices,
@@ -463,8 +475,8 @@ def document_of(answer: Recommendation, workload: Workload) -> dict[str, Any]:
             "bound_seconds": choice.bound,
             "seconds": seconds,
             "tokens_per_second": speed,
-            "money": total,
-            "meets_target": seconds is not None and answer.goal.allows(choice.per_hour, seconds),
+            "money": money,
+            "meets_target": answer.meets_target(choice),
         }
 
     return {

@@ -157,7 +157,8 @@ class StrategySearch:
         with derived(f"profile of {self.workload.model.name} under {mode}"):
             posed = with_recomputation(self.workload_on_part, mode)
         candidates = []
-        strategy, limit = self.strategy.beginning_with(self.own_plans()), self.hopeless_bound
+        strategy = self.strategy.beginning_with(self.own_plans())
+        limit = self.hopeless_bound
         # two thirds of the time for the methods; the rest for replays and for `within_memory`
         methods_run = budget.share(1.5)
         for proposed in propose(strategy, posed, methods_run, methods, limit):
@@ -325,7 +326,7 @@ def excess_text(candidate: Candidate, replayed: Replay, workload: Workload) -> s
 def on_devices(candidate: Candidate, workload: Workload, numbers: Sequence[int]) -> Candidate:
     """A candidate of another cluster, put on devices of the workload's cluster and replayed there.
 
-    numbers: as in `renumbered`. A candidate that has no replay is not replayed here either, so that
+    numbers: see `renumbered`. A candidate that has no replay is not replayed here either, so that
     its memory on the devices is unknown. The plan loses the bounds in its prediction, which
     were proven for the other cluster.
     """

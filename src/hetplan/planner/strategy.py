@@ -74,9 +74,9 @@ class Strategy(Protocol):
         """The best candidate within the memory that the replay counts. It is asked for if the
         problem counts less memory, and its best plan does not fit when replayed.
 
-        workload: as in `pose`. bound: of the problem, which holds for these plans, too. Returns
-        None if no such plan is found, and a candidate with status `infeasible` if it is proven that
-        there is none.
+        workload: see `pose`. bound: lower bound of the problem, which holds for these plans, too.
+        Returns None if no such plan is found, and a candidate with status `infeasible` if it is
+        proven that there is none.
         """
         return None
 

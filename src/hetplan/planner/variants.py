@@ -19,7 +19,7 @@ from hetplan.replays.costs import Costs
 from hetplan.replays.data import ReplayData, Table
 from hetplan.replays.pose import kept_of, pose
 
-MODES: tuple[Recomputation, ...] = ("selective", "full")  # of recomputation that are tried
+MODES: tuple[Recomputation, ...] = ("selective", "full")  # modes of recomputation that are tried
 # Most device types of a cluster of which all combinations are parts to search. 6 types have 62 such
 # parts, each of which is searched by every strategy; the number doubles with every further type.
 MOST_TYPES = 6
@@ -175,7 +175,8 @@ def working_bytes(
 ) -> dict[int, float]:
     """Tensor degree -> bytes per sample that the recomputation of one layer takes. The degrees are
     1, which strategies always ask for, and those of the tables."""
-    costs, all_layers = Costs(posed, mode), (0, len(posed.layers))
+    costs = Costs(posed, mode)
+    all_layers = (0, len(posed.layers))
     degrees = {1, *(table.tensor for table in tables)}
     return {degree: costs.working_bytes(all_layers, degree) for degree in degrees}
 

@@ -91,7 +91,7 @@ class ChangeResult:
 class WhatIf:
     """The answer of `what_if`."""
 
-    base: ChangeResult  # of the unchanged cluster
+    base: ChangeResult  # the result for the unchanged cluster
     variants: tuple[ChangeResult, ...]  # one for each change, in the order in which they were given
     precision: float  # differences up to this share of an iteration may come from the search alone
     # Why given plans are no candidates, as `name: reason`; one text for each such plan.
@@ -113,7 +113,8 @@ def every_device(cluster: Cluster) -> tuple[int, ...]:
 
 
 def with_nodes(cluster: Cluster, name: str, nodes: Iterable[Node]) -> Cluster:
-    """The cluster changed to these nodes. name: of the change, which is added to the cluster's."""
+    """The cluster changed to these nodes. name: name of the change, which is added to the cluster's
+    name."""
     nodes = tuple(nodes)
     types = dict.fromkeys(node.device for node in nodes)
     specs = {kind: cluster.specs.get(kind) or device(kind, where="--add") for kind in types}
@@ -292,7 +293,8 @@ def what_if(
     with them, and whatever the strategies are, each is a candidate for every cluster on which it
     runs. The workload's profile must be predicted if device types are added.
     """
-    run, strategies = run or Run(), strategies or make_strategies()
+    run = run or Run()
+    strategies = strategies or make_strategies()
     with_joint = any(isinstance(strategy, Joint) for strategy in strategies)
     as_is = Change("as it is", workload.cluster, every_device(workload.cluster))
     asked = [as_is, *changes] if with_joint else list(changes)
@@ -384,8 +386,8 @@ def compared(
     given: Sequence[Candidate] = (),
 ) -> ChangeResult:
     """The result of a change, in comparison with the unchanged cluster. base: the result of the
-    unchanged cluster. planning: that of the changed one. given: candidates for the unchanged
-    cluster that the user gave."""
+    unchanged cluster. planning: the planning for the changed cluster. given: candidates for the
+    unchanged cluster that the user gave."""
     before = plan_as_it_is(base.best, base.workload, changed, change)
     # The best plan may use a device that the change removes, and a given plan may not.
     others = [plan_as_it_is(candidate, base.workload, changed, change) for candidate in given]
@@ -454,7 +456,8 @@ def plan_as_it_is(
 
 def moved(best: Candidate, workload: Workload, numbers: Sequence[int], message: str) -> Candidate:
     """The candidate for another cluster, replayed on the workload's, without objective and bound,
-    which are of the other cluster. numbers: as in `renumbered`. message: of the new candidate."""
+    which are of the other cluster. numbers: see `renumbered`. message: message of the new
+    candidate."""
     there = on_devices(best, workload, numbers)
     assert there.plan is not None  # `on_devices` keeps the plan
     none: dict[str, None] = {"closed_form_seconds": None, "objective": None}

@@ -30,11 +30,11 @@ def traced(module: Any, precision: str | Sequence[str]) -> Model:
     from hetplan.runtime.tracing.layers import trace
     from hetplan.runtime.tracing.program import plannable
 
-    layers = trace(module, name=type(module).__name__, precision=only(precision))
+    layers = trace(module, name=type(module).__name__, precision=the_one_precision(precision))
     return plannable(module, layers)
 
 
-def only(names: str | Sequence[str]) -> Precision:
+def the_one_precision(names: str | Sequence[str]) -> Precision:
     """The one precision in which a module is traced. Raises InputError for several."""
     first, *others = precisions_of(names)
     require(
@@ -78,11 +78,11 @@ def make_workloads(
     """(workloads, notes): a workload for each precision worth planning, in the order of the names,
     and a note on each precision that is left out.
 
-    memory_margin: share of each device's memory that stays free. With one precision, or with a
-    Model, which has its own, the only workload is that of `profiling.workload.make_workload`. Of
-    several precisions, one is left out if some device has no peak in it, or if its times and bytes
-    are those of an earlier one on every device. Raises InputError if all are left out, and for
-    several precisions with a profile, which is of one precision.
+    memory_margin: share of each device's memory that stays free. There is one workload, which
+    `profiling.workload.make_workload` makes, for one precision and for a Model, which has its own
+    precision. Of several precisions, one is left out if some device has no peak speed in it, or if
+    every device has the times and bytes of an earlier precision. Raises InputError if all are left
+    out, and for several precisions with a profile, which is of one precision.
     """
     precisions = precisions_of(precision)
     if isinstance(model, Model) or len(precisions) == 1:
@@ -107,11 +107,13 @@ def make_workloads(
     workloads: list[Workload] = []
     notes: list[str] = []
     for name in precisions:
-        without_peak = [k for k in cluster.types if name not in cluster.specs[k].peak_tflops]
+        without_peak = [
+            kind for kind in cluster.types if name not in cluster.specs[kind].peak_tflops
+        ]
         if without_peak:
             notes.append(f"{name} is left out: no units for it in {', '.join(without_peak)}")
             continue
-        made = make_workload(
+        workload = make_workload(
             model,
             cluster,
             global_batch,
@@ -120,9 +122,9 @@ def make_workloads(
             framework=framework,
             stack=stack,
         )
-        twin = next((other for other in workloads if equally_planned(made, other)), None)
+        twin = next((other for other in workloads if equally_planned(workload, other)), None)
         if twin is None:
-            workloads.append(replace(made, memory_margin=memory_margin))
+            workloads.append(replace(workload, memory_margin=memory_margin))
         else:
             same = f"times and bytes are those of {twin.precision}"
             notes.append(f"{name} is not planned apart: {same}")

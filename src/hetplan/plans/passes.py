@@ -45,7 +45,7 @@ class Pass(NamedTuple):
         return self.kind in ("B", "D")
 
     def text(self, chunks: int) -> str:
-        """The pass as a plan file writes it. chunks: of each stage."""
+        """The pass as a plan file writes it. chunks: number of chunks of each stage."""
         number = f"{self.batch}.{self.chunk}" if chunks > 1 else f"{self.batch}"
         return f"{self.kind}{number}"
 

@@ -110,11 +110,11 @@ class PlanWorkload(StrictModel):
     """Tokens per sample; None for images."""
     precision: Literal["fp16", "bf16", "fp32"]
     framework: Name = "hetplan"
-    """Whose memory was counted."""
+    """The framework whose memory was counted."""
     stack: Name = "fused"
     """The software whose seconds were counted."""
     layers: list[Name] = Field(min_length=1, max_length=4096)
-    """In the order of the model."""
+    """Names of the layers, in the order of the model."""
 
     @property
     def narrow(self) -> str:
@@ -127,7 +127,8 @@ class MicroBatches(StrictModel):
 
     count: PositiveCount
     samples: Count
-    """Of each; 0 where the replica only takes part in synchronisation (rule 4)."""
+    """Samples of each micro-batch; 0 where the replica only takes part in synchronisation (rule
+    4)."""
 
 
 class Stage(StrictModel):
@@ -167,9 +168,9 @@ class Replica(StrictModel):
     """One copy of the model, which computes its own micro-batches."""
 
     stages: list[Stage] = Field(min_length=1, max_length=MAX_RANKS)
-    """In order."""
+    """The stages in the order of their layers."""
     micro_batches: list[MicroBatches] = Field(min_length=1, max_length=1_000_000)
-    """In order."""
+    """Groups of equal micro-batches, in the order in which they run."""
 
     @property
     def samples(self) -> int:
@@ -193,14 +194,14 @@ class Prediction(StrictModel):
     """The planner's figures of a plan. A figure that is not known is None."""
 
     strategy: Name
-    """Of the candidate that the plan belongs to."""
+    """Strategy of the candidate that the plan belongs to."""
     method: Name
     predicted_seconds: NonNegative | None = None
     """Replayed seconds per iteration."""
     closed_form_seconds: NonNegative | None = None
     """Seconds per iteration, by the objective."""
     objective: NonNegative | None = None
-    """Of the strategy's problem, in its unit."""
+    """Objective of the strategy's problem, in its unit."""
     bound: NonNegative | None = None
     """Lower bound of that objective."""
     ladder: Ladder | None = None

@@ -55,8 +55,8 @@ class SpmdInstruction(StrictModel):
 
 
 class SpmdProgram(StrictModel):
-    """A program. All devices run its instructions in order in the forward pass, and the mirror of
-    each in reverse order in the backward pass."""
+    """A program. All devices run its instructions in order in the forward pass. In the backward
+    pass they run the mirror of each instruction, in reverse order."""
 
     instructions: list[SpmdInstruction] = Field(min_length=1, max_length=100_000)
     ratios: list[list[NonNegative]] = Field(min_length=1, max_length=1024)
@@ -68,10 +68,11 @@ class SpmdProgram(StrictModel):
         for segment, row in enumerate(self.ratios):
             total = math.fsum(row)  # exact, so that 1e-9 allows only for the rounding of each ratio
             require(abs(total - 1) <= 1e-9, f"ratios[{segment}] sums to {total!r}, expected 1")
+        rows = len(self.ratios)
         for i, instruction in enumerate(self.instructions):
-            require(
-                instruction.segment < len(self.ratios),
-                f"instructions[{i}].segment is {instruction.segment}, "
-                f"expected less than the rows of ratios ({len(self.ratios)})",
-            )
+            if instruction.segment >= rows:
+                raise ValueError(
+                    f"instructions[{i}].segment is {instruction.segment}, "
+                    f"expected less than the rows of ratios ({rows})"
+                )
         return self

@@ -13,7 +13,7 @@ class TemplateStage(StrictModel):
     """Layers [first, last)."""
     last: Count
     type: Name
-    """Of the node, as problem `ditto` names it."""
+    """Type of the node, as problem `ditto` names it."""
     devices: PositiveCount
     """Number of them."""
 

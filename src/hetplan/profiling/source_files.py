@@ -24,7 +24,7 @@ class SourceFile(StrictModel):
     size: Annotated[Count, Field(le=MAX_BYTES)]
     """Bytes."""
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    """Of its content."""
+    """SHA-256 of its content, in hexadecimal digits."""
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> Self | None:
@@ -42,7 +42,8 @@ class SourceFile(StrictModel):
         return self.model_copy(update={"path": os.path.relpath(self.path, folder)})
 
     def found_from(self, folder: str) -> Self:
-        """The same file with an absolute path. folder: where a relative path begins."""
+        """The same file with an absolute path. folder: the folder in which a relative path
+        begins."""
         return self.model_copy(update={"path": os.path.abspath(os.path.join(folder, self.path))})
 
     def difference(self) -> str | None:

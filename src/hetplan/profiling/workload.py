@@ -93,7 +93,7 @@ class Workload:
         """Model FLOPs utilisation (MFU) of an iteration; None where a device has no peak in the
         precision.
 
-        seconds: of the iteration. types: the device type of each device that is used.
+        seconds: seconds of the iteration. types: the device type of each device that is used.
         """
         peaks = []  # FLOP/s of each device
         for name in types:
@@ -171,9 +171,9 @@ def make_workload(
     Raises InputError where a part cannot be read or the parts do not fit together.
 
     model: name, config.json or Model. cluster: file or Cluster. global_batch: samples per optimizer
-    step. sequence, precision: of the model; a Model has its own. profile: file or Profile; None:
-    one is predicted. framework: the framework that trains, or its name. stack: the software that
-    computes, or its name.
+    step. sequence, precision: tokens per sample and precision of the model; a Model has its own.
+    profile: file or Profile; None: one is predicted. framework: the framework that trains, or its
+    name. stack: the software that computes, or its name.
     """
     if isinstance(stack, str):
         stack = load_stack(stack)

@@ -36,7 +36,7 @@ class Axes:
         self._rounded: dict[tuple[tuple[float, ...], int], list[int]] = {}
         for node in program.computations:
             for rule in sharding_rules_of(program, node):
-                self._axes.union(*sliced(node, rule))
+                self._axes.union(*sliced_dimensions(node, rule))
 
     @cached_property
     def units(self) -> dict[Dimension, int]:
@@ -61,8 +61,9 @@ class Axes:
         self, node: Node, rule: ShardingRule, devices: int, *, all_dimensions: bool
     ) -> bool:
         """Whether a sharding rule may be used: every axis that it slices has as many units as there
-        are devices, and none is marked `unsliced`. all_dimensions: ignore these marks."""
-        axes = {self._axes[dimension] for dimension in sliced(node, rule)}
+        are devices, and none is marked `unsliced`. all_dimensions: whether axes with this mark may
+        be sliced, too."""
+        axes = {self._axes[dimension] for dimension in sliced_dimensions(node, rule)}
         if not all_dimensions and axes & self.unsliced:
             return False
         return all(self.units[axis] >= devices for axis in axes)
@@ -94,17 +95,22 @@ def sharding_rules_of(program: SingleProgram, node: Node) -> list[ShardingRule]:
     """All sharding rules of a node but the replicated one. Rules that read a placeholder or a
     parameter as summands are left out: both are loaded whole or in slices."""
     inputs = program.inputs(node)
-    whole = [source.shape for source in inputs]
+    shapes = [tensor.shape for tensor in inputs]
     sharding_rules = []
-    for rule in operator(node.kind).all_sharding_rules(whole, node.attributes):
-        pairs = zip(inputs, rule.inputs, strict=True)
-        loads_summands = any(source.source and form == PARTIAL for source, form in pairs)
-        if not loads_summands:
+    for rule in operator(node.kind).all_sharding_rules(shapes, node.attributes):
+        reads_summands = False
+        for tensor, form in zip(inputs, rule.inputs, strict=True):
+            # the attribute `source` marks placeholders and parameters
+            if tensor.source and form == PARTIAL:
+                reads_summands = True
+        if not reads_summands:
             sharding_rules.append(rule)
     return sharding_rules
 
 
-def sliced(node: Node, rule: ShardingRule) -> list[Dimension]:
+def sliced_dimensions(node: Node, rule: ShardingRule) -> list[Dimension]:
     """The dimensions that a sharding rule slices, of the node's inputs and of its output."""
-    tensors = zip((*node.inputs, node.name), (*rule.inputs, rule.output), strict=True)
-    return [(name, form) for name, form in tensors if form >= 0]
+    names = (*node.inputs, node.name)
+    forms = (*rule.inputs, rule.output)
+    # A form that is not negative is the dimension along which the tensor is sliced.
+    return [(name, form) for name, form in zip(names, forms, strict=True) if form >= 0]

@@ -60,7 +60,7 @@ class Decided:
 
     rules: Rules
     steps: tuple[Step, ...]
-    """In order of execution."""
+    """The steps in order of execution."""
     ratios: Sequence[Sequence[float]]
     """[segment][device] share of each sliced dimension, before rounding."""
 
@@ -106,7 +106,8 @@ class Decided:
         if isinstance(instruction, Synchronise):
             return np.array(self.ratios[step.segment])
         if isinstance(instruction, Run):
-            node, rule = self.program.node(instruction.node), instruction.rule
+            node = self.program.node(instruction.node)
+            rule = instruction.rule
             tensors = zip((node.name, *node.inputs), (rule.output, *rule.inputs), strict=True)
             sliced = [(name, form) for name, form in tensors if form >= 0][:1]
         else:

@@ -43,7 +43,8 @@ class Holding:
             tensor, form = kept
             parts.append((form, self.saved.get(tensor, 0.0)))
         if isinstance(instruction, Run):
-            inputs, tied = program.inputs(program.node(instruction.node)), program.copies.values()
+            inputs = program.inputs(program.node(instruction.node))
+            tied = program.copies.values()
             for source, form in zip(inputs, instruction.rule.inputs, strict=True):
                 if source.kind == PARAMETER and source.name not in program.copies:
                     counted_form = WHOLE if self.tied_whole and source.name in tied else form

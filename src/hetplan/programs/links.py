@@ -94,7 +94,8 @@ def links_of(cluster: Cluster) -> Links:
     """Rings over the slowest link between any two devices of the cluster. The latency is that of
     the m - 1 messages which follow each other in an all-gather, at least 1 us. Collectives of a
     single device take next to no time."""
-    m, nodes = len(cluster.devices), [device.node for device in cluster.devices]
+    m = len(cluster.devices)
+    nodes = [device.node for device in cluster.devices]
     if m == 1:
         return ring(1, 1e15, 0.0)  # a bandwidth in place of an infinite one
     several_nodes = len(set(nodes)) > 1

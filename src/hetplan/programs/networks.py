@@ -91,10 +91,12 @@ class Blocks:
         back."""
         w, t = self.w, self.t
         g, r = t.kv_heads, t.heads // t.kv_heads
-        weight, bias = (g, (r + 2) * t.head_dim, t.hidden), "gd" if t.attention_bias else None
+        weight = (g, (r + 2) * t.head_dim, t.hidden)
+        bias = "gd" if t.attention_bias else None
         x = w.linear(f"{name}.qkv", x, "bsh,gdh->bgsd", weight, bias)
         x = w.apply("attention", scores, x, causal=self.causal, rotary=t.rotary, queries=r)
-        weight, bias = (t.hidden, g, r * t.head_dim), "h" if t.output_bias else None
+        weight = (t.hidden, g, r * t.head_dim)
+        bias = "h" if t.output_bias else None
         return w.linear(f"{name}.out", x, "bgsd,hgd->bsh", weight, bias)
 
     def feed_forward(self, name: str, x: str) -> str:
@@ -273,7 +275,8 @@ def program_of(model: Model, batch: int) -> SingleProgram:
 
     Raises UnsupportedError for a model with an operator that has no sharding rules.
     """
-    spec, layers = model.spec, [layer.name for layer in model.layers]
+    spec = model.spec
+    layers = [layer.name for layer in model.layers]
     if spec.program is not None:
         traced: SingleProgram = spec.program(batch)
         return traced
@@ -283,7 +286,8 @@ def program_of(model: Model, batch: int) -> SingleProgram:
         t, tokens = spec.shape, model.sequence
     elif spec.encoder is not None:
         # the first layer, the embedding, gives `hidden` entries for each token
-        t, tokens = spec.encoder, model.layers[0].output // spec.encoder.hidden
+        t = spec.encoder
+        tokens = model.layers[0].output // spec.encoder.hidden
     else:
         raise UnsupportedError(
             "no single-device program of this model", where="hap", got=model.name
@@ -318,7 +322,9 @@ def program_of(model: Model, batch: int) -> SingleProgram:
 
 def vision_model(blocks: Blocks, batch: int, tokens: int, model: Model) -> SingleProgram:
     """The program of a vision transformer: patches, blocks, and a classifier of the class token."""
-    w, t, layers = blocks.w, blocks.t, [layer.name for layer in model.layers]
+    w = blocks.w
+    t = blocks.t
+    layers = [layer.name for layer in model.layers]
     products = [op for layer in model.layers for op in layer.operators if isinstance(op, Matmul)]
     # the first product embeds a patch, the last one classifies
     pixels, classes = int(products[0].k), int(products[-1].n)
@@ -336,7 +342,8 @@ def vision_model(blocks: Blocks, batch: int, tokens: int, model: Model) -> Singl
 def imagenet_vgg19(model: Model, batch: int) -> SingleProgram:
     """The program of VGG-19 on images of 224 x 224: convolutions with their pooling, and three
     dense layers."""
-    w, names = Writer(model.name), iter([layer.name for layer in model.layers])
+    w = Writer(model.name)
+    names = iter([layer.name for layer in model.layers])
     x = w.placeholder("image", (batch, 3, IMAGE, IMAGE))
     labels = w.placeholder("labels", (batch,), below=CLASSES)
     for width in VGG19:

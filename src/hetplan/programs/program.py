@@ -66,7 +66,7 @@ class SingleProgram:
 
     name: str
     nodes: tuple[Node, ...]
-    """In order of execution; the last one is the scalar loss."""
+    """The nodes in order of execution; the last one is the scalar loss."""
     copies: Mapping[str, str] = field(default_factory=dict)
     """Copy of a parameter -> the parameter."""
 
@@ -191,8 +191,8 @@ class Writer:
     ) -> str:
         """Add a contraction of `x` with a new parameter.
 
-        equation: of einsum, for `x` and the parameter. weight: the parameter's shape. bias: the
-        output's letters over which a new bias is added; None: no bias.
+        equation: the equation of einsum for `x` and the parameter. weight: the parameter's shape.
+        bias: the output's letters over which a new bias is added; None: no bias.
         """
         parameters = [self.parameter(f"{name}.weight", weight)]
         if bias is not None:

@@ -71,7 +71,7 @@ class Rules:
     program: SingleProgram
     steps: tuple[Step, ...]
     axes: Axes
-    """Where the program's dimensions may be cut."""
+    """The axes, which say where the program's dimensions may be cut."""
 
     @property
     def goal(self) -> str:

@@ -124,12 +124,15 @@ class Timed:
     def _backward(self, step: Step, run: Run) -> None:
         """Add an operator's backward pass to the last stage. By factors, the stage ends by the
         gathering, and every device then computes the whole gradients of the parameters."""
-        work, part, speeds = self._work(run), self._part(step, run), self.prices.speeds
+        work = self._work(run)
+        part = self._part(step, run)
+        speeds = self.prices.speeds
         # by factors, only the gradient of the first input is divided: the others are parameters
         divided = work.gradients[0] if run.factors else work.backward
         self.stages[-1].compute += divided * part / speeds
         if run.factors:
-            node, largest = self.program.node(run.node), float(np.max(part))
+            node = self.program.node(run.node)
+            largest = float(np.max(part))
             first_input = self.program.inputs(node)[0]
             # the factors are the input and the gradient of the output, as large as the output
             for tensor in (first_input, node):

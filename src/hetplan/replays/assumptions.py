@@ -11,7 +11,7 @@ from hetplan.profiling.rates.efficiency import Learned, LearnedLinks
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What the formulas assume of the training software, its measurements and its memory.
+    """The assumptions of the formulas about the training software, its measurements and its memory.
 
     The strategies that the formulas describe are Megatron-LM's.
     """

@@ -19,11 +19,11 @@ from hetplan.replays.offers import Offer
 class BlockSeconds(NamedTuple):
     """Seconds of computation on one rank, for one micro-batch."""
 
-    forward: float  # of an average block
-    backward: float  # of an average block
-    core_forward: float  # of its attention core
-    products_forward: float  # of its matrix products
-    products_backward: float  # of its matrix products
+    forward: float  # forward pass of an average block
+    backward: float  # backward pass of an average block
+    core_forward: float  # forward pass of its attention core
+    products_forward: float  # forward pass of its matrix products
+    products_backward: float  # backward pass of its matrix products
     embedding: float  # forward and backward together
     head: float  # forward and backward together
 

@@ -41,14 +41,15 @@ CACHED_PIPELINES = 256  # the number of replicas whose pipelines a replayer keep
 
 @dataclass(frozen=True)
 class Settings:
-    """How a plan is run, as far as the plan does not say it. By default as hetplan's runtime does.
+    """The way in which a plan is run, as far as the plan does not say it. The defaults are those of
+    hetplan's runtime.
 
     The runtime sends by isend and receives when it needs the message. Both gloo and NCCL move a
     message when its receiver has asked for it, hence the default of `sends`.
     """
 
     buckets: int = 1  # parts of the last backward pass, each with its gradients; 1: no overlap
-    sends: Sends = "waiting"  # as in `simulator.pipeline.Replica`
+    sends: Sends = "waiting"  # see `simulator.pipeline.Replica`
     # the host's seconds for each message at each of its ends, besides the link's latency
     exchange_seconds: float = 0.0
     # layers that ZeRO 2 and 3 gather ahead while others compute (`replays.zero`); 0: nothing
@@ -68,7 +69,7 @@ class Noise:
 
     share: float = 0.02  # the largest relative change of a duration
     draws: int = 9  # repetitions; odd, so that the median is one of them
-    seed: int = 0  # of the random numbers
+    seed: int = 0  # seed of the random numbers
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,8 @@ class ChainReplayer:
 
     def robust_seconds(self, plan: Plan, noise: Noise | None = None) -> float:
         """The median of the seconds per iteration over replays with random durations (`Noise`)."""
-        noise, tasks = noise or Noise(), self.tasks(plan)
+        noise = noise or Noise()
+        tasks = self.tasks(plan)
         draw = np.random.default_rng(noise.seed).uniform
         low, high = 1 - noise.share, 1 + noise.share
         drawn = []
@@ -229,7 +231,8 @@ class ChainReplayer:
 
     def replay(self, plan: Plan) -> Replay:
         """One iteration of a plan, with its timeline and memory."""
-        zero, timeline = self.zero(plan), simulate_replicas(*self.parts(plan))
+        zero = self.zero(plan)
+        timeline = simulate_replicas(*self.parts(plan))
         owners = [
             (i, j) for i, replica in enumerate(plan.replicas) for j in range(len(replica.stages))
         ]

@@ -387,7 +387,7 @@ class Costs(Links):
 
     def _on_a_rank(self, by_division: Floats, layers: Range, tensor: int) -> Floats:
         """[number of layers] bytes per sample of each layer of the range on one tensor rank.
-        by_division: from `bytes_by_division`."""
+        by_division: the result of `bytes_by_division`."""
         divided, whole, gathered = by_division[:, layers[0] : layers[1]]
         tokens_divided = self.data.framework.sequence_parallel
         return on_a_rank(divided, whole, gathered, tensor, tokens_divided)
@@ -486,7 +486,7 @@ class Costs(Links):
         """Seconds of the optimizer's step on the slowest device of a stage.
 
         shares: for each device of the stage, its share of the optimizer states of its weights.
-        copied: as for `stage_bytes`.
+        copied: see `stage_bytes`.
         """
         sums = self.param_sums
         weights = sum(sums[last] - sums[first] for first, last in stage.layers)

@@ -42,7 +42,7 @@ class Node(StrictModel):
     """Between two devices of the node."""
     intra_latency: NonNegative
     network_bandwidth: Positive
-    """Of the network card."""
+    """Bytes/s of the network card."""
     network_latency: NonNegative
     switch: Count | None = None
     """Number of the switch above the node; None: one switch above all nodes without a number."""
@@ -51,7 +51,7 @@ class Node(StrictModel):
     rails: bool = False
     """Whether every device has a card of its own, an even part of the bandwidth."""
     flow_bandwidth: Positive | None = None
-    """Of one message between nodes, at most; None: that of the card."""
+    """The most bytes/s of one message between nodes; None: the bytes/s of the card."""
     all_reduce: dict[Annotated[PositiveCount, Strict(False)], CollectiveCurve] = Field(
         default_factory=dict
     )
@@ -93,10 +93,10 @@ class UnusedGradient(StrictModel):
     """The gradient of a weight that nobody reads. All layers of a device share one of a shape."""
 
     rows: PositiveCount
-    """Of the weight."""
+    """Rows of the weight."""
     columns: PositiveCount
     divided: Literal["rows", "columns", "nothing"] = "nothing"
-    """What tensor ranks divide of the weight."""
+    """The dimension of the weight that tensor ranks divide."""
 
 
 class Layer(StrictModel):
@@ -113,21 +113,21 @@ class Layer(StrictModel):
     tensor_bytes: NonNegative
     """Bytes per sample all-reduced in a tensor group, in both passes."""
     kept: dict[Recomputation, Kept] = Field(min_length=1)
-    """By mode of recomputation."""
+    """Mode of recomputation -> the bytes that the layer keeps."""
     product_bytes: NonNegative | None = None
     """Bytes per sample of the outputs of its products with trained weights. A pass of weights needs
     their gradients; None: unknown, counted as what the layer keeps from its forward pass."""
     replicated_product_bytes: NonNegative = 0.0
     """The part of `product_bytes` that every tensor rank has whole."""
     unused_gradients: list[UnusedGradient] = Field(default_factory=list)
-    """Of its weights, where the framework makes such."""
+    """Gradients of its weights that nobody reads, where the framework makes such gradients."""
 
 
 class Table(StrictModel):
     """Seconds of every layer for one micro-batch on one device of a tensor group."""
 
     type: Name
-    """Of the device."""
+    """Type of the device."""
     tensor: PositiveCount
     """Ranks of the tensor group."""
     micro_batch: PositiveCount

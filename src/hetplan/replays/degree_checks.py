@@ -81,7 +81,8 @@ def divisions(
     plan: Plan, workload: Workload, degrees: Degrees
 ) -> tuple[tuple[str, int, str, int], ...]:
     """(name of a degree, degree, name of the things that it must divide, number of the things)."""
-    shape, ranks = facts_of(workload).shape, ranks_of(plan, degrees)
+    shape = facts_of(workload).shape
+    ranks = ranks_of(plan, degrees)
     tokens = workload.model.tokens_per_sample
     heads = math.gcd(shape.heads, shape.kv_heads)
     # An all-to-all exchange divides the heads evenly over context and tensor ranks. A ring
@@ -91,7 +92,8 @@ def divisions(
         ranks_with_heads = degrees.context * ranks.tensor
     experts, columns = 1, shape.feed_forward
     if shape.experts:
-        experts, columns = shape.experts.count, shape.experts.width or shape.feed_forward
+        experts = shape.experts.count
+        columns = shape.experts.width or shape.feed_forward
     # without a remainder: rule (8) of plan files
     same_experts = ranks.tensor * ranks.context * ranks.data // ranks.expert_ranks
     groups = degrees.shard_groups

@@ -118,7 +118,7 @@ def layers_on_ranks(
     for posed, uncut, cut in zip(
         data.layers, workload.model.layers, of_rank.model.layers, strict=True
     ):
-        # The parameters of a cut layer are those of all ranks, with all experts among them.
+        # A cut layer has the parameters of all ranks, with all experts among them.
         all_experts = expert_params_of(uncut) * data.element_bytes
         dense = posed.param_bytes - all_experts
         counted_experts = all_experts * ranks.tensor / ranks.expert_ranks

@@ -142,8 +142,8 @@ def crossing_seconds(
 class BlockExchanges(Generic[Degree]):
     """Seconds of the exchanges of an average block of a model, for one micro-batch."""
 
-    facts: ModelFacts  # of the whole model
-    group_seconds: GroupSeconds  # of the devices of the ranks
+    facts: ModelFacts  # facts of the whole model
+    group_seconds: GroupSeconds  # seconds of collectives on the devices of the ranks
     ranks: Ranks[Degree]  # the degrees by which ranks divide the model
     rows: Numbers  # samples of the micro-batch over the context degree
     sequence_parallel: bool | Flags  # whether tensor ranks divide tokens between products

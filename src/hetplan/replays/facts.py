@@ -26,9 +26,10 @@ from hetplan.replays.memory import EXPERT_PRODUCTS, saved_bytes_of
 class SavedBytes(NamedTuple):
     """Bytes per sample that a block keeps for its backward pass."""
 
-    divided: float  # of tensors that tensor ranks divide
-    whole: float  # of tensors that every tensor rank has
-    core: float  # the part of `divided` of attention's core, which selective recomputation frees
+    divided: float  # bytes of tensors that tensor ranks divide
+    whole: float  # bytes of tensors that every tensor rank has whole
+    # the part of `divided` that attention's core keeps; selective recomputation frees it
+    core: float
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class GroupSeconds(Protocol):
     """The function `group_seconds` with its first two arguments bound."""
 
     def __call__(self, operation: str, size: Numbers, stride: Numbers, ranks: Numbers) -> Floats:
-        """See `group_seconds`."""
+        """Seconds of a collective of a group; see `group_seconds`."""
         ...
 
 

@@ -88,7 +88,8 @@ class Links:
         """(port, bytes/s) of each port that a message from device `here` to `there` passes."""
         nodes, m, n = self.data.nodes, self.node[here], self.node[there]
         if m == n:
-            first_device, bandwidth = len(nodes), nodes[m].intra_bandwidth
+            first_device = len(nodes)
+            bandwidth = nodes[m].intra_bandwidth
             return (
                 (sending(first_device + here), bandwidth),
                 (receiving(first_device + there), bandwidth),
@@ -182,7 +183,7 @@ class Links:
         """(one round of the rings, measured curve of `_measured`), when a rank of the group with
         the most bytes has one byte.
 
-        The latency is that of all rounds together. parts: each group's bytes over the most bytes.
+        The latency counts all rounds. parts: each group's bytes over the most bytes.
         """
         pairs, latency = [], 0.0
         for group, part in zip(groups, parts, strict=True):

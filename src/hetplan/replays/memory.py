@@ -108,7 +108,7 @@ def head_inputs(size: Numbers, tensor: Numbers, divided: bool | Flags) -> Floats
     """Bytes of the head's input and of its gradient in the head's backward pass: the gradient, and
     where tensor ranks divide tokens also the input, which they gather again.
 
-    size: bytes of the whole input. tensor, divided: as for `on_a_rank`.
+    size: bytes of the whole input. tensor, divided: see `on_a_rank`.
     """
     gathered_again = np.logical_and(divided, np.greater(tensor, 1))
     return np.asarray(np.where(gathered_again, 2 * size, size))
@@ -249,8 +249,8 @@ UNUSED = PeakBytes(
 class UnusedGradients(Generic[Size]):
     """Bytes on a device of weights' gradients that nobody reads; 0 for most frameworks."""
 
-    blocks: Size  # one for each shape of a weight in the blocks, always
-    head: Size  # of the head's weight, in the head's backward pass
+    blocks: Size  # a gradient for each shape of a weight in the blocks, at all times
+    head: Size  # the gradient of the head's weight, in the head's backward pass
 
 
 def held_on(

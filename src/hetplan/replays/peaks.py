@@ -41,7 +41,7 @@ def stage_memory(
 ) -> Iterator[tuple[int, PeakBytes[float]]]:
     """(device, bytes that it holds at its peak) for each device of a stage.
 
-    samples: samples of the replica's largest micro-batch. kept: as for `memory`, of this stage.
+    samples: samples of the replica's largest micro-batch. kept: see `memory`, of this stage.
     staged: whether the replica has several stages.
     """
     costs, data = zero.costs, zero.costs.data
@@ -63,7 +63,7 @@ def stage_memory(
 
 
 class Shards(NamedTuple, Generic[Size]):
-    """What a device holds of its stage's model states."""
+    """The shares of its stage's model states that a device holds."""
 
     part: float  # its part of the weights of its tensor group
     level: int  # ZeRO level
@@ -82,7 +82,7 @@ def held_on_device(
     """The bytes on a device of a stage at its peak, without offloading; arrays where `stage_bytes`
     stands for several stages.
 
-    kept, staged: as for `stage_memory`. rows: the device's samples of the largest micro-batch.
+    kept, staged: see `stage_memory`. rows: the device's samples of the largest micro-batch.
     """
     states = data.framework.held_bytes(
         shards.part * stage_bytes.weights,

@@ -164,7 +164,7 @@ def table_of(workload: Workload, table: ProfileTable, modes: Sequence[Recomputat
 def kept_of(workload: Workload, l: int, mode: Recomputation) -> Kept:
     """The bytes that layer l keeps under a mode of recomputation.
 
-    Without recomputation they are those of the profile, which may have been measured. Otherwise
+    Without recomputation the profile states these bytes, which may have been measured. Otherwise
     they follow from the layer's saved tensors (`kept_bytes`).
     """
     layer, precision = workload.model.layers[l], workload.precision

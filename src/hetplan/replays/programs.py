@@ -64,7 +64,8 @@ class SpmdCosts:
     def stages(self) -> list[tuple[int, Stage]]:
         """(number of the run, stage) of each stage of an iteration. The last run also reduces the
         gradients."""
-        timed, runs = Timed(self.decided, self.prices), self.plan.replicas[0].steps
+        timed = Timed(self.decided, self.prices)
+        runs = self.plan.replicas[0].steps
         stages_of_run, stages_of_last_run = timed.run(last=False), timed.run(last=True)
         stages = [(run, stage) for run in range(runs - 1) for stage in stages_of_run]
         stages += [(runs - 1, stage) for stage in stages_of_last_run]
@@ -72,7 +73,8 @@ class SpmdCosts:
 
     def updates(self) -> list[float]:
         """[m] seconds of the optimizer's step on each device."""
-        costs, element_bytes = costs_of(self.workload), self.prices.element_bytes
+        costs = costs_of(self.workload)
+        element_bytes = self.prices.element_bytes
         return [
             costs.update_seconds(device, element_bytes * float(entries))
             for device, entries in zip(self.devices, self.decided.entries(), strict=True)
@@ -110,7 +112,8 @@ class ProgramReplayer:
     """Replays plans with SPMD programs of one workload."""
 
     def __init__(self, workload: Workload, settings: Settings | None = None) -> None:
-        self.workload, self.settings = workload, settings or Settings()
+        self.workload = workload
+        self.settings = settings or Settings()
 
     def seconds(self, plan: Plan, limit: float = math.inf) -> float:
         """Seconds per iteration. `limit` has no effect: a program's replay has no cheap bound."""

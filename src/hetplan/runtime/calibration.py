@@ -160,7 +160,8 @@ class MeasuredFile(Foreign):
 
 def load_measured_run(path: str | os.PathLike[str]) -> MeasuredRun:
     """The run in a file as `MeasuredFile` describes it. Raises InputError."""
-    file, where = read_foreign(MeasuredFile, path), os.fspath(path)
+    file = read_foreign(MeasuredFile, path)
+    where = os.fspath(path)
     if isinstance(file.plan, str):
         plan = load_plan(Path(path).parent / file.plan)
     else:
@@ -193,7 +194,7 @@ def adjusted(workload: Workload, values: Mapping[str, float]) -> Workload:
 
 def scaled(table: ProfileTable, compute: float, host: float) -> ProfileTable:
     """The table with the device's part of its seconds times `compute`, and the host's part times
-    `host`. The parts are those of `profiling.rates.times.together`."""
+    `host`. `profiling.rates.times.together` adds up the same two parts."""
     changes: dict[str, list[float]] = {}
     for direction in ("forward", "backward"):
         seconds = np.array(getattr(table, f"{direction}_seconds"))
@@ -276,7 +277,8 @@ class Fit:
     def linearise(self, *, slopes: bool = True) -> None:
         """Set `fitted` [R], ln(predicted seconds) at x; `slopes` [R, K], the change of `fitted` per
         change of x; and `noise`. slopes: False keeps the earlier slopes."""
-        self.fitted, step = self.predicted(self.x), self.rules.difference
+        self.fitted = self.predicted(self.x)
+        step = self.rules.difference
         if slopes:
             units = np.eye(len(self.names))
             changes = [self.predicted(self.x + step * unit) - self.fitted for unit in units]
@@ -286,7 +288,8 @@ class Fit:
     def estimate_noise(self) -> None:
         """Set `noise`, the standard deviation of ln(seconds): of the residuals that a linear step
         leaves, and at least the rules' `noise`."""
-        self.noise, all_runs = self.rules.noise, np.ones(len(self.runs))
+        self.noise = self.rules.noise
+        all_runs = np.ones(len(self.runs))
         step, _ = self.step(all_runs)
         residuals = self.measured - self.fitted - self.slopes @ step
         self.noise = max(self.rules.noise, float(np.std(residuals)))
@@ -327,10 +330,13 @@ class Fit:
         """The mean of |predicted / measured - 1| over the runs, each left out of its fit."""
         return float(np.mean(np.abs(self.left_out() / np.exp(self.measured) - 1)))
 
-    def only(self, names: Sequence[str]) -> "Fit":
+    def with_constants(self, names: Sequence[str]) -> "Fit":
         """A copy of this fit with only the constants `names`, before any step."""
-        fit, columns = copy(self), [self.names.index(name) for name in names]
-        fit.names, fit.x, fit.slopes = list(names), self.x[columns], self.slopes[:, columns]
+        fit = copy(self)
+        columns = [self.names.index(name) for name in names]
+        fit.names = list(names)
+        fit.x = self.x[columns]
+        fit.slopes = self.slopes[:, columns]
         fit.estimate_noise()
         return fit
 
@@ -360,10 +366,10 @@ def fitted(fit: Fit) -> tuple[Fit, dict[str, str]]:
 def selected(fit: Fit, free: Sequence[str]) -> Fit:
     """The fit of some of the constants `free`, chosen greedily: each turn adds the constant with
     which runs left out are predicted best, while it improves the prediction enough."""
-    best = fit.only([])
+    best = fit.with_constants([])
     # with one more constant than `best` has, K + 1 constants need 2 (K + 1) + 1 runs
     while 2 * len(best.names) + 3 <= len(fit.runs):
-        tried = [fit.only([*best.names, name]) for name in free if name not in best.names]
+        tried = [fit.with_constants([*best.names, name]) for name in free if name not in best.names]
         if not tried:
             break
         following = min(tried, key=Fit.left_out_error)

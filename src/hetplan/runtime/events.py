@@ -30,11 +30,11 @@ class Doing(NamedTuple):
     """The present activity of a rank."""
 
     what: str = "start"
-    """As in `Event`; or `start`, `between` (two events) or `end`."""
+    """See `Event.what`; or `start`, `between` (two events) or `end`."""
     chunk: int = 0
-    """As in `Event`."""
+    """See `Event.chunk`."""
     batch: int = 0
-    """As in `Event`."""
+    """See `Event.batch`."""
     since: float = 0.0
     """Seconds on the monotonic clock, when the activity began."""
     spent: float = 0.0

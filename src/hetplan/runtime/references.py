@@ -118,7 +118,7 @@ class Attention(nn.Module):
     """
 
     def __init__(self, t: Transformer, site: str, probability: float) -> None:
-        """site, probability: those of the `Dropout` on the scores."""
+        """site, probability: values of the `Dropout` on the scores."""
         super().__init__()
         self.shape, self.tensor, self.selective = t, ALONE, False
         width = t.query_width + 2 * t.kv_width
@@ -321,8 +321,8 @@ class Reference(nn.Module):
         sequence: int,
         seed: int = 0,
     ) -> None:
-        """layers: by their names, with parameters that are set here unless they are on the meta
-        device. sequence: tokens of a sample. seed: of parameters and texts."""
+        """layers: name -> layer, with parameters that are set here unless they are on the meta
+        device. sequence: tokens of a sample. seed: seed of parameters and texts."""
         super().__init__()
         self.layers = nn.ModuleDict(layers)
         self.vocabulary, self.sequence, self.seed = vocabulary, sequence, seed

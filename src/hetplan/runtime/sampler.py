@@ -1,4 +1,4 @@
-"""The rows of a data-parallel plan for a user's own training loop under plain DDP, accelerate or
+"""The samples of a data-parallel plan for a user's own training loop under plain DDP, accelerate or
 Lightning: `PlannedBatches` is a `batch_sampler` of a torch DataLoader with unequal micro-batches.
 """
 
@@ -17,30 +17,30 @@ class PlannedBatches:
     Every iteration takes the next global batch of a permutation that all ranks draw alike. The
     samples left over at an epoch's end are dropped. A resumed run calls `set_epoch`.
 
-    length: number of samples in the dataset. seed: of the permutation; None: the dataset's order.
-    rank: the rank's number, as in `plan.ranks`. Raises InputError unless the rank is the only one
-    of a replica, and this replica has samples.
+    length: number of samples in the dataset. seed: seed of the permutation; None: the dataset's
+    order. rank: the rank's number, as in `plan.ranks`. Raises InputError unless the rank is the
+    only one of a replica, and this replica has samples.
     """
 
     def __init__(self, plan: Plan, rank: int, length: int, *, seed: int | None = 0) -> None:
-        ranks_of_replicas = [
-            [plan.ranks[device] for stage in replica.stages for device in stage.all_devices]
-            for replica in plan.replicas
-        ]
+        sizes: list[int] = []  # samples of each micro-batch of the rank
+        begin = 0  # position of the rank's first sample in the global batch
+        for replica in plan.replicas:
+            devices = [device for stage in replica.stages for device in stage.all_devices]
+            if [plan.ranks[device] for device in devices] == [rank]:
+                for micro_batches in replica.micro_batches:
+                    if micro_batches.samples:
+                        sizes += [micro_batches.samples] * micro_batches.count
+                break
+            begin += replica.samples
         require(
-            [rank] in ranks_of_replicas and plan.replicas[ranks_of_replicas.index([rank])].samples,
-            f"rank {rank} has no rows of its own",
+            sizes,
+            f"rank {rank} has no samples of its own",
             where=plan.name,
             expected="a replica on one device, with samples",
         )
-        number = ranks_of_replicas.index([rank])
-        sizes: list[int] = []  # samples of each micro-batch of the replica
-        for micro_batches in plan.replicas[number].micro_batches:
-            if micro_batches.samples:
-                sizes += [micro_batches.samples] * micro_batches.count
-        first_row = sum(replica.samples for replica in plan.replicas[:number])
-        # rows [first, last) of the global batch, for each micro-batch
-        self.cuts = list(pairwise(accumulate(sizes, initial=first_row)))
+        # positions [first, last) in the global batch, for each micro-batch
+        self.cuts = list(pairwise(accumulate(sizes, initial=begin)))
         self.plan, self.length, self.seed = plan, length, seed
         self.iterations = length // plan.workload.global_batch  # iterations of an epoch
         self.sampler = self  # where frameworks look for `set_epoch`

@@ -70,7 +70,8 @@ def lacking(plan: Plan, chain: Chain) -> Iterator[str]:
 
 def lacking_for_model(plan: Plan, chain: Chain) -> Iterator[str]:
     """Yield every feature of a model under this plan that torch's engines lack."""
-    first, parameters = plan.replicas[0], chain.parameters.values()
+    first = plan.replicas[0]
+    parameters = chain.parameters.values()
     chunk_of: dict[int, int] = {}  # layer -> the first layer of its model chunk
     for stage in first.stages:
         for begin, end in stage.layers:
@@ -214,7 +215,8 @@ class Stock(Placed):
             totals = self.add_up(step, self.rows, data)
         self.totals, weight = totals.values, totals.weight
         averaged = len(self.plan.replicas)  # torch's engines divide gradients by this number
-        self.factor, losses = averaged / weight, list[Tensor]()
+        self.factor = averaged / weight
+        losses = list[Tensor]()
         with self.watch.during("backward", 0, step), self.watch.meets():
             # chunks find their data by these numbers; the loss function ignores its target
             row_numbers = torch.arange(batches[0][0], batches[-1][1])
@@ -251,13 +253,16 @@ class Stock(Placed):
             tensor = parameter.data if values is None else values.get(id(parameter))
             if tensor is None or (deduplicated and not saves):
                 continue
-            shape, dim = self.shapes[name] or (1,), self.chain.parameters[name].dim
-            rows, row_elements = shape[dim], prod(shape[:dim]) * prod(shape[dim + 1 :])
+            shape = self.shapes[name] or (1,)
+            dim = self.chain.parameters[name].dim
+            rows = shape[dim]
+            row_elements = prod(shape[:dim]) * prod(shape[dim + 1 :])
             first_row = 0
             if self.plan.zero:
                 rows_of_shard = -(-rows // shards)  # rounded up
                 first_row = min(rows_of_shard * index, rows)
-            size, shard = local(parameter).numel(), local(tensor).detach()
+            size = local(parameter).numel()
+            shard = local(tensor).detach()
             if shard.dim():
                 shard = shard.movedim(dim, 0)
             yield Box(name, (first_row * row_elements,), (size,), (rows * row_elements,), shard)

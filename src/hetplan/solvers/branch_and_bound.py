@@ -34,7 +34,7 @@ N = TypeVar("N")
 class Incumbent(Generic[D]):
     """The best decision so far. Families may subclass it, say to price each decision only once."""
 
-    run: Run  # hears of every better objective
+    run: Run  # every better objective is reported to it
     # The search does not look for decisions that are better by less than this share of the
     # objective. None: the gap of the run's options.
     gap: float | None = None
@@ -76,16 +76,14 @@ class Expansion(Generic[N]):
 class SearchLimits:
     """When a search gives up early, and how its bound is rounded."""
 
-    # The search gives up after more than this number of idle nodes since the proven bound last rose
-    # by `rise`. None: it never gives up.
+    # The search gives up once more than this number of nodes were idle since the proven bound last
+    # rose by the share `rise` of its distance to the incumbent. None: it never gives up.
     patience: int | None = None
-    # The least rise that counts, as a share of the distance from bound to incumbent. While there is
-    # no incumbent, no rise counts, and idle nodes are counted from the first one on.
     rise: float = 0.01
     most_nodes: int | None = None  # nodes expanded at most; None: no limit
     # The relative rounding in the family's bounds. Reported and returned bounds are lowered by it.
     rounding: float = 0.0
-    node_seconds: float = 2e-3  # that a node counts towards the budget of the run
+    node_seconds: float = 2e-3  # seconds that a node counts towards the budget of the run
 
 
 @dataclass(frozen=True)
@@ -109,9 +107,13 @@ class Proof:
         none: the message that there is no decision. unfinished: the message why a search that left
         no node open proves nothing.
         """
+        if self.empty:
+            return Stop.INFEASIBLE, none
         if self.proven:
-            return (Stop.INFEASIBLE, none) if self.empty else (Stop.OPTIMAL, "")
-        return stop_reason(run), unfinished if self.finished else ""
+            return Stop.OPTIMAL, ""
+        if self.finished:
+            return stop_reason(run), unfinished
+        return stop_reason(run), ""
 
 
 def search(
@@ -125,16 +127,17 @@ def search(
     incumbent's threshold.
 
     roots: (bound, node), together all decisions; -inf where no bound is known. Of equal bounds the
-    older node goes first. expand(node, threshold): a child whose bound has reached the threshold
-    need not be bounded any better. It may raise `Stopped` where the run should stop; the node then
-    stays open as it was.
+    older node goes first. expand(node, threshold): divides a node; a child whose bound has reached
+    the threshold need not be bounded any better. `expand` may raise `Stopped` where the run should
+    stop; the node then stays open as it was.
     """
     number = itertools.count()
     heap = [(bound, next(number), node) for bound, node in roots]
     heapq.heapify(heap)
     dropped_bound = math.inf
-    # The proven bound at its last rise. It begins at 0, since costs are usually times. With costs
-    # below 0 a search with `patience` only gives up sooner.
+    # The proven bound at the last rise that counted (`SearchLimits.rise`). Without an incumbent the
+    # distance to it is infinite, so that no rise counts. The bound begins at 0, since costs are
+    # usually times. With costs below 0 a search with `patience` only gives up sooner.
     bound_at_rise = 0.0
     expanded = idle_nodes = 0
 
@@ -146,12 +149,15 @@ def search(
 
     while heap and heap[0][0] < incumbent.threshold and not run.should_stop:
         bound = heap[0][0]
-        if bound > bound_at_rise + limits.rise * (incumbent.objective - bound_at_rise):
-            idle_nodes, bound_at_rise = 0, bound
+        least_rise = limits.rise * (incumbent.objective - bound_at_rise)
+        if bound > bound_at_rise + least_rise:
+            idle_nodes = 0
+            bound_at_rise = bound
         impatient = limits.patience is not None and idle_nodes > limits.patience
         if impatient or expanded == limits.most_nodes:
             break
-        _, _, node = entry = heapq.heappop(heap)
+        entry = heapq.heappop(heap)
+        _, _, node = entry
         try:
             expansion = expand(node, incumbent.threshold)
             children = list(expansion.children)  # a generator may raise `Stopped`, too

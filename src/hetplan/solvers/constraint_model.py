@@ -81,7 +81,8 @@ class ConstraintModel:
         It equals the product at the optimum of a model that gains nothing from a larger one. Each
         factor is a variable of its own, no less than its expression. An equality would let presolve
         put a multiple of a 0-1 variable in its place, upon which OR-Tools 9.14 may end the process
-        ("int_prod with arity > 2"). largest: the most of each factor. most: that of the product.
+        ("int_prod with arity > 2"). largest: the most of each factor. most: the most that the
+        product can be.
         """
         bounded = []
         for i, (factor, upper) in enumerate(zip(factors, largest, strict=True)):

@@ -49,7 +49,7 @@ class _Writer:
     """Writes the columns, rows and costs of a model to a CP-SAT model."""
 
     cp: cp_model.CpModel
-    scale: Scale  # of the objective
+    scale: Scale  # scale of the objective
     per_second: float  # integers per second
     seconds: NDArray[np.bool_]  # [n] whether a column is in seconds
     grid: Floats  # [n] steps per unit of a continuous column; 0 for the others
@@ -95,7 +95,7 @@ class _Writer:
         return low, high
 
     def add(self, number: int, row: Row) -> None:
-        """Add a row, relaxed by rounding. number: of the row in the model."""
+        """Add a row, relaxed by rounding. number: number of the row in the model."""
         unit = self._row_unit(row)
         values = row.values * unit / self.units[row.columns]
         if row.levels is not None:
@@ -149,8 +149,8 @@ class _Writer:
         return 2.0 ** math.floor(math.log2(LARGEST_ROW / largest))
 
     def _check_values(self, number: int, row: Row, values: Floats) -> None:
-        """Raise as `write` does where a row has values that CP-SAT cannot have. values: of the row
-        in its unit, before rounding."""
+        """Raise as `write` does where a row has values that CP-SAT cannot have. values: values of
+        the row in its unit, before rounding."""
         rounded = values != np.trunc(values)
         name = self.model.row_names[number]
         if (rounded & (self.seconds[row.columns] | self.negative[row.columns])).any():

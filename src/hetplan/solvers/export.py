@@ -30,9 +30,9 @@ class Exported:
     rounding that `solvers.model` states."""
 
     file: str
-    rows: int  # constraints
-    columns: int  # variables
-    discrete: int  # of the variables, those that are integer
+    rows: int  # number of constraints
+    columns: int  # number of variables
+    discrete: int  # number of integer variables
     per_unit: float  # units of the model's objective per second
     offset: float  # seconds that every decision costs beside the model's objective
 
@@ -70,7 +70,8 @@ def write_model(model: "Model | ConstraintModel", path: Path) -> Exported:
 
 def write_milp(model: Model, path: Path) -> Exported:
     """Write a model as a mixed-integer programme, by HiGHS."""
-    arrays, scale = model.arrays(), model.milp_scale()
+    arrays = model.arrays()
+    scale = model.milp_scale()
     write_by_library(path, lambda file: write_with_highs(model, arrays, file))
     rows, columns = arrays.shape
     discrete = int(arrays.integer.sum())

@@ -124,7 +124,7 @@ def constraint_formulation(
     build: BuildConstraints[D], *, infeasible: str, prior: PriorResult[D]
 ) -> Formulation[D]:
     """The formulation of a constraint model. infeasible, prior: see `Formulation`."""
-    readers: list[Callable[[ModelAnswer], D]] = []  # of the models that were built
+    readers: list[Callable[[ModelAnswer], D]] = []  # readers of the models that were built
 
     def build_model() -> "ConstraintModel":
         model, read = build()

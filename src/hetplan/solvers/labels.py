@@ -66,7 +66,7 @@ class LabelLimits:
     chunk: int = 4096
     # A bucket is also cut before its turn, once it has more labels than this multiple of the width.
     crowding: int = 4
-    label_seconds: float = 2e-6  # that a label counts towards the budget of the run
+    label_seconds: float = 2e-6  # seconds that a label counts towards the budget of the run
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def set_labels(
     def cut(bucket: int) -> Labels:
         """The labels that a bucket keeps."""
         nonlocal cut_bound
-        # `roots[:0]`, since nothing at all cannot be concatenated
+        # `roots[:0]` has no labels; it is there because numpy cannot concatenate an empty list.
         labels = np.concatenate([*pending[bucket], roots[:0]], dtype=roots.dtype)
         labels = labels[labels["bound"] < threshold()]
         labels = labels[rules.undominated(bucket, labels)]
@@ -136,6 +136,19 @@ def set_labels(
             labels = labels[by_bound[: limits.width]]
         return labels
 
+    def add(extensions: Extensions) -> None:
+        """Add the extended labels to their buckets, and cut a bucket that has too many labels."""
+        # `extensions` is sorted by bucket: the children of the next bucket begin at each split
+        splits = np.flatnonzero(np.diff(extensions.buckets)) + 1
+        by_bucket = np.split(extensions.children, splits)
+        for first, children in zip([0, *splits], by_bucket, strict=True):
+            target = int(extensions.buckets[first])
+            pending[target].append(children)
+            pending_count[target] += len(children)
+            if pending_count[target] > limits.crowding * limits.width:
+                pending[target] = [cut(target)]
+                pending_count[target] = len(pending[target][0])
+
     for bucket in order:
         labels = cut(bucket)
         del pending[bucket]
@@ -144,19 +157,9 @@ def set_labels(
             chunk = labels[begin : begin + limits.chunk]
             run.check(limits.label_seconds * len(chunk))
             for extensions in rules.extend(bucket, chunk, threshold()):
-                if not len(extensions.rows):
-                    continue
-                extensions.children["parent"] = count + begin + extensions.rows
-                # where the children of the next bucket begin
-                splits = np.flatnonzero(np.diff(extensions.buckets)) + 1
-                by_bucket = np.split(extensions.children, splits)
-                for first, children in zip([0, *splits], by_bucket, strict=True):
-                    target = int(extensions.buckets[first])
-                    pending[target].append(children)
-                    pending_count[target] += len(children)
-                    if pending_count[target] > limits.crowding * limits.width:
-                        pending[target] = [cut(target)]
-                        pending_count[target] = len(pending[target][0])
+                if len(extensions.rows):
+                    extensions.children["parent"] = count + begin + extensions.rows
+                    add(extensions)
         count += len(labels)
         is_last = bucket == order[-1]
         buckets.append(labels if is_last else repack_fields(labels[["parent", *path_fields]]))

@@ -103,8 +103,8 @@ def member_names(blocks: list[Block]) -> list[str]:
 class Row:
     """lower <= sum of values * columns <= upper, where all conditions of `when` hold."""
 
-    columns: Ints  # numbers, ascending, each once
-    values: Floats  # of each of these columns; none is 0
+    columns: Ints  # numbers of the columns, ascending, each once
+    values: Floats  # the value of each of these columns; none is 0
     lower: float
     upper: float
     # numbers of 0-1 columns: `column` where it must be 1, `~column` where it must be 0
@@ -117,11 +117,11 @@ class Row:
 class LinearArrays:
     """A model as a mixed-integer linear programme of n columns and m rows."""
 
-    cost: Floats  # [n]
-    constant: float  # of the objective
-    lower: Floats  # [n] of the columns
-    upper: Floats  # [n]
-    integer: NDArray[np.bool_]  # [n]
+    cost: Floats  # [n] cost of each column
+    constant: float  # constant of the objective
+    lower: Floats  # [n] lower bound of each column
+    upper: Floats  # [n] upper bound of each column
+    integer: NDArray[np.bool_]  # [n] whether a column is integer
     starts: Ints  # [m + 1] the entries of row r are starts[r] .. starts[r + 1] - 1
     columns: Ints  # [entries]
     values: Floats  # [entries]
@@ -132,6 +132,22 @@ class LinearArrays:
     def shape(self) -> tuple[int, int]:
         """(rows, columns)."""
         return len(self.row_lower), len(self.cost)
+
+    def satisfied_by(self, x: Floats, tolerance: float = 1e-6) -> bool:
+        """Whether x [n] keeps to integers, to the bounds and to the rows.
+
+        tolerance: of columns, and of rows relative to the size of their terms.
+        """
+        off = np.maximum(self.lower - x, x - self.upper)
+        if (off > tolerance).any() or (np.abs(x - np.round(x))[self.integer] > tolerance).any():
+            return False
+        rows = np.repeat(np.arange(len(self.row_lower)), np.diff(self.starts))
+        terms = self.values * x[self.columns]
+        sums = np.bincount(rows, terms, minlength=len(self.row_lower))
+        slack = tolerance * (1.0 + np.bincount(rows, np.abs(terms), minlength=len(sums)))
+        return bool(
+            (self.row_lower - slack <= sums).all() and (sums <= self.row_upper + slack).all()
+        )
 
 
 class TooLarge(Exception):
@@ -159,9 +175,9 @@ class Model:
         self.size = 0  # number of columns
         self.column_blocks: list[Block] = []
         self.rows: list[Row] = []
-        self.row_names: list[str] = []  # of the constraint that each row belongs to
-        self.constant = 0.0  # of the objective
-        self._properties: list[NDArray[Any]] = []  # of each block, [size] of `PROPERTIES`
+        self.row_names: list[str] = []  # name of the constraint that each row belongs to
+        self.constant = 0.0  # constant of the objective
+        self._properties: list[NDArray[Any]] = []  # the `PROPERTIES` of each block's columns
         self._costs: list[tuple[Ints, Floats]] = []  # (columns, values) of each cost
         self._fixed: list[tuple[Ints, float]] = []  # (columns, value) of each `fix`
 
@@ -378,7 +394,7 @@ class Model:
     ) -> Row:
         """The row in the programme's unit, with each condition as a big-M coefficient.
 
-        number: of the row. unit: the factor of seconds. seconds: [n] whether a column is in
+        number: number of the row. unit: the factor of seconds. seconds: [n] whether a column is in
         seconds. bounds: ([n] lower, [n] upper) of the columns in the programme's unit.
         """
         self.check()
@@ -468,6 +484,23 @@ class ModelAnswer:
     def counts(self, columns: Columns | str) -> Ints:
         """The incumbent's values of integer columns as integers, see `values`."""
         return np.asarray(np.rint(self.values(columns)), dtype=np.int64)
+
+
+def trivial_answer(arrays: LinearArrays, scale: Scale, solver: str) -> ModelAnswer | None:
+    """The answer that follows without a solver; None where there is none.
+
+    A row without entries, whose sum is 0, holds or makes the model infeasible. Solvers take neither
+    such rows nor a model without columns all in the same way. solver: its name, for the answer.
+    """
+    is_empty = np.diff(arrays.starts) == 0
+    if (((arrays.row_lower > 0) | (arrays.row_upper < 0)) & is_empty).any():
+        return ModelAnswer(stop=Stop.INFEASIBLE, solver=solver)
+    if arrays.shape[1] > 0:
+        return None
+    value = scale.value(arrays.constant)
+    return ModelAnswer(
+        stop=Stop.OPTIMAL, objective=value, bound=value, x=np.zeros(0), solver=solver
+    )
 
 
 def _merged(columns: Ints, values: Floats) -> tuple[Ints, Floats]:

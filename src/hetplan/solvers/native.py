@@ -44,8 +44,8 @@ class Scale:
     The model prices no decision too high, so that its bound holds as it is.
     """
 
-    per_unit: float = 1.0  # of z per unit of the instance
-    offset: float = 0.0  # in the instance's unit
+    per_unit: float = 1.0  # units of z per unit of the instance
+    offset: float = 0.0  # the part of the objective that z leaves out, in the instance's unit
     under: float = 0.0  # the most by which the model prices a decision too low, same unit
 
     def value(self, z: float) -> float:

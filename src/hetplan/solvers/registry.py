@@ -206,8 +206,8 @@ def outcome_of(
     """The outcome that a method's function returns, or one without a decision where the function
     lets `Stopped` pass or runs out of memory.
 
-    function: that of the method. Raises InputError for any other exception of a plugin's method,
-    and where it returns something else than an outcome: that is no fault of hetplan.
+    function: function of the method. Raises InputError for any other exception of a plugin's
+    method, and where it returns something else than an outcome: that is no fault of hetplan.
     """
     module, _, _ = method.target.partition(":")
     try:

@@ -62,7 +62,7 @@ class Options:
     gap: float = 1e-6  # relative gap at which a proof may stop; 1e-6 counts as optimal
     # worker threads of general solvers, 1 to MOST_THREADS
     threads: int = field(default_factory=lambda: min(os.cpu_count() or 1, MOST_THREADS))
-    seed: int = 0  # of everything random; CP-SAT and HiGHS take 31 bits
+    seed: int = 0  # seed of all random numbers; CP-SAT and HiGHS take 31 bits
     pyomo_solver: str = "highs"  # Pyomo's name of the solver behind the method `pyomo`
     # back end ("cp-sat", "highs", "pyomo") -> names and values of its own options
     native: Mapping[str, Mapping[str, NativeValue]] = field(default_factory=dict)
@@ -252,10 +252,10 @@ class Run:
     ) -> "Run":
         """A run inside this one, with the same options and the same wish to stop.
 
-        seconds: its budget, if less is not left here; None: what is left of the budget here. share:
-        the share that it may take of the budget and of the time that are left here. time_limit:
-        its seconds of the clock, if less are not left here. quiet: whether the watcher hears
-        nothing of it.
+        seconds: the budget of the part, if less is not left here; None: what is left of the budget
+        here. share: the share that it may take of the budget and of the time that are left here.
+        time_limit: the part's seconds of the clock, if less are not left here. quiet: whether the
+        watcher hears nothing of it.
         """
         budget = None if self.budget is None else share * self.remaining
         if seconds is not None:
@@ -320,7 +320,8 @@ class Outcome(Generic[D]):
     decision: D | None = None
     # proven lower bound in the instance's unit, also when time runs out; None: nothing is proven
     bound: float | None = None
-    build_seconds: float = 0.0  # of general solvers' models; all other time is solving
+    # seconds to build models of general solvers; all other time is solving
+    build_seconds: float = 0.0
     solver: str = "hetplan"  # name and version of a back end, or hetplan
     message: str = ""
     # counts of the method (nodes, labels, configurations pruned …), in JSON types

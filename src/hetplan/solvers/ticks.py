@@ -23,9 +23,9 @@ def integer_scale(least: float, largest: float, roundings: float, *, error: floa
     smaller where totals would exceed LARGEST_TOTAL; the error is roundings / factor in any case.
 
     least: a positive lower bound on the objective. largest: an upper bound on every total of the
-    model. Both are in the instance's unit. roundings: how many values, each rounded by less than 1,
-    add up in one objective value. error: the error of rounding that the sum may have, relative to
-    `least`.
+    model. Both are in the instance's unit. roundings: number of values, each rounded by less than
+    1, that add up in one objective value. error: the error of rounding that the sum may have,
+    relative to `least`.
     """
     if not (0 < least <= largest and math.isfinite(largest)):
         raise ValueError(

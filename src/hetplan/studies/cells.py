@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
-from hetplan.errors import shorten
+from hetplan.errors import short_repr
 from hetplan.instances.answers import Status
 from hetplan.schema import PLAIN
 from hetplan.solvers.run import Stop
@@ -97,10 +97,10 @@ CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def fault_of(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a row, in one line; None where nothing is."""
+    """The fault of a row, in one line; None where the row has no fault."""
     for column, (usable, expected) in CHECKS.items():
         if not usable(row[column]):
-            return f"{column} is not usable (got {shorten(row[column])}, expected {expected})"
+            return f"{column} is not usable (got {short_repr(row[column])}, expected {expected})"
     if row["status"] in PROVEN and row["seconds"] is None:
         return f"seconds are missing, and the status is {row['status']}"
     return None

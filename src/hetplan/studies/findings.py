@@ -5,7 +5,7 @@ The reference of an instance is the best objective known, from the rows and from
 proven where the best known bound meets it. The excess of a row is (objective - reference) /
 reference. As the optimum is at most the reference, the excess over the optimum is no less; where
 the reference is proven, it is the same. A row misses the optimum where its excess is more than
-`SAME`. Means of excesses are those of `shifted_mean`. All objectives are predicted iteration times
+`SAME`. `shifted_mean` computes the means of excesses. All objectives are predicted iteration times
 in seconds.
 """
 
@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.instances.answers import changes, entries_to_update
 from hetplan.instances.library import Instance, find
+from hetplan.instances.records import changes, entries_to_update
 from hetplan.solvers.run import OPTIMAL_GAP, relative_gap
 from hetplan.studies.cells import PROVEN
 from hetplan.studies.rows import Row, findings_of_rows, made_on
@@ -151,7 +151,9 @@ class Study:
         of infeasibility where a decision is known."""
         below_bound, not_infeasible = [], []
         for row in self.rows:
-            name, method, best = row["instance"], row["method"], self.reference(row)
+            name = row["instance"]
+            method = row["method"]
+            best = self.reference(row)
             objective, bound = row["objective"], best.bound
             if objective is not None and bound is not None and objective < bound * (1 - SAME):
                 below_bound.append(f"{name}: {method} is below a proven bound")

@@ -1,28 +1,21 @@
-"""Writes a study as one self-contained HTML page and as Markdown, and draws its pictures with
-matplotlib: excesses of heuristics, proofs against time, performance profiles."""
+"""Writes a study as Markdown, and as one self-contained HTML page with the pictures of `charts`."""
 
-import io
 import json
-import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from hetplan.errors import one_line, optional
-from hetplan.files import make_folder, write_bytes
+from hetplan.errors import one_line
 from hetplan.formulations import family
 from hetplan.solvers.run import relative_gap
-from hetplan.studies.cells import PROVEN
+from hetplan.studies.charts import as_svg, charts
 from hetplan.studies.findings import (
     SAME,
     SIZES,
     Study,
     Summary,
-    cactus,
     instances_of,
-    profile,
     row_size,
 )
 from hetplan.studies.rows import Row, of_older_code, package_versions
@@ -30,204 +23,15 @@ from hetplan.text import (
     Table,
     bytes_text,
     counted,
-    figure_text,
-    grouped,
     html_text,
     number_text,
     percent_text,
     seconds_text,
 )
 
-# Okabe and Ito's palette, which colour-blind readers can distinguish.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B0A800")
-WIDE = 7.2  # inches: the width of a figure
-LEAST_SECONDS = 1e-4  # shorter runs are drawn at this time
-LEAST_EXCESS = 0.01  # %: smaller excesses are drawn here, at the left edge: "the optimum"
-WIDE_RANGE = 10  # the axis of sizes is logarithmic where the ends differ by more than this factor
-
-
-def charts(study: Study, problem: str) -> Mapping[str, Any]:
-    """Title -> matplotlib figure, for each figure for which the problem has rows."""
-    makers: Mapping[str, Callable[[Study, str], Any | None]] = {
-        "Predicted time above the best known, one dot per run": excesses,
-        "Gaps at the end of the exact methods' runs": gaps,
-        "Proofs against time": proofs,
-        "Performance profile of the exact methods": profiles,
-        "Seconds against the size of the instance; crosses: ended without a proof": scaling,
-    }
-    figures = {title: make(study, problem) for title, make in makers.items()}
-    return {title: drawn for title, drawn in figures.items() if drawn is not None}
-
-
-def figure(height: float) -> tuple[Any, Any]:
-    """(matplotlib figure, its axes), empty and without a display. height: inches. Raises InputError
-    where matplotlib is not installed."""
-    figures = optional("matplotlib.figure", "pictures need matplotlib", "plots")
-    canvas = figures.Figure(figsize=(WIDE, height), layout="constrained")
-    axes = canvas.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(True, color="#e4e4e4", linewidth=0.6)
-    axes.set_axisbelow(True)
-    return canvas, axes
-
-
-def excesses(study: Study, problem: str) -> Any | None:
-    """The figure of the heuristics' excesses: a row of dots for each heuristic, with its median
-    marked."""
-    percents: dict[str, list[float]] = {}  # heuristic -> excess of each run
-    for row in study.of(problem):
-        excess = study.excess(row)
-        if not row["exact"] and excess is not None:
-            percents.setdefault(row["method"], []).append(max(100 * excess, LEAST_EXCESS))
-    if not percents:
-        return None
-    canvas, axes = figure(0.9 + 0.38 * len(percents))
-    axes.set_yticks(range(len(percents)), list(map(figure_text, percents)))
-    axes.invert_yaxis()
-    for height, values in enumerate(percents.values()):
-        # A fixed pattern moves dots up or down by at most 0.28, so that dots of equal excess do not
-        # hide each other.
-        heights = [height + 0.28 * ((7 * i) % 11 / 5 - 1) for i in range(len(values))]
-        axes.scatter(sorted(values), heights, s=12, alpha=0.55, color=COLOURS[0], linewidths=0)
-        median = statistics.median(values)
-        axes.plot([median, median], [height - 0.36, height + 0.36], color=COLOURS[1], linewidth=2.2)
-    axes.set(
-        xscale="log",
-        xlim=(LEAST_EXCESS * 0.8, None),
-        xlabel="% above the best known (left edge: the optimum; bar: median)",
-    )
-    return canvas
-
-
-def stairs(lines: Mapping[str, tuple[Sequence[float], int]], across: str, upwards: str) -> Any:
-    """A figure with a step line for each method, which rises at each of the method's values.
-
-    lines: method -> (ascending values, count). After k values the line is at k / count, in percent.
-    All lines begin before the least value of all methods and end after the largest. across,
-    upwards: labels of the axes.
-    """
-    all_values = [value for values, _ in lines.values() for value in values]
-    canvas, axes = figure(3.0)
-    for colour, (method, (values, count)) in zip(COLOURS, lines.items(), strict=False):
-        if not values:
-            axes.plot([], [], label=f"{figure_text(method)} (none)", color=colour)
-            continue
-        shares = [100 * k / count for k in range(len(values) + 1)]
-        axes.step(
-            [min(all_values) / 1.5, *values, max(all_values) * 1.5],
-            [*shares, shares[-1]],
-            where="post",
-            label=figure_text(method),
-            color=colour,
-            linewidth=1.8,
-        )
-    axes.set(xscale="log", ylim=(0, 103), xlabel=across, ylabel=upwards)
-    axes.legend(frameon=False, fontsize=8)
-    return canvas
-
-
-def by_method(study: Study, problem: str) -> Mapping[str, Sequence[Row]]:
-    """Exact method -> its rows of a problem."""
-    return grouped((row["method"], row) for row in study.of(problem) if row["exact"])
-
-
-def gaps(study: Study, problem: str) -> Any | None:
-    """The figure of gaps: for each exact method, the share of its runs whose gap is at most a
-    value. Runs without a gap count in the total alone."""
-    lines = {}
-    for method, runs in by_method(study, problem).items():
-        run_gaps = [row["gap"] for row in runs if row["status"] != "infeasible"]
-        percents = sorted(max(100 * gap, LEAST_EXCESS) for gap in run_gaps if gap is not None)
-        lines[method] = percents, len(run_gaps)
-    if not lines:
-        return None
-    return stairs(lines, "gap in % (left edge: none to speak of)", "% of runs")
-
-
-def proofs(study: Study, problem: str) -> Any | None:
-    """The figure of proofs: for each exact method, the share of instances proven within a time."""
-    runs = by_method(study, problem)
-    total = len({(row["instance"], row["seed"]) for rows in runs.values() for row in rows})
-    lines = {}
-    for method, rows in runs.items():
-        seconds = [max(proof_seconds, LEAST_SECONDS) for proof_seconds in cactus(rows)]
-        lines[method] = seconds, total
-    return stairs(lines, "seconds", "% of instances proven") if lines else None
-
-
-def profiles(study: Study, problem: str) -> Any | None:
-    """The figure of performance profiles: for each exact method, the share of instances on which
-    its seconds are within a factor of the fastest method's."""
-    ratios = profile(study, problem, list(by_method(study, problem)))
-    rows = [row for row in study.of(problem) if row["exact"] and row["status"] in PROVEN]
-    total = len({(row["instance"], row["seed"]) for row in rows})
-    if total == 0 or len(ratios) < 2:
-        return None
-    lines = {method: (values, total) for method, values in ratios.items()}
-    return stairs(lines, "times the seconds of the fastest", "% of instances")
-
-
-def scaling(study: Study, problem: str) -> Any | None:
-    """The figure of scaling: the seconds of each run of an exact method against the size of its
-    instance."""
-    if problem not in SIZES:
-        return None
-    size_name, _ = SIZES[problem]
-    # method -> (size, seconds, whether the run ended with a proof) of each run
-    points: dict[str, list[tuple[int, float, bool]]] = {}
-    for row in study.of(problem):
-        if not row["exact"] or row["seconds"] is None:
-            continue
-        size = row_size(row)
-        if size:
-            seconds = max(row["seconds"], LEAST_SECONDS)
-            points.setdefault(row["method"], []).append((size, seconds, row["status"] in PROVEN))
-    if not points:
-        return None
-    canvas, axes = figure(3.4)
-    for colour, (method, method_points) in zip(COLOURS, points.items(), strict=False):
-        axes.scatter([], [], s=16, color=colour, label=figure_text(method))
-        for with_proof, marker in ((True, "o"), (False, "x")):
-            drawn = [point for point in method_points if point[2] is with_proof]
-            sizes = [size for size, _, _ in drawn]
-            times = [seconds for _, seconds, _ in drawn]
-            axes.scatter(sizes, times, s=16, alpha=0.6, marker=marker, color=colour)
-    all_sizes = [size for method_points in points.values() for size, _, _ in method_points]
-    if max(all_sizes) > WIDE_RANGE * min(all_sizes):
-        axes.set_xscale("log")
-    axes.set(yscale="log", xlabel=size_name, ylabel="seconds")
-    axes.legend(frameon=False, fontsize=8)
-    return canvas
-
-
-def as_svg(canvas: Any) -> str:
-    """A figure as an SVG element, reproducible, without the XML prologue."""
-    import matplotlib
-
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "hetplan", "svg.fonttype": "none"}):
-        canvas.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
-
-
-def write_pictures(folder: Path, pictures: Mapping[str, Any]) -> None:
-    """Write each figure as a PNG file that is named after it. pictures: name -> figure."""
-    make_folder(folder)
-    for name, canvas in pictures.items():
-        write_bytes(folder / f"{name.replace(' ', '-').lower()}.png", as_picture(canvas, "png"))
-
-
-def as_picture(canvas: Any, kind: str) -> bytes:
-    """The content of a figure's file. kind: png or svg."""
-    buffer = io.BytesIO()
-    canvas.savefig(buffer, format=kind, dpi=150)
-    return buffer.getvalue()
-
-
 WORST = 20  # a page lists at most this number of worst cases
 FEWEST = 7  # a page has pictures of a problem with at least this number of instances
-FIGURES = (
+LEGEND = (
     "Objectives are predicted iteration times; seconds of solves and memory are measured. A method "
     "misses the optimum where a plan is known that is more than a relative "
     f"{SAME:g} better. Columns 'above' say how much longer a plan takes than the best known plan, "
@@ -335,9 +139,8 @@ def origin(rows: Sequence[Row]) -> Iterator[str]:
     """Lines with the machines, the versions, the rows of older code, the time limits and the dates
     of the rows."""
     machines = [json.loads(row["machine_json"]) for row in rows]
-    for name, entries in (("machine", machines), ("versions", map(package_versions, rows))):
-        texts = (", ".join(f"{key} {value}" for key, value in each.items()) for each in entries)
-        yield from (f"{name}: {text}" for text in dict.fromkeys(texts))
+    yield from distinct_lines("machine", machines)
+    yield from distinct_lines("versions", map(package_versions, rows))
     older = Counter(f"{row['problem']} {row['method']}" for row in rows if of_older_code(row))
     for name, count in older.items():
         yield f"of an older version of the method's code: {name}, {counted(count, 'run')}"
@@ -348,10 +151,20 @@ def origin(rows: Sequence[Row]) -> Iterator[str]:
     yield f"{counted(len(rows), 'run')}, begun from {times[0]} to {times[-1]} UTC"
 
 
+def distinct_lines(name: str, entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """A line `name: key value, …` for each entry that differs from all entries before it."""
+    texts = []
+    for entry in entries:
+        texts.append(", ".join(f"{key} {value}" for key, value in entry.items()))
+    for text in dict.fromkeys(texts):
+        yield f"{name}: {text}"
+
+
 def in_words(study: Study, problem: str) -> str:
     """The findings on one problem in a few sentences: the number of runs, the exact method with the
     most proofs, and the best heuristic."""
-    rows, summaries = study.of(problem), study.summaries(problem)
+    rows = study.of(problem)
+    summaries = study.summaries(problem)
     instances = {row["instance"] for row in rows}
     text = f"{counted(len(rows), 'run')} on {counted(len(instances), 'instance')}."
     exact = [summary for summary in summaries if summary.exact]
@@ -359,11 +172,12 @@ def in_words(study: Study, problem: str) -> str:
         best = max(exact, key=lambda summary: summary.proven / summary.runs)
         runs = counted(best.runs, "run")
         text += f" {best.method} ends {best.proven} of its {runs} with a proof."
-    heuristics = [
-        summary for summary in summaries if not summary.exact and summary.mean_excess is not None
-    ]
+    heuristics: list[tuple[float, Summary]] = []  # (mean excess, summary)
+    for summary in summaries:
+        if not summary.exact and summary.mean_excess is not None:
+            heuristics.append((summary.mean_excess, summary))
     if heuristics:
-        nearest = min(heuristics, key=lambda summary: summary.mean_excess or 0.0)
+        _, nearest = min(heuristics, key=lambda pair: pair[0])
         most = percent_text(nearest.worst_excess)
         text += f" {nearest.method} comes nearest of the heuristics: {mean_text(nearest)} above "
         text += f"the best known on average, {most} at most, "
@@ -387,10 +201,11 @@ def page_of_tables(title: str, tables: Iterable[Table], pictures: Mapping[str, A
     pictures: the beginning of a table's title, up to a colon -> the figure that follows the table.
     """
     parts: list[str] = []
-    for shown in tables:
-        parts += [f"<h2>{html_text(shown.title)}</h2>", *table(shown.header, shown.rows)]
-        parts += [f"<p>{html_text(line)}</p>" for line in shown.notes]
-        name, _, _ = shown.title.partition(":")
+    for content in tables:
+        parts.append(f"<h2>{html_text(content.title)}</h2>")
+        parts += table(content.header, content.rows)
+        parts += [f"<p>{html_text(line)}</p>" for line in content.notes]
+        name, _, _ = content.title.partition(":")
         canvas = pictures.get(name)
         if canvas is not None:
             parts.append(f"<figure>{as_svg(canvas)}</figure>")
@@ -399,7 +214,7 @@ def page_of_tables(title: str, tables: Iterable[Table], pictures: Mapping[str, A
 
 def page_lines(study: Study) -> Iterator[str]:
     """The lines of HTML of a study's page, without its head."""
-    yield f"<p>{FIGURES}</p><ul>"
+    yield f"<p>{LEGEND}</p><ul>"
     yield from (f"<li>{html_text(line)}</li>" for line in origin(study.rows))
     yield "</ul>"
     parts = [*study.problems, "instances", "rows"]
@@ -420,7 +235,10 @@ def page_lines(study: Study) -> Iterator[str]:
     worst = study.worst_cases(WORST)
     if worst:
         yield '<h2 id="worst">Worst cases of the heuristics</h2>'
-        links = [{0: anchor(row), 1: f"row-{row['key']}"} for _, row in worst]
+        instance_column, method_column = CASES.index("instance"), CASES.index("method")
+        links = [
+            {instance_column: anchor(row), method_column: f"row-{row['key']}"} for _, row in worst
+        ]
         case_rows = [case_cells(study, excess, row) for excess, row in worst]
         yield from table(CASES, case_rows, links=links)
     yield '<h2 id="instances">Instances</h2>'
@@ -432,7 +250,7 @@ def page_lines(study: Study) -> Iterator[str]:
     yield from table(INSTANCES, instance_rows, keys=keys)
     yield '<h2 id="rows">All runs</h2>'
     keys = [f"row-{row['key']}" for row in study.rows]
-    links = [{2: anchor(row)} for row in study.rows]
+    links = [{ROWS.index("instance"): anchor(row)} for row in study.rows]
     yield from table(ROWS, [row_cells(row) for row in study.rows], keys=keys, links=links)
 
 
@@ -491,7 +309,7 @@ def markdown(study: Study, title: str) -> str:
     text = [
         f"# {markdown_text(title)}",
         "",
-        FIGURES,
+        LEGEND,
         "",
         *(f"- {markdown_text(line)}" for line in origin(study.rows)),
         "",

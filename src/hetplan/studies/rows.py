@@ -22,10 +22,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from hetplan.errors import InputError, one_line, optional, require, unknown_name
+from hetplan.errors import InputError, import_optional, one_line, require, unknown_name
 from hetplan.files import make_folder, read_bytes, write_bytes
-from hetplan.formulations import FAMILIES, JOINED, family, join
-from hetplan.instances.answers import Answer, Finding
+from hetplan.formulations import FAMILIES, JOINED, add_plugins, family
+from hetplan.instances.answers import Answer
 from hetplan.instances.library import (
     SETS,
     BestKnown,
@@ -36,6 +36,7 @@ from hetplan.instances.library import (
     in_set,
     library,
 )
+from hetplan.instances.records import Finding
 from hetplan.solvers.registry import Family
 from hetplan.solvers.run import Options
 from hetplan.studies.cells import fault_of
@@ -80,15 +81,15 @@ class Task:
     def family(self) -> Family:
         """The family of the problem, with the methods of the plugins. Raises InputError where a
         plugin cannot be imported."""
-        join(self.plugins)
+        add_plugins(self.plugins)
         return family(self.problem)
 
 
 def subjects(names: Sequence[str]) -> Iterator[tuple[str, Instance, BestKnown | None]]:
     """(name, instance, best-known record) of each instance that the names stand for.
 
-    A name is that of a set of the library, of a problem or of an instance, or a pattern, a file or
-    a folder. Each instance comes once, with the first name that brings it. Raises InputError for a
+    A name names a set of the library, a problem or an instance, or it is a pattern, a file or a
+    folder. Each instance comes once, with the first name that brings it. Raises InputError for a
     name that brings none.
     """
     seen: set[str] = set()
@@ -126,7 +127,7 @@ def tasks(
     """The tasks of a study: one for each instance, each chosen method of its problem, and each
     seed.
 
-    names: as in `subjects`. methods: names of methods, ALL, HEURISTICS or EXACT. Raises InputError
+    names: see `subjects`. methods: names of methods, ALL, HEURISTICS or EXACT. Raises InputError
     for a method that no problem of the study has.
     """
     groups = {ALL, HEURISTICS, EXACT}
@@ -174,7 +175,7 @@ def chosen_methods(instance: Instance, wanted: Sequence[str]) -> list[str]:
 def task_key(instance_hash: str, method: str, options: dict[str, Any]) -> str:
     """The key of a task and of its row. Equal runs have equal keys in all studies.
 
-    instance_hash: as `digest` returns it.
+    instance_hash: the result of `digest`.
     """
     text = json.dumps([instance_hash, method, options], sort_keys=True)
     # The key is a file's name, too; 96 bits are enough that no two runs share one by chance.
@@ -230,10 +231,10 @@ def package_versions(row: Row) -> dict[str, str]:
 
 
 def of_older_code(row: Row) -> bool:
-    """Whether a row is of an older version of its method's code than the present one, so that the
-    method may give another result today.
+    """Whether a row was made with an older version of its method's code than the present one, so
+    that the method may give another result today.
 
-    A row of an unknown problem or method, such as one of a plugin, is not known to be.
+    False for a row of an unknown problem or method, such as a method of a plugin.
     """
     if row["problem"] not in FAMILIES:
         return False
@@ -244,7 +245,7 @@ def of_older_code(row: Row) -> bool:
 
 def arrow() -> Any:
     """pyarrow with its module `parquet`; raises InputError where it is not installed."""
-    pa = optional("pyarrow", "studies keep their rows as Parquet", "study")
+    pa = import_optional("pyarrow", "studies keep their rows as Parquet", "study")
     importlib.import_module("pyarrow.parquet")
     return pa
 
@@ -290,7 +291,7 @@ def keys(folder: Path) -> set[str]:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a study's folder holds."""
+    """The contents of a study's folder."""
 
     rows: list[Row]  # sorted by problem, instance, method and seed
     faults: list[str]  # one line for each file and each row that cannot be used, with the file

@@ -36,7 +36,14 @@ from pathlib import Path
 from typing import Any
 
 from hetplan import __version__
-from hetplan.errors import HetplanError, InputError, kind_and_text, one_line, optional, require
+from hetplan.errors import (
+    HetplanError,
+    InputError,
+    import_optional,
+    kind_and_text,
+    one_line,
+    require,
+)
 from hetplan.instances.answers import result_document
 from hetplan.instances.library import parse_instance
 from hetplan.interpreter import SAFE_PATH, safe_path
@@ -261,7 +268,8 @@ def perform_apart(
     the study drops.
     """
     context = multiprocessing.get_context("forkserver")
-    begun, started = now(), time.monotonic()
+    begun = now()
+    started = time.monotonic()
     limit, bound = task.options["time_limit"], None
     our_end, child_end = context.Pipe()
     process = context.Process(target=child, args=(task, child_end, memory_bytes), daemon=True)
@@ -279,7 +287,8 @@ def perform_apart(
                 bound = value
             elif seconds > patience.limit(limit):  # never without a limit
                 late = f"{seconds - limit:.0f} s after its time limit"
-                message, stop_reason = f"killed: still running {late}", "limit"
+                message = f"killed: still running {late}"
+                stop_reason = "limit"
                 break
     except (EOFError, OSError):  # the process died: its exit code says how
         with CHILDREN:
@@ -363,7 +372,7 @@ def perform_there(task: Task, memory_bytes: int | None) -> Row:
 
 def dask() -> Any:
     """The module dask.distributed. Raises InputError where it is not installed."""
-    return optional("distributed", "needs Dask", "dask", where="--scheduler")
+    return import_optional("distributed", "needs Dask", "dask", where="--scheduler")
 
 
 @contextlib.contextmanager
@@ -388,11 +397,11 @@ def slurm(jobs: int, options: dict[str, Any], renew_every: str = "5s") -> Iterat
     """A context with a client of a Dask cluster of `jobs` Slurm jobs, which end with the context.
 
     A job that ends early, by its time limit or with its node, is submitted again. options: settings
-    of dask-jobqueue's SLURMCluster. renew_every: how often to look for jobs that ended. Raises
-    InputError where dask-jobqueue refuses the settings, or Slurm the jobs.
+    of dask-jobqueue's SLURMCluster. renew_every: time between two looks for jobs that ended, such
+    as `5s`. Raises InputError where dask-jobqueue refuses the settings, or Slurm the jobs.
     """
     distributed = dask()
-    queue = optional("dask_jobqueue.slurm", "needs dask-jobqueue", "slurm", where="--slurm")
+    queue = import_optional("dask_jobqueue.slurm", "needs dask-jobqueue", "slurm", where="--slurm")
     require(
         shutil.which("sbatch") is not None,
         "no command sbatch on this machine",
@@ -445,7 +454,7 @@ def run_on(
 ) -> Iterator[Row]:
     """Run tasks on the Dask cluster of a client and yield each row as its task ends.
 
-    memory_bytes, stop: as in `run_tasks`.
+    memory_bytes, stop: see `run_tasks`.
     """
     pool = client.get_executor(pure=False)
     threads = sum(client.nthreads().values())  # 0 as long as no worker has begun

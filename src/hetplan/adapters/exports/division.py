@@ -8,7 +8,7 @@ from hetplan.plans.degrees import Degrees
 from hetplan.profiling.models.transformer import Transformer
 
 Division = tuple[str, int, int]
-"""What is divided, its number, and the number of ranks."""
+"""(name of the divided quantity, its size, number of ranks)."""
 
 
 def check_division(grid: Grid, degrees: Degrees, *, shares_keys: bool = True) -> None:

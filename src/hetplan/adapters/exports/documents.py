@@ -47,7 +47,8 @@ def deepspeed(plan: Plan, shape: Transformer | None = None, *, model: bool = Tru
     processes. It therefore refuses to run on another number of devices than the plan's.
     """
     grid = Grid(plan, "DeepSpeed's JSON")
-    degrees, narrow = plan.degrees or Degrees(), plan.workload.narrow
+    degrees = plan.degrees or Degrees()
+    narrow = plan.workload.narrow
     grid.refuse(
         plan.degrees is not None or narrow,
         narrow or degrees.text,

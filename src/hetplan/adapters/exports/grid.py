@@ -18,7 +18,7 @@ from hetplan.text import comments, grouped, ranges_text
 class Grid:
     """A plan as a framework of equal replicas sees it.
 
-    The figures are those of the first replica. They hold for all replicas once `check` has passed.
+    The figures describe the first replica. They hold for all replicas once `check` has passed.
     """
 
     plan: Plan
@@ -87,8 +87,8 @@ class Grid:
         """Raise UnsupportedError where the plan has a feature that the framework cannot express.
 
         present: a truth value, whether the plan has the feature. lacks: the feature, for the
-        message. lost: the part of the plan that an export without it would lose. expected: what
-        would do instead.
+        message. lost: the part of the plan that an export without it would lose. expected: the
+        remedy, for the message.
         """
         require(
             not present,

@@ -115,7 +115,8 @@ def position_settings(shape: Transformer, function: Function, sequence: int) -> 
         "position_embedding_type": kind if rope is None else "rope",
     }
     if rope is not None:
-        linear, llama3 = rope.kind == "linear", rope.kind == "llama3"
+        linear = rope.kind == "linear"
+        llama3 = rope.kind == "llama3"
         arguments |= {
             "rotary_base": whole(rope.theta),
             "rotary_percent": rope.partial,
@@ -278,7 +279,7 @@ def other_fields(part: Any, said: frozenset[str]) -> Iterator[str]:
 
 
 def unsaid_parts(shape: Transformer, function: Function) -> Iterator[str]:
-    """What of embedding, head, blocks, norms and biases no argument says."""
+    """The features of embedding, head, blocks, norms and biases for which there is no argument."""
     if shape.head != "lm":
         yield f"heads of {shape.head}"
     if shape.embedding_norm:
@@ -314,7 +315,7 @@ def unsaid_parts(shape: Transformer, function: Function) -> Iterator[str]:
 
 
 def unsaid_activation(shape: Transformer, function: Function) -> Iterator[str]:
-    """What of the feed-forward network's activation no argument says."""
+    """The features of the feed-forward network's activation for which there is no argument."""
     activation = function.activation
     known = GATED if shape.gated else UNGATED
     if activation not in known:
@@ -326,7 +327,7 @@ def unsaid_activation(shape: Transformer, function: Function) -> Iterator[str]:
 
 
 def unsaid_positions(shape: Transformer, rope: Rope | None) -> Iterator[str]:
-    """What of the rotary positions no argument says."""
+    """The features of the rotary positions for which there is no argument."""
     if rope is None:
         return
     latent = shape.latent is not None
@@ -367,7 +368,7 @@ def unlike(rope: Rope, fixed: dict[str, float]) -> list[str]:
 
 
 def unsaid_routing(shape: Transformer, experts: Experts, router: Router | None) -> Iterator[str]:
-    """What of the choice of experts no argument says."""
+    """The features of the choice of experts for which there is no argument."""
     if experts.latent is not None:
         yield f"experts on {experts.latent} projected numbers"
     if router is None:

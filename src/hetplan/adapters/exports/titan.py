@@ -157,8 +157,8 @@ def literal(value: dict[str, Any]) -> str:
 
 
 def titan_model(grid: Grid) -> dict[str, Any]:
-    """What the exported module holds against torchtitan's model; nothing where the model is left to
-    the user."""
+    """The values that the exported module compares with torchtitan's model; none where the model is
+    left to the user."""
     shape = grid.shape
     if shape is None or shape.function is None or not grid.writes_model:
         return {}

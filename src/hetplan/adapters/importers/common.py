@@ -1,4 +1,5 @@
-"""What all importers share: their settings and results, and profiles from chains of operators."""
+"""The common parts of all importers: their settings and results, and profiles from chains of
+operators."""
 
 import datetime
 import re
@@ -16,10 +17,8 @@ from hetplan.schema import as_name, derived
 # the backward pass of matrix products takes twice the forward pass's time.
 FORWARD_SHARE = 1 / 3
 # The note of importers that divide times in this way.
-TOGETHER = "forward and backward are given together: a third counts as forward"
-
-
-MOST_LAYERS = 4096  # of a profile
+DIVIDED_NOTE = "forward and backward are given together: a third counts as forward"
+MOST_LAYERS = 4096  # layers of a profile
 MOST_TEXT_BYTES = 64 * 2**20
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # a terminal's escape sequence
 # A date with a time, or a time, with the parts of a second that a log may have.
@@ -141,7 +140,7 @@ def chain_profile(
 ) -> Imported:
     """A profile with one table, for micro-batches of `settings.micro_batch` samples (None: 1).
 
-    chain: as `chain_layers` takes it. model, device: names of the model and of the device type,
+    chain: the argument of `chain_layers`. model, device: names of the model and of the device type,
     unless the user gives others. source: the profile's provenance. where: the file, for errors.
     """
     batch = settings.micro_batch or 1
@@ -223,8 +222,9 @@ def lines_of_one_rank(lines: list[tuple[int, str]], mark: str) -> list[tuple[int
 
     Launchers write the rank, the host or the time before a line: `0: `, `[default0]:`, `host: `. A
     program underlines its headings with dashes, so that the text before the dashes of a heading is
-    what the launcher has written. Lines that do not begin with it are those of other ranks; times
-    may differ. Without a heading, and where nothing stands before it, all lines are the result.
+    what the launcher has written. Other ranks wrote the lines that do not begin with this text;
+    times in it may differ. Without a heading, and where nothing stands before it, all lines are the
+    result.
 
     lines: (number, text) of each line. mark: words of the heading; of several the last counts.
     """

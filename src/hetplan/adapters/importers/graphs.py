@@ -29,8 +29,8 @@ import networkx as nx
 from pydantic import BeforeValidator, FailFast, Field
 
 from hetplan.adapters.importers.common import (
+    DIVIDED_NOTE,
     MOST_LAYERS,
-    TOGETHER,
     Imported,
     Operator,
     Settings,
@@ -41,7 +41,7 @@ from hetplan.adapters.importers.common import (
     profile,
     table_of_sums,
 )
-from hetplan.errors import InputError, T, require, shorten
+from hetplan.errors import InputError, T, require, short_repr
 from hetplan.schema import (
     Bytes,
     Count,
@@ -237,7 +237,9 @@ def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int
         if edge := EDGE.match(line):
             edges.append((int(edge[1]), int(edge[2])))
         elif match := NODE.match(line):
-            number, description, figures = int(match[1]), match[2], match[3]
+            number = int(match[1])
+            description = match[2]
+            figures = match[3]
             node = parse(PipeDreamNode, dict(FIGURE.findall(figures)), where=where)
             require(number not in operators, "node stands twice", where=where, got=f"node{number}")
             operators[number] = Operator(
@@ -279,7 +281,7 @@ def summed(text: str) -> float:
     try:
         return sum(map(float, numbers))
     except ValueError:
-        raise ValueError(f"is {shorten(text)}, expected a number or a list of numbers") from None
+        raise ValueError(f"is {short_repr(text)}, expected a number or a list of numbers") from None
 
 
 class PipeDreamNode(Foreign):
@@ -371,7 +373,7 @@ def read_piper(path: str, settings: Settings) -> Imported:
         tables=tables,
         notes=(
             settings.device_note("piper-gpu"),
-            TOGETHER,
+            DIVIDED_NOTE,
             "times without recomputation; what is kept per sample is that of the lowest degree, as "
             "if wholly divided",
         ),

@@ -34,8 +34,8 @@ import numpy as np
 from pydantic import AliasChoices, AliasPath, Field
 
 from hetplan.adapters.importers.common import (
+    DIVIDED_NOTE,
     MOST_LAYERS,
-    TOGETHER,
     Imported,
     Operator,
     Settings,
@@ -107,7 +107,8 @@ def read_sailor(path: str, settings: Settings) -> Imported:
                 backward_seconds=backward.tolist(),
             )
             tables.append(table)
-    layers, notes = whole_layers(data), ["update times are left out: a profile has none"]
+    layers = whole_layers(data)
+    notes = ["update times are left out: a profile has none"]
     if ends_with_norm(layers):
         layers, tables = norm_in_head(layers, tables)
         notes.append("the norm before the head is a layer in the file, and a part of the head here")
@@ -266,7 +267,7 @@ def read_metis(path: str, settings: Settings) -> Imported:
         layers=layers,
         tables=tables,
         precision="fp16",
-        notes=(TOGETHER, *notes),
+        notes=(DIVIDED_NOTE, *notes),
     )
 
 
@@ -570,7 +571,8 @@ def parse_tree(lines: list[tuple[int, str]], path: str) -> Module:
 
 def _figures(module: Module, text: str) -> None:
     """Set the module's parameters and seconds where the line `text` has them."""
-    params, latency = PARAMS.search(text), LATENCY.search(text)
+    params = PARAMS.search(text)
+    latency = LATENCY.search(text)
     if params:
         module.params = float(params["n"]) * SCALES[params["scale"]]
     if latency:

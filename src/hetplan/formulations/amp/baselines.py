@@ -309,7 +309,8 @@ def random_tiling(
     """
     tile_size = tile[0] * tile[1]
     for _ in range(TILINGS):
-        free, tiling = np.ones(shape, dtype=bool), list[Area]()
+        free = np.ones(shape, dtype=bool)
+        tiling = list[Area]()
         while free.any():
             row, column = divmod(int(free.argmax()), shape[1])
             orientations = rng.permuted([tile, tile[::-1]], axis=0).tolist()

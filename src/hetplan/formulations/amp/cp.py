@@ -77,7 +77,8 @@ class Programme:
             roundings=case.chosen.roundings,
         )
         self.model = ConstraintModel("amp", run, totals)
-        self.cp, self.most = self.model.cp, self.model.tick(largest)
+        self.cp = self.model.cp
+        self.most = self.model.tick(largest)
         self.make_variables()
         for constrain in CONSTRAINTS:
             constrain(self)
@@ -85,8 +86,10 @@ class Programme:
     def make_variables(self) -> None:
         """The variables of the docstring."""
         case, c, cp = self.case, self.case.chosen, self.cp
-        stages, groups = range(c.pipeline), list(product(range(c.pipeline), range(c.data)))
-        layers, top = len(case.data.layers), len(case.levels) - 1
+        stages = range(c.pipeline)
+        groups = list(product(range(c.pipeline), range(c.data)))
+        layers = len(case.data.layers)
+        top = len(case.levels) - 1
         most_pace = len(self.paces.rows) - 1
         self.device_class = {
             p: cp.new_int_var(0, len(case.classes) - 1, f"class_{p}") for p in case.positions
@@ -147,7 +150,9 @@ class Programme:
 
     def limit_level(self, level: IntVar, positions: Sequence[Position], name: str) -> None:
         """A level is no higher than that of any link between two of these positions."""
-        case, cp, top = self.case, self.cp, len(self.case.levels) - 1
+        case = self.case
+        cp = self.cp
+        top = len(self.case.levels) - 1
         number = {bandwidth: k for k, bandwidth in enumerate(case.levels)}
         has = [self.among(positions, [k], f"{name}_has_{k}") for k in range(len(case.classes))]
         for k, d in combinations(range(len(case.classes)), 2):

@@ -197,7 +197,8 @@ def solve_by(
     method: str, data: AmpData, run: Run, parameters: Parameters = Parameters()
 ) -> Outcome[AmpDecision]:
     """The best decision over all configurations, and the least of their proven bounds."""
-    begun, solver = CLOCK.seconds(), general.label(method, run.options)
+    begun = CLOCK.seconds()
+    solver = general.label(method, run.options)
     rates = np.array(data.bandwidth)
     levels = np.unique(rates[~np.eye(len(data.devices), dtype=bool)]).tolist() or [1.0]
     cases = [Case(data, chosen, levels) for chosen in configurations(data)]

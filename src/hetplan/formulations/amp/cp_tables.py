@@ -83,7 +83,8 @@ def classes_of(data: AmpData, run: Run) -> list[DeviceClass]:
         same[[d, e]] = True
         return bool(same.all())
 
-    members: dict[tuple[int, str], list[list[int]]] = {}  # by node and type, of each class
+    # (node, type) -> the devices of each class
+    members: dict[tuple[int, str], list[list[int]]] = {}
     for d, device in enumerate(data.devices):
         run.check()
         classes = members.setdefault((device.node, device.type), [])
@@ -254,7 +255,8 @@ def reach(case: Case, j: int, largest: float, room: float) -> list[int]:
     `largest` seconds in all micro-batches, even on the fastest types and links, and no more than
     `room` bytes. It is `first` where there is no such end."""
     layers = len(case.data.layers)
-    held, seconds = prefix(case.held_bytes(j)), case.chosen.gas * prefix(case.fastest())
+    held = prefix(case.held_bytes(j))
+    seconds = case.chosen.gas * prefix(case.fastest())
     ends = []
     for first in range(layers):
         # a difference of sums of floats: a little more time is let pass, since times add up exactly
@@ -268,7 +270,9 @@ def reach(case: Case, j: int, largest: float, room: float) -> list[int]:
 
 def terms_of(case: Case) -> int:
     """The entries of all tables of a model of the configuration, about."""
-    c, layers, types = case.chosen, len(case.data.layers), len(case.seconds)
+    c = case.chosen
+    layers = len(case.data.layers)
+    types = len(case.seconds)
     classes, levels = len(case.classes), len(case.levels)
     paces = sum(math.comb(types, count) for count in range(1, min(types, c.tensor) + 1))
     groups = c.pipeline * (c.data + c.tensor)

@@ -65,7 +65,8 @@ def parameter_cut(params: Floats, stages: int) -> Ints:
     # The bytes take the place of `cut_chain`'s seconds. Links and synchronisation cost nothing. Σ t
     # is the same for all cuts, so with two micro-batches the largest stage alone decides.
     bytes_before = np.tile(padded(params), (stages, 1))
-    nothing, any_layer = np.zeros_like(bytes_before), np.zeros(bytes_before.shape, dtype=np.int64)
+    nothing = np.zeros_like(bytes_before)
+    any_layer = np.zeros(bytes_before.shape, dtype=np.int64)
     cut = cut_chain(2, bytes_before, nothing, nothing[:, 0], nothing[0], any_layer)
     assert cut is not None, "without a limit on memory there always is one"
     return np.insert(cut, 0, 0)
@@ -218,7 +219,7 @@ def cheapest_cut(
     """(f(θ, s), slowest stage, slowest synchronisation) of the cheapest cut, in seconds; f is +inf
     where there is no cut.
 
-    times, links, sync, params, first: as in `cut_chain`. stage_cap: θ, seconds. sync_cap: s,
+    times, links, sync, params, first: see `cut_chain`. stage_cap: θ, seconds. sync_cap: s,
     seconds. ends: [k] receives the layers before which the cut's stages end. scratch: two arrays
     [k + 1, L + 1] whose contents are overwritten.
     """

@@ -84,13 +84,14 @@ class AmpData(StrictModel):
     """`data` of an `amp` instance."""
 
     devices: list[Device] = Field(min_length=1, max_length=4096)
-    """[D]."""
+    """[D] the devices."""
     bandwidth: Matrix
     """[D][D] bytes/s, symmetric; the diagonal is ignored."""
     layers: list[Layer] = Field(min_length=1, max_length=4096)
-    """[L]."""
+    """[L] the layers in the order of the model."""
     layer_seconds: list[LayerSeconds] = Field(min_length=1)
-    """At most one table per type, tensor degree and micro-batch, at least one table per type."""
+    """Tables of seconds: at most one per type, tensor degree and micro-batch, and at least one per
+    type."""
     global_batch: PositiveCount
     """Samples per iteration."""
     memory: Memory | None = None

@@ -302,8 +302,8 @@ def peak_bytes(data: AmpData, decision: AmpDecision) -> tuple[float, ...] | None
 
 
 def describe(data: AmpData, decision: AmpDecision) -> list[Table]:
-    """A table of a feasible decision's stages. Its times are those of the slowest pipeline, its
-    memory is that of the stage's device with the least memory left."""
+    """A table of a feasible decision's stages. It shows the times of the slowest pipeline, and the
+    memory of each stage's device with the least memory left."""
     priced = price(data, decision)
     rows = tuple(stage_row(data, decision, priced, j) for j in range(decision.pipeline))
     header = ("stage", "layers", "", "devices", "micro-batch", "send", "sync", "memory")

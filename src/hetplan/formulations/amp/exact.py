@@ -138,7 +138,7 @@ class BranchAndBound:
         for the decisions with a group that straddles cells. A narrow label search of the first box
         may find an incumbent."""
         low, high = float(model.sync_values[0]), float(model.sync_values[-1])
-        model_of = {False: model}  # by whether a group must straddle cells
+        model_of = {False: model}  # whether a group must straddle cells -> the model
         if not model.groups.complete:
             model_of[True] = row_model(model.groups, straddle=True)
         for straddling, box_model in model_of.items():
@@ -177,7 +177,8 @@ class BranchAndBound:
         model, box, width = subproblem.model, subproblem.box, subproblem.width
         if width > self.parameters.most_width:
             return Expansion(dropped_bound=box.bound)
-        limit, bisection = threshold - box.low, self.parameters.bisection
+        limit = threshold - box.low
+        bisection = self.parameters.bisection
         try:
             stages = bound_stages(model, box.high, limit, self.run.check, bisection)
             bound = self.search_labels(model, box, stages.intervals, width)
@@ -192,7 +193,8 @@ class BranchAndBound:
         seconds, of the labels that the search drops; the incumbent's threshold where that is less.
         Every decision of the box costs at least this, or is no better than the incumbent.
 
-        intervals: of the time of the slowest stage, see `bound_stages`. width: labels to keep.
+        intervals: intervals of the time of the slowest stage, see `bound_stages`. width: labels to
+        keep.
         """
         limit = self.incumbent.threshold
         if not intervals:

@@ -61,7 +61,7 @@ class GroupLabels:
     def __init__(
         self, model: RowModel, intervals: Intervals, box: SyncBox, limits: GroupLimits
     ) -> None:
-        """intervals: of the time of the slowest stage, those that can beat the limit."""
+        """intervals: the intervals of the time of the slowest stage that can beat the limit."""
         self.box, self.limits = box, limits
         self.groups, self.config = model.groups, model.groups.config
         self.children = ChildRules(model, join_nearest(model, intervals, box, limits), box)

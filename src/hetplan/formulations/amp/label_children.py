@@ -49,7 +49,7 @@ class Completions:
         """[..., H, A] seconds that rows cost at least, by the level of a burden that each still has
         to absorb.
 
-        state: of the rows, see `rows.complete`. end: the layer behind the last stage. total:
+        state: state of the rows, see `rows.complete`. end: the layer behind the last stage. total:
         seconds, Σ t + Σ e so far. top: seconds, the slowest stage so far. Their shape is `...`.
         """
         interval = np.searchsorted(self.high, top)  # the first that may hold the slowest stage
@@ -104,10 +104,12 @@ class Stage:
 def make_stages(model: RowModel, intervals: Sequence[tuple[int, int]], box: SyncBox) -> list[Stage]:
     """The costs of each stage.
 
-    intervals: of the time of the slowest stage, ascending; numbers of the first and the last
-    candidate time in `model.stage_values`.
+    intervals: intervals of the time of the slowest stage, ascending; numbers of the first and the
+    last candidate time in `model.stage_values`.
     """
-    groups, values, waits = model.groups, model.stage_values, model.groups.config.gas - 1
+    groups = model.groups
+    values = model.stage_values
+    waits = model.groups.config.gas - 1
     low = values[[first for first, _ in intervals]]
     high = np.append(values, np.inf)[[last + 1 for _, last in intervals]]
     tables = []  # [H, pp + 1, S, L + 1, A] of each interval
@@ -153,7 +155,7 @@ class PlacedGroups:
     synced: Floats  # [V] seconds, slowest synchronisation so far
     bound: Floats  # [V] seconds; every decision of the child costs at least this
 
-    def only(self, chosen: NDArray[Any]) -> "PlacedGroups":
+    def select(self, chosen: NDArray[Any]) -> "PlacedGroups":
         """The chosen children. chosen: their numbers, or a mask [V]."""
         return PlacedGroups(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
@@ -164,7 +166,8 @@ class ChildRules:
     def __init__(self, model: RowModel, intervals: Sequence[tuple[int, int]], box: SyncBox) -> None:
         """intervals: see `make_stages`."""
         self.groups, self.box = model.groups, box
-        self.tensor, self.waits = model.groups.config.tensor, model.groups.config.gas - 1
+        self.tensor = model.groups.config.tensor
+        self.waits = model.groups.config.gas - 1
         self.stages = make_stages(model, intervals, box)
         cells = model.groups.shape_cells
         # [tp, N] number of ranks, up to this one, that are in this rank's cell
@@ -200,9 +203,9 @@ class ChildRules:
         row = self.waits * placed.top + placed.total
         within_limit = self.floor(placed.synced) + row < limit
         # rounding must not exclude a synchronisation time that the box allows
-        placed = placed.only(within_limit & (placed.synced <= self.box.high * SLACK))
+        placed = placed.select(within_limit & (placed.synced <= self.box.high * SLACK))
         x, shape = placed.parent, placed.shape
-        # The state counts the devices in the cell of a pure group, which is that of its first rank.
+        # The state counts the devices in the cell of a pure group, which its first rank tells.
         # Zones of straddling groups have a single state, whatever the devices.
         cell = self.groups.shape_cells[shape, 0]
         devices = self.devices_left(labels)[x, cell] - self.in_first_cell[shape]
@@ -213,7 +216,7 @@ class ChildRules:
         )
         weight_left = self.weight_left(labels)[x] - self.shape_weight[shape]
         keep, bound = self.below(limit, self.floor(placed.synced), costs, weight_left)
-        placed = placed.only(keep)
+        placed = placed.select(keep)
         return replace(placed, bound=np.maximum(bound, placed.bound))
 
     def priced_groups(self, j: int, i: int, labels: Labels) -> PlacedGroups:
@@ -264,7 +267,9 @@ class ChildRules:
         Rows 0 to i - 1 have a group on stage j, rows i + 1, … have none yet.
         """
         rows = self.groups.config.data
-        every_label, first, end = np.arange(len(labels)), labels["first"], labels["end"]
+        every_label = np.arange(len(labels))
+        first = labels["first"]
+        end = labels["end"]
         costs = np.full((len(labels), rows, *self.level_behind.shape[1:]), np.inf)
         budget = limit - self.floor(labels["synced"])
         behind = np.arange(i + 1, rows)

@@ -172,7 +172,9 @@ def _shapes(cells: Cells, config: Configuration, most: int) -> tuple[Ints, bool]
     The only group of a configuration without pipelines and data parallelism has all devices. The
     order of its ranks does not matter, and one shape is listed.
     """
-    count, tp, every_cell = cells.count, config.tensor, np.arange(cells.count)
+    count = cells.count
+    tp = config.tensor
+    every_cell = np.arange(cells.count)
     if config.pipeline * config.data == 1:
         return np.repeat(every_cell, cells.size)[None], True
     shapes = np.zeros((1, 0), dtype=np.int64)  # cells of the ranks so far

@@ -81,7 +81,8 @@ from hetplan.solvers.run import Outcome, Run, Stop, Stopped
 
 @dataclass(frozen=True)
 class Question:
-    """What one model has to find: the cheapest decision of one configuration, up to a cut-off."""
+    """The question to one model: which decision of one configuration is the cheapest, up to a
+    cut-off?"""
 
     tables: Tables
     lower: float  # seconds, a lower bound on every decision
@@ -149,7 +150,7 @@ class Programme:
 
         first: columns of the first choice, exactly one of which is 1.
         conditions: for each row of `seconds`, the columns that are all 1 where the row counts. A
-        single row always counts: it is that of the highest level, whose reach[λ] is fixed to 1.
+        single row always counts: it belongs to the highest level, whose reach[λ] is fixed to 1.
         seconds: [len(conditions), len(first)], the cost by condition and first choice.
         """
         # Costs beyond the upper bound on T exclude a decision, however large they are. Smaller ones
@@ -196,7 +197,8 @@ def cut_into_stages(m: Programme) -> None:  # (2)
         v = m.model.binary(f"v_{j}", len(ends))
         m.v.append(v)
         for l, cut_at_l in zip(ends, v, strict=True):
-            ending, beginning = intervals.last == l, next_intervals.first == l
+            ending = intervals.last == l
+            beginning = next_intervals.first == l
             m.model.row("boundary", m.y[j][ending].sum() == cut_at_l)
             m.model.row("boundary", m.y[j + 1][beginning].sum() == cut_at_l)
 
@@ -287,7 +289,7 @@ def fit_memory(m: Programme) -> None:  # (7)
 
 
 def order_equals(m: Programme) -> None:  # (8)
-    """Of equivalent placements only the lexicographically least remains."""
+    """Among equivalent placements only the lexicographically least one remains."""
     kinds, (_, dp, tp) = m.tables.cells.cell_class, m.tables.shape
     # each cell that is interchangeable with the cell before it
     equal = np.flatnonzero(kinds[1:] == kinds[:-1]) + 1
@@ -311,7 +313,7 @@ def levels(
 ) -> Columns:  # (4)
     """The columns reach[λ]: 1 where some pair of positions has a bandwidth of level λ or lower.
 
-    bandwidths: [λ] bytes/s, ascending. pairs: for both positions of each pair the columns of x [c].
+    bandwidths: [λ] bytes/s, ascending. pairs: the columns of x [c] of both positions of each pair.
     """
     reach = m.model.binary(f"reach_{name}", len(bandwidths))
     m.model.fix(reach[-1:], 1)
@@ -384,7 +386,8 @@ class Sweep:
         self.models += 1
         cutoff = None if math.isinf(threshold) else threshold
         question = Question(case.tables, case.bound, cutoff)
-        begun, part = CLOCK.seconds(), self.run.part()
+        begun = CLOCK.seconds()
+        part = self.run.part()
         try:
             programme = Programme(question, self.most_terms, part)
         except TooLarge:
@@ -422,7 +425,8 @@ def solve_by(
 
     method: name of the general solver. minimise: the function that solves a model by it.
     """
-    begun, solver = CLOCK.seconds(), general.label(method, run.options)
+    begun = CLOCK.seconds()
+    solver = general.label(method, run.options)
     problem = compile_problem(data)
     cells = find_cells(problem)
     gap = parameters.worth * run.options.gap

@@ -5,9 +5,9 @@ Legend  pp, dp, tp degrees of pipeline, data and tensor parallelism; mbs samples
         gas micro-batches per pipeline; L layers; k = pp stages; t_j seconds of stage j, e_j seconds
         of the transfer behind it, S_j seconds of its gradients' all-reduce.
 
-Each (pp, dp, tp, mbs) gets devices in Megatron's order (§3.6) and the cut of §3.5. Its cost is that
-of the model of §3.4 on averages, as the authors' code computes it:
-(1) t[l]     = mean over all devices of seconds[type][tp][mbs][l]
+Each (pp, dp, tp, mbs) gets devices in Megatron's order (§3.6) and the cut of §3.5. The model of
+§3.4 gives its cost from averages over devices, groups and pipelines, as the authors' code computes
+it: (1) t[l]     = mean over all devices of seconds[type][tp][mbs][l]
                + mean over tensor groups of the all-reduce
 (2) e[j, l]  = activation_bytes[l] mbs x mean over pipelines of 1 / (slowest link behind stage j)
 (3) estimate = (gas-1) max_j t_j + sum_j t_j + sum_j e_j + max_j S_j
@@ -159,7 +159,7 @@ def ranked_candidates(
         try:
             answer = paper_cut(
                 averages.layer, averages.link, chosen.gas, counted_stop,
-                forgetful=released,
+                without_links=released,
             )  # fmt: skip
         except TableTooLarge:
             skipped += 1
@@ -194,16 +194,19 @@ def solve_by(method: str, data: AmpData, run: Run) -> Outcome[AmpDecision]:
     ranking = ranked_candidates(data, run, released=method == "paper-released")
     fitting = [candidate for candidate in ranking.candidates if candidate.fits]
     best = fitting[0] if fitting else None
-    if best is not None and method in CUTS:
-        best = recut(compile_problem(data), best, CUTS[method])
     details: dict[str, object] = {"candidates": len(ranking.candidates), "skipped": ranking.skipped}
     if best is not None:
         details["estimate_seconds"] = best.estimate
-        first_fitting = [candidate.fits for candidate in ranking.candidates].index(True)
-        details["rank"] = 1 + first_fitting
+        fits = [candidate.fits for candidate in ranking.candidates]
+        details["rank"] = 1 + fits.index(True)
+    if best is not None and method in CUTS:
+        best = recut(compile_problem(data), best, CUTS[method])
+    decision = None
+    if best is not None and best.fits:
+        decision = best.strategy.decision()
     return Outcome(
         stop=Stop.DONE if ranking.finished else stop_reason(run),
-        decision=None if best is None or not best.fits else best.strategy.decision(),
+        decision=decision,
         message=message(ranking, best),
         details=details,
     )
@@ -253,23 +256,24 @@ def paper_cut(
     stop: Callable[[], bool] = lambda: False,
     most_bytes: int = MAX_TABLE_BYTES,
     *,
-    forgetful: bool = False,
+    without_links: bool = False,
 ) -> tuple[Ints, float] | None:
     """(cut [k + 1], its value in the programme's table in seconds): AMP's cut of L layers into k
     stages; None when stopped.
 
     layer_seconds: [L] t. link_seconds: [k - 1, L] e. gas: micro-batches per pipeline. stop: whether
     to give up, asked several times a second. most_bytes: the most that the table may take.
-    forgetful: whether costs are stored without links, as in the published code.
+    without_links: whether the table stores costs without links, as in the published code.
     Raises TableTooLarge when the table would exceed `most_bytes`.
     """
-    layers, stages = layer_seconds.size, link_seconds.shape[0] + 1
+    layers = layer_seconds.size
+    stages = link_seconds.shape[0] + 1
     if stages == 1:  # eq. 7 with m = 0; summed layer by layer, as in `interval_ranks`
         return np.array([0, layers]), gas * float(np.cumsum(layer_seconds)[-1])
     values, rank = interval_ranks(layer_seconds)
-    # for each i and m: the costs (8 bytes) for two numbers of stages, and the choices (2) for all
-    cells = (layers + 1) * values.size
-    if (2 * 8 + 2 * stages) * cells > most_bytes:
+    # Costs of 8 bytes are held for two numbers of stages, choices of 2 bytes for all of them.
+    cells = (layers + 1) * values.size  # pairs (i, m)
+    if (2 * 8 + stages * 2) * cells > most_bytes:
         raise TableTooLarge(
             f"{layers} layers, {stages} stages: table of the programme exceeds "
             f"{most_bytes / 2**30:g} GiB"
@@ -290,7 +294,7 @@ def paper_cut(
             c = cost.argmin(axis=0)
             choice[j, i] = j + c
             following[i] = cost[c, np.arange(values.size)]
-            if forgetful:
+            if without_links:
                 following[i] -= link[j + c]
         table = following
     return trace(choice, rank), float(table[layers, 0])
@@ -343,11 +347,11 @@ def chain_seconds(layer_seconds: Floats, link_seconds: Floats, gas: int, cut: In
 
 
 def interval_ranks(seconds: Floats) -> tuple[Floats, Ints]:
-    """(values [M]: all tolerances, ascending from 0; rank [L + 1, L + 1] with
-    values[rank[c, i]] = t(c, i) where c < i, else 0).
+    """(values, rank): all tolerances, and the number of each interval's seconds among them.
 
-    seconds: [L] t. Each interval is summed from its first layer on, so that intervals of equal
-    layers have exactly equal sums.
+    values: [M] seconds, ascending from 0. rank: [L + 1, L + 1] with values[rank[c, i]] = t(c, i)
+    where c < i, else 0. seconds: [L] t. Each interval is summed from its first layer on, so that
+    intervals of equal layers have exactly equal sums.
     """
     layers = seconds.size
     sums = np.zeros((layers + 1, layers + 1))

@@ -1,7 +1,7 @@
 """Lower bounds of a configuration from its single pipelines ("rows").
 
 t is the time of a stage and e that of a transfer to the next stage, both for one of gas
-micro-batches. Zones and burdens are those of zones.py.
+micro-batches. zones.py defines zones and burdens.
 
 For a cap θ on the stage time and a cap s on the synchronisation time let R(θ, s; k) be the cheapest
 Σ t + Σ e of one pipeline that absorbs at least k of a burden. Let k be an even share of the burden.
@@ -183,8 +183,11 @@ class RowModel:
         stage_cap: θ, seconds. sync_cap: s, seconds.
         """
         groups, zones = self.groups, self.groups.zones
-        pp, dp, width = groups.config.pipeline, groups.config.data, len(groups.params)
-        window, local = self.memory_window.copy(), np.full(zones.prefix.shape, width)
+        pp = groups.config.pipeline
+        dp = groups.config.data
+        width = len(groups.params)
+        window = self.memory_window.copy()
+        local = np.full(zones.prefix.shape, width)
         for z in range(len(zones.prefix)):
             ends = furthest(zones.prefix[z], stage_cap * SLACK)
             if dp > 1:  # otherwise nothing is synchronised, and `groups.sync` is 0

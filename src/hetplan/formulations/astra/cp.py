@@ -204,7 +204,7 @@ def place_all_layers(
 def take_time(
     model: ConstraintModel, data: AstraData, types: list[StageType], v: Variables
 ) -> None:  # (3)
-    """The ticks of a slot are those of its layers."""
+    """A slot takes the ticks of its layers."""
     for i, device_type in enumerate(types):
         table = model.ticks([device_type.seconds(n) for n in range(device_type.layers + 1)])
         for j in range(device_type.slots):
@@ -269,7 +269,8 @@ def build(
     variables = make_variables(model, data, types)
     for constrain in CONSTRAINTS:
         constrain(model, data, types, variables)
-    times, slowest = variables.ticks.values(), variables.slowest
+    times = variables.ticks.values()
+    slowest = variables.slowest
     model.cp.minimize(sum(times) + (data.micro_batches - 1) * slowest)
 
     def read(answer: ModelAnswer) -> AstraDecision:
@@ -290,7 +291,8 @@ def formulate(data: AstraData, run: Run) -> Formulation[AstraDecision] | Outcome
     if reason is not None:
         return Outcome(stop=Stop.INFEASIBLE, message=reason)
     work = least_work(data, types)
-    least, upper = least_seconds(data, work), even_seconds(data, types)
+    least = least_seconds(data, work)
+    upper = even_seconds(data, types)
     if upper is not None:
         types = affordable(data, types, work, upper)
     values = sum(most_layers(data, each, slot) for each in types for slot in range(each.slots))

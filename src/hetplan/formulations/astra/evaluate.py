@@ -44,7 +44,8 @@ def evaluate(data: AstraData, decision: AstraDecision) -> Evaluation:
         return Evaluation(None, violations)
     kinds = types_by_name(data)
     seconds = [stage_seconds(kinds[stage.type], stage.layers) for stage in decision.stages]
-    filling, slowest = math.fsum(seconds), max(seconds)
+    filling = math.fsum(seconds)
+    slowest = max(seconds)
     steady = (data.micro_batches - 1) * slowest
     parts = {"sum over stages": filling, "slowest stage": slowest, "steady phase": steady}
     return Evaluation(filling + steady, parts=parts)

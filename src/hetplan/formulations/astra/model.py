@@ -32,7 +32,7 @@ from hetplan.formulations.astra.problem import (
     Ints,
     compile_problem,
     decision_of,
-    even_decision,
+    even_objective,
     even_stages,
     infeasible_because,
     least_total,
@@ -60,14 +60,16 @@ class Kinds:
 
     def __init__(self, problem: AstraProblem) -> None:
         self.problem = p = problem
-        even_objective = even_decision(p)
-        if even_objective is None:  # an upper bound: all stages take as long as the slowest kind
-            self.upper = (p.P + p.K - 1) * float(p.thresholds[-1])
-        else:
-            self.upper = even_objective
-        # [M, N + 1] a lower bound on every decision with a stage of this type and number of layers:
-        # K micro-batches on this stage; or K - 1 micro-batches on it and one on all stages
-        least = np.maximum(p.K * p.stage_seconds, (p.K - 1) * p.stage_seconds + least_work(p))
+        upper = even_objective(p)
+        if upper is None:  # an upper bound: all stages take as long as the slowest kind
+            upper = (p.P + p.K - 1) * float(p.thresholds[-1])
+        self.upper = upper
+        # Two lower bounds on every decision with a stage of this type and number of layers, [M, N +
+        # 1]. K micro-batches pass this stage. Or one micro-batch passes all stages, and the K - 1
+        # others pass this stage after it.
+        by_this_stage = p.K * p.stage_seconds
+        by_all_stages = least_work(p) + (p.K - 1) * p.stage_seconds
+        least = np.maximum(by_this_stage, by_all_stages)
         # More layers take no less time, so that the affordable numbers of a type are 1, 2, … The
         # factor keeps rounding from excluding the optimum.
         affordable = least[:, 1:] <= self.upper * (1 + 1e-9)
@@ -84,7 +86,9 @@ class Kinds:
         return Totals(
             least=lower,
             largest=max(lower, self.upper, p.P * float(self.seconds.max())),
-            roundings=p.P + p.K - 1,  # one of each stage, and K - 1 times that of theta
+            # The objective has the rounding of each stage once, and the rounding of theta K - 1
+            # times.
+            roundings=p.P + p.K - 1,
         )
 
     def of(self, i: int) -> Ints:
@@ -158,7 +162,8 @@ def formulate(data: AstraData, run: Run) -> Formulation[AstraDecision] | Outcome
     reason = infeasible_because(problem)
     if reason is not None:
         return Outcome(stop=Stop.INFEASIBLE, message=reason)
-    kinds, stages = Kinds(problem), even_stages(problem)
+    kinds = Kinds(problem)
+    stages = even_stages(problem)
     return Formulation(
         build=lambda: build(kinds, run),
         read=lambda answer: decision_of(problem, kinds.stages(answer.counts("w"))),
@@ -166,7 +171,7 @@ def formulate(data: AstraData, run: Run) -> Formulation[AstraDecision] | Outcome
         prior=PriorResult(
             bound=kinds.totals.least * (1 - ROUNDING),
             decision=None if stages is None else decision_of(problem, stages),
-            objective=even_decision(problem),
+            objective=even_objective(problem),
         ),
     )
 

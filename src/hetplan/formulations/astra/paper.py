@@ -74,7 +74,8 @@ class Enumeration:
 
         counts: m_i of every type.
         """
-        p, used = self.problem, [i for i, m in enumerate(counts) if m]
+        p = self.problem
+        used = [i for i, m in enumerate(counts) if m]
         m = np.array(counts)[used]
         # The most layers n of a stage. All m stages of the type have n, all others at least one:
         # m n + P - m <= N.

@@ -127,7 +127,8 @@ def stage_counts(total: int, room: Ints) -> Iterator[Ints]:
             row = np.repeat(np.arange(len(left)), choices)
             choices_before = choices.cumsum() - choices
             value = least[row] + np.arange(len(row)) - choices_before[row]
-            block, left = np.column_stack([block[row], value]), left[row] - value
+            block = np.column_stack([block[row], value])
+            left = left[row] - value
         yield block
 
 
@@ -146,8 +147,9 @@ def even_stages(problem: AstraProblem) -> list[tuple[int, int]] | None:
     return list(zip(kinds.tolist(), layers.tolist(), strict=True))
 
 
-def even_decision(problem: AstraProblem) -> float | None:
-    """Seconds, the objective of the even decision (`even_stages`); None where there is none."""
+def even_objective(problem: AstraProblem) -> float | None:
+    """The objective of the even decision (`even_stages`) in seconds; None where there is no such
+    decision."""
     stages = even_stages(problem)
     if stages is None:
         return None

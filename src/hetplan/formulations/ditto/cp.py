@@ -214,7 +214,9 @@ def fill(instance: Instance, limit: float) -> Start | None:
             if instance.least_begins is not None:
                 fitting = max(fitting, int(instance.least_begins[len(begins)][o][end]))
             if (end - fitting) / option.devices > most_layers:
-                best, begin, most_layers = option, fitting, (end - fitting) / option.devices
+                best = option
+                begin = fitting
+                most_layers = (end - fitting) / option.devices
         if best is None:
             return None
         left[best.type] -= best.devices
@@ -265,7 +267,9 @@ def longest_stage(instance: Instance, start: Start | None) -> float:
 
 def make_variables(model: ConstraintModel, instance: Instance, start: Start | None) -> Variables:
     """The variables of the docstring."""
-    cp, data, places = model.cp, instance.data, range(instance.places)
+    cp = model.cp
+    data = instance.data
+    places = range(instance.places)
     options = range(len(instance.options))
     # a stage without work may have -1 ticks, see `read_the_clocks`
     most = model.tick(longest_stage(instance, start))

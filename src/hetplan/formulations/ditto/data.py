@@ -45,9 +45,9 @@ class DeviceType(StrictModel):
     devices_per_node: PositiveCount
     """M."""
     forward_seconds: Row
-    """[L]."""
+    """[L] forward pass of each layer."""
     backward_seconds: Row
-    """[L]."""
+    """[L] backward pass of each layer."""
     allreduce_seconds: dict[str, Row] = Field(default_factory=dict)
     """"x" -> [L]."""
 

@@ -2,7 +2,7 @@
 Python.
 
 Sets   k in 0..S-1 stages, each layers [first, last) on x devices of type i.
-Data   see data.py.
+Data   N_b micro-batches; M devices of a node; L layers l; all others see data.py.
 
 Constraints, each checked by the function of its number:
 (1) S >= 1 stages, contiguous and nonempty, cover the layers
@@ -35,7 +35,7 @@ MEMORY_TOLERANCE = 1e-9
 
 
 def evaluate(data: DittoData, decision: DittoDecision) -> Evaluation:
-    """The objective T of a template with its parts (`price`), or every violation.
+    """The objective T of a template with its parts (`evaluation_of`), or every violation.
 
     (5) is checked where all others hold, since memory depends on a stage's type and place.
     """
@@ -51,10 +51,10 @@ def evaluate(data: DittoData, decision: DittoDecision) -> Evaluation:
     if violations:
         return Evaluation(None, tuple(violations))
     times = [stage_seconds(data, stage) for stage in decision.stages]
-    return price(data.micro_batches, times)
+    return evaluation_of(data.micro_batches, times)
 
 
-def price(micro_batches: int, times: list[float]) -> Evaluation:
+def evaluation_of(micro_batches: int, times: list[float]) -> Evaluation:
     """The objective of a pipeline whose stages take `times` seconds per micro-batch; its parts are
     T1, T2, T3, and the seconds and the number of the slowest stage."""
     slowest = slowest_stage(times)
@@ -128,7 +128,8 @@ def types_have_devices(data: DittoData, decision: DittoDecision) -> Iterator[str
 def micro_batches_fill_the_pipeline(
     data: DittoData, decision: DittoDecision
 ) -> Iterator[str]:  # (4)
-    """A violation where there are more stages than micro-batches, so that they never all work."""
+    """A violation where there are more stages than micro-batches: never would all stages compute at
+    the same time."""
     count = len(decision.stages)
     if count > data.micro_batches:
         yield f"{count} stages, expected at most micro_batches ({data.micro_batches})"

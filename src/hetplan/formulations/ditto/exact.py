@@ -53,7 +53,8 @@ class Parameters:
     """The effort of the search; chosen on the packaged instances and on those of
     evidence/speed/ditto.py."""
 
-    planes: CuttingPlanes = field(default_factory=CuttingPlanes)  # of the prices of an interval
+    # effort of the prices of an interval
+    planes: CuttingPlanes = field(default_factory=CuttingPlanes)
     # Intervals whose ends have at most this ratio are searched by labels. Prices alone settle most
     # wider ones, and narrow ones have fewer labels.
     narrow: float = 1.02
@@ -261,7 +262,7 @@ def solve(
 def first_template(problem: DittoProblem, options: Options) -> Stages | None:
     """A good template without a search, as a start for other methods; None where none is built.
 
-    options: of HiGHS. Their time limit does not apply.
+    options: options of HiGHS. Their time limit does not apply.
     """
     search = TemplateSearch(problem, Run(replace(options, time_limit=None)))
     least = search.space.least_theta()

@@ -170,8 +170,8 @@ class Space:
         allowed = (self.most_behind >= 0) & (p.time <= high * (1 + TIE))
         begins = np.arange(p.layers + 1)
         # [R + 1, L + 1] the furthest end of a stage by option and first layer; in the last row
-        # there is no stage. Time and memory grow with the end, so that the allowed ends follow
-        # each other and their number is that of the layers.
+        # there is no stage. Time and memory grow with the end, so that the allowed ends follow the
+        # first layer without a gap: there are as many as the longest allowed stage has layers.
         furthest = np.concatenate([begins + allowed.sum(axis=2), begins[None]])
         reach = np.zeros(int(shape.prod()), dtype=np.int64)
         for vectors, fewer, option in self._levels:
@@ -234,7 +234,7 @@ def cheapest_fronts(
     1 the part [b, L) has k*, in phase 0 the front must have it. With M = 1 stages are not counted;
     else row m has fronts of at most m stages. arc: the last stage of each front, -1 where there is
     none. used: the devices of the cheapest template, the front of all layers in phase 0. first,
-    end, before, after: as in `Arcs`, sorted by `end`. kind, size, cost: [arcs] of each stage.
+    end, before, after: see `Arcs`, sorted by `end`. kind, size, cost: [arcs] of each stage.
     prices: [K] seconds per device.
     """
     rows, phases, ends = front.shape
@@ -306,7 +306,9 @@ def best_prices(
 
     unit = min(threshold, space.most_seconds) or 1.0  # any unit where layers take no time
     lines = _Lines(len(used), run.options)
-    best, chosen, current = -np.inf, np.zeros(len(used)), np.zeros(len(used))
+    best = -np.inf
+    chosen = np.zeros(len(used))
+    current = np.zeros(len(used))
     for _ in range(planes.most):
         run.check(PLANE_SECONDS * len(arcs.option))
         bound = bounded(current)

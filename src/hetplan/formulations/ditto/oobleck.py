@@ -51,8 +51,8 @@ class Template:
     """The result of an algorithm."""
 
     stages: Stages
-    message: str = ""  # of the outcome
-    details: Mapping[str, object] = field(default_factory=dict)  # of the outcome
+    message: str = ""  # message for the outcome
+    details: Mapping[str, object] = field(default_factory=dict)  # details for the outcome
     stop: Stop = Stop.DONE  # a limit, where more time might give a better template
 
 
@@ -163,7 +163,8 @@ def virtual_seconds(weakest: DeviceType, d: int) -> float:
     no transfers between nodes. An all-reduce of d' devices is taken as one of the next power of
     two, because the profile has no others; it is at most M, which is a power of two and above d'.
     """
-    layers, size = len(weakest.forward_seconds), weakest.devices_per_node
+    layers = len(weakest.forward_seconds)
+    size = weakest.devices_per_node
     full_nodes, rest = divmod(d, size)
     inside = rest / d * layers * mean_allreduce(weakest, rest)
     if full_nodes:
@@ -341,7 +342,9 @@ class Division:
             fits = (p.option_kind == kind) & (p.option_devices == self.coords[x, kind])
             return [(first, last, int(np.flatnonzero(fits)[0]))]
         split = self.left_part[x, stages, self.interval[first, last]]
-        y, s, cut = int(split[VECTOR]), int(split[STAGES]), first + int(split[LAYERS])
+        y = int(split[VECTOR])
+        s = int(split[STAGES])
+        cut = first + int(split[LAYERS])
         return self._expanded(y, s, first, cut) + self._expanded(x - y, stages - s, cut, last)
 
 

@@ -145,7 +145,7 @@ class Recovered:
 
 def recover(problem: DittoProblem, folding: Folding, atoms: Atoms, *, powers: bool) -> Groups:
     """The groups that Algorithm 2 recovers from the virtual stages; raises NoTemplate where it ends
-    without any. powers: as in `ditto`."""
+    without any. powers: see `ditto`."""
     sizes: Sequence[int] = range(1, folding.weakest.devices_per_node + 1)
     if powers:
         sizes = group_sizes(folding.weakest.devices_per_node)
@@ -296,7 +296,8 @@ def assign(
 
     powers: whether groups are rounded up to powers of two and must fit into the devices left.
     """
-    virtual, template = division.problem, division.template(count)
+    virtual = division.problem
+    template = division.template(count)
     virtual_seconds = [float(virtual.time[r, a, b]) for a, b, r in template]
     times = list(virtual_seconds)  # of the stages as they are given out so far
     groups = [(a, b, 0, 0) for a, b, _ in template]

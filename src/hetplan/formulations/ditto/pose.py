@@ -59,7 +59,8 @@ def pose(
 
 def memory_of(workload: Workload, name_of: Mapping[Kind, str], micro_batch: int) -> Memory:
     """The memory constraint of a workload. name_of: kind of nodes -> name of its device type."""
-    capacity, layers = workload.device_bytes(), workload.profile.layers
+    capacity = workload.device_bytes()
+    layers = workload.profile.layers
     per_byte = workload.state_bytes_per_param_byte
     return Memory(
         device_bytes={name: capacity[device] for (device, *_), name in name_of.items()},
@@ -107,7 +108,7 @@ def device_type(
 ) -> DeviceType:
     """The device type of one kind, with the profile's times of single devices.
 
-    nodes: number of nodes. devices: of each node.
+    nodes: number of nodes. devices: number of devices of each node.
     """
     device, bandwidth, latency = kind
     table = workload.profile.table(device, 1, micro_batch)

@@ -40,7 +40,7 @@ MEMORY_TOLERANCE = 5e-10
 class Kind:
     """Interchangeable devices: device types with equal times and memory."""
 
-    names: tuple[str, ...]  # of the types, in the file's order
+    names: tuple[str, ...]  # names of the types, in the file's order
     counts: tuple[int, ...]  # devices of each of these types
 
     @property
@@ -157,7 +157,8 @@ def infeasible_because(problem: DittoProblem) -> str | None:
 def compile_problem(data: DittoData) -> DittoProblem:
     """`data` as arrays; raises UnsupportedError where the table of stage times would be too
     large."""
-    sizes, memory = group_sizes(data.devices_per_node), data.memory
+    sizes = group_sizes(data.devices_per_node)
+    memory = data.memory
     # (layer seconds as bytes, bytes of a device) -> the device types of a kind
     alike: dict[tuple[bytes, float], list[DeviceType]] = {}
     for device_type in data.device_types:

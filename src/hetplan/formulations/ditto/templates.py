@@ -37,7 +37,7 @@ import numpy as np
 from hetplan.errors import require
 from hetplan.formulations.ditto import exact
 from hetplan.formulations.ditto.data import DittoData, DittoDecision, DittoStage
-from hetplan.formulations.ditto.evaluate import price, slowest_stage, stage_seconds
+from hetplan.formulations.ditto.evaluate import evaluation_of, slowest_stage, stage_seconds
 from hetplan.formulations.ditto.problem import total_seconds
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import Model
@@ -294,7 +294,7 @@ def share_out(
     Each pipeline gets one micro-batch per stage. Each further one goes to the pipeline that is then
     the fastest with it. count: the number of pipelines of each template.
     """
-    chosen: list[Template] = []  # of each pipeline
+    chosen: list[Template] = []  # the template of each pipeline
     for template, pipelines in zip(templates, count, strict=True):
         chosen += [template] * pipelines
     share = [len(template.times) for template in chosen]
@@ -375,7 +375,7 @@ def describe(data: DittoData, decision: DittoDecision) -> list[Table]:
         if stage.last - stage.first > 1:
             layers = f"{stage.first}-{stage.last - 1}"
         rows.append((f"{k}", layers, stage.type, f"{stage.devices}", seconds_text(seconds), share))
-    parts = price(data.micro_batches, times).parts
+    parts = evaluation_of(data.micro_batches, times).parts
     used = sum(stage.devices for stage in decision.stages)
     available = sum(kind.nodes for kind in data.device_types) * data.devices_per_node
     title = (

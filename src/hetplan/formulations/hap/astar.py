@@ -89,7 +89,7 @@ class Search:
         self.seconds: list[SecondsByType] = list(map(tuple, seconds.tolist()))
         self.no_seconds: SecondsByType = (0.0,) * seconds.shape[1]
         self._least = self._least_seconds(seconds)
-        self._rest: dict[Bits, SecondsByType] = {}  # by computed tensors
+        self._rest: dict[Bits, SecondsByType] = {}  # computed tensors -> answer of `rest`
         # state -> `ready` of the partial programs of that state that no other one beats
         self._unbeaten: dict[int, list[SecondsByType]] = {}
         self.extended = 0  # number of partial programs that were extended
@@ -125,7 +125,8 @@ class Search:
         return {tensor: tuple(by_type.tolist()) for tensor, by_type in least.items()}
 
     def rest(self, computed: Bits) -> SecondsByType:
-        """By type, the least seconds of computing that are left once these tensors are computed."""
+        """The least seconds of computing on each type that are left once these tensors are
+        computed."""
         if computed not in self._rest:
             left = [self.no_seconds]
             left += [least for tensor, least in self._least.items() if not computed >> tensor & 1]
@@ -200,7 +201,7 @@ def _types_that_count(seconds: Floats) -> list[int]:
 
 @dataclass(frozen=True)
 class Found:
-    """What the search found at some ratios."""
+    """The result of the search at some ratios."""
 
     program: list[int] | None  # triple numbers; None: the time was up
     states: int  # partial programs that were extended

@@ -58,7 +58,7 @@ class _Surroundings:
     def useful(self, known: Bits, computed: Bits, communicated: Bits) -> Bits:
         """The known properties of these surroundings that are not redundant.
 
-        The arguments are those of a state, and may have properties and tensors from elsewhere.
+        The arguments describe a state, and may have properties and tensors of other surroundings.
         """
         known &= self.properties
         computed &= self.consumers
@@ -94,7 +94,7 @@ class Transitions:
     """
 
     def __init__(self, theory: ReducedTheory, *, forms: bool = True, once: bool = True) -> None:
-        """forms, once: as in `moves_of`."""
+        """forms, once: see `moves_of`."""
         self.theory = theory
         self.moves = moves_of(theory, forms=forms, once=once)
         # property -> the moves of which it is the first precondition; NOTHING: they have none
@@ -102,7 +102,8 @@ class Transitions:
             (next(numbers_in(move.pre), NOTHING), move) for move in self.moves.listed
         )
         of_property = _surroundings(self.moves)
-        consuming: dict[int, set[_Surroundings]] = {}  # by tensor that they help to compute
+        # tensor -> the surroundings that help to compute it
+        consuming: dict[int, set[_Surroundings]] = {}
         for surroundings in set(of_property):
             for tensor in numbers_in(surroundings.consumers):
                 consuming.setdefault(tensor, set()).add(surroundings)
@@ -114,9 +115,10 @@ class Transitions:
                 affected |= consuming.get(tensor, set())
             self._affected.append(list(affected))
         empty = State(known=0, computed=0, communicated=0)
-        self.states = [empty]  # by number; number 0 is that of the empty program
+        self.states = [empty]  # the state of each number; the empty program has number 0
         self._numbers = {empty: 0}
-        self._extensions: dict[int, list[tuple[Move, int]]] = {}  # by number of the state
+        # number of a state -> answer of `extensions`
+        self._extensions: dict[int, list[tuple[Move, int]]] = {}
 
     def extensions(self, n: int) -> list[tuple[Move, int]]:
         """The moves that state n has, and the number of the state that each leads to."""

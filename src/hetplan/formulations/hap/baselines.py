@@ -72,7 +72,8 @@ def data_parallel(
     factors: whether gradients may be computed from gathered factors. Where no program of data
     parallelism exists, the cheapest program of any forms takes its place.
     """
-    seconds, slowest = seconds_at(theory, ratios), float(theory.problem.speeds[0])
+    seconds = seconds_at(theory, ratios)
+    slowest = float(theory.problem.speeds[0])
 
     def is_allowed(triple: Triple) -> bool:
         if factors and "factors" in triple.instruction:

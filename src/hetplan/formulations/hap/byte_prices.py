@@ -93,9 +93,9 @@ def best_multipliers(
 ) -> tuple[float, Multipliers, list[ProgramTotals]]:
     """(A lower bound of the cell, the multipliers that prove it, the programs met as paths).
 
-    means: of the cell; its multipliers are set to the best ones. start: the first multipliers,
-    those of a larger cell. threshold: no better multipliers are sought once the bound has reached
-    it.
+    means: means of the cell; its multipliers are set to the best ones. start: the first
+    multipliers, those of a larger cell. threshold: no better multipliers are sought once the bound
+    has reached it.
     """
     problem, multipliers = means.problem, start
     paths: dict[tuple[int, ...], ProgramTotals] = {}

@@ -40,14 +40,15 @@ def best_in_cell(
     mu = best = start
     least = np.inf
     cuts: list[Floats] = []  # each cut's value at the vertices
-    slowest_types: list[Ints] = []  # of each cut [s]
-    largest_types: list[Ints] = []  # of each cut [g]: the type with the largest ratio
+    slowest_types: list[Ints] = []  # each cut's slowest type in each stage [s]
+    largest_types: list[Ints] = []  # each cut's type with the largest ratio in each segment [g]
     theta = np.ones(1)
     stages, segments = np.arange(len(F)), np.arange(g)
     for _ in range(CUTS):
         ratios = np.tensordot(mu, x, 1)
         busy = (F[:, None] + S @ ratios) * slow  # [s, K]
-        types, top = busy.argmax(axis=1), ratios.argmax(axis=1)
+        types = busy.argmax(axis=1)
+        top = ratios.argmax(axis=1)
         computing = busy[stages, types].sum()
         cost = float(computing + comm @ ratios[segments, top] + byte_seconds @ mu)
         if cost < least:

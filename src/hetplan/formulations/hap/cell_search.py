@@ -86,7 +86,8 @@ class Incumbent(branch_and_bound.Incumbent[list[int]]):
         Its best ratios are found unless it was tried before.
         """
         assert self.theory is not None
-        program, problem = self.theory.program(chosen), self.theory.problem
+        program = self.theory.program(chosen)
+        problem = self.theory.problem
         if tuple(program) in self.tried:
             return False
         self.tried.add(tuple(program))
@@ -109,7 +110,7 @@ class Cell:
     # threshold or more when it was built. None: the graph of the whole search.
     graph: Graph | None = None
     parent_gap: float = np.inf  # share of the threshold that the parent's bound lacked
-    multipliers: Multipliers | None = None  # of the parent; None without memory
+    multipliers: Multipliers | None = None  # multipliers of the parent; None without memory
 
 
 class CellSearch:

@@ -1,7 +1,8 @@
 """Cells of ratios: simplices that the search divides.
 
 A cell holds a simplex of ratios for each segment, [g, K, K]: row i of a segment's simplex is its
-vertex i, one ratio for a device of each type. Its V = K^g vertices are those of the product.
+vertex i, one ratio for a device of each type. The cell has V = K^g vertices: every choice of one
+vertex of each segment's simplex.
 """
 
 import itertools

@@ -151,7 +151,7 @@ class Variables:
     """The variables of the docstring, by their indices."""
 
     used: dict[int, IntVar]
-    at: dict[int, IntVar]  # of triples, and of stage FIRST
+    at: dict[int, IntVar]  # variables of triples, and one of stage FIRST
     end: dict[int, IntVar]
     gives: dict[tuple[int, str], IntVar]
     known: dict[str, IntVar]
@@ -166,7 +166,8 @@ def make_variables(model: ConstraintModel, theory: Theory) -> Variables:
     """The variables of the docstring."""
     cp, segments = model.cp, range(theory.data.segments)
     triples, properties = theory.triples, theory.users
-    stages, groups = [FIRST, *theory.collectives], range(len(theory.groups))
+    stages = [FIRST, *theory.collectives]
+    groups = range(len(theory.groups))
     number = {p: n for n, p in enumerate(properties)}
     positions = min(len(triples), len(properties)) + 1  # each triple gives a property, by (10)
 
@@ -342,7 +343,8 @@ def fit_memory(model: ConstraintModel, theory: Theory, v: Variables) -> None:  #
                 for i, t in theory.triples.items()
                 if t.segment == k
             )
-            factors, largest = (held_by_share, v.share[k, d]), (most, G)
+            factors = (held_by_share, v.share[k, d])
+            largest = (most, G)
             products.append(model.product(f"bytes_{k}_{d}", factors, largest, G * room))
         cp.add(sum(products) <= G * (room - fixed))
 
@@ -445,7 +447,7 @@ def build(
 
 
 def affordable_steps(theory: Theory, most_ticks: int) -> int:
-    """G: as in `theory`, or less where products of a work and a share would be too large."""
+    """G: see `theory`, or less where products of a work and a share would be too large."""
     work = max(theory.speed / (group.speed * group.count) for group in theory.groups)
     largest = max(1, most_ticks) * max(work, theory.devices)
     if theory.data.memory is not None:
@@ -458,7 +460,7 @@ class Search:
     """An instance with what is known of its optimum so far."""
 
     theory: Theory
-    problem: HapProblem  # for the linear programme of ratios alone
+    problem: HapProblem  # the instance as arrays, for the linear programme of ratios alone
     known: Known | None
     unfit: list[list[int]]  # programs that fit in memory with no ratios; `read` adds to it
 
@@ -471,7 +473,8 @@ def begin(data: HapData, run: Run) -> Search | Outcome[HapDecision]:
     problem = compile_problem(data)
     if data.program is not None:
         return ratios_only(problem, data.program, run)
-    least, known = least_seconds(data), first_program(data, problem, run)
+    least = least_seconds(data)
+    known = first_program(data, problem, run)
     if known is not None and known.seconds <= least * (1 + OPTIMAL_GAP):
         return Outcome(stop=Stop.OPTIMAL, decision=known.decision, bound=known.seconds)
     theory = Theory(data, useful_triples(data), groups_of(data), GRIDS[0], least, math.inf)

@@ -1,9 +1,9 @@
-"""What module `cp` knows of an instance without a search: why there is no program, a lower bound on
-every program, and a first program.
+"""Facts about an instance that module `cp` has without a search: why there is no program, a lower
+bound on every program, and a first program.
 
 All of it comes from cheapest derivations: each property is derived by the triple that does so at
-the least price, where the preconditions of a triple cost their sum or their maximum. With the
-maximum, the cost of the goal is that of a chain of triples that no program can do without.
+the least price. The preconditions of a triple cost their sum or their maximum. With the maximum,
+the cost of the goal is the cost of a chain of triples that no program can do without.
 """
 
 import heapq
@@ -30,9 +30,10 @@ ROUNDING = 1e-12  # of sums of thousands of terms, as a share
 class Derivations:
     """The cheapest derivation of each property that can be derived, for given prices of triples."""
 
-    order: list[int]  # the triples that can apply, in an order in which they can
-    cost: dict[str, float]  # of each property
-    giver: dict[str, int]  # of each property, the triple that gives it
+    # the triples that can apply; each stands behind the triples that give its preconditions
+    order: list[int]
+    cost: dict[str, float]  # property -> cost of its cheapest derivation
+    giver: dict[str, int]  # property -> the triple that gives it at that cost
 
 
 def derive(data: HapData, price: Price, combine: Combine) -> Derivations:

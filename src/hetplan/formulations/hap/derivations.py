@@ -1,7 +1,8 @@
 """The cheapest derivation of every property, by Knuth's generalisation of Dijkstra's algorithm.
 
-The cost of a property is that of its cheapest triple plus the sum or the maximum of the costs of
-the triple's preconditions.
+A step is a Hoare triple: it establishes its postconditions where its preconditions hold. The cost
+of a property is the least cost of a step that establishes it. The cost of a step is its own seconds
+plus the sum, or the maximum, of the costs of its preconditions.
 """
 
 import heapq
@@ -20,11 +21,13 @@ class Derivations:
 
     cost: dict[int, float]  # property -> seconds of its cheapest derivation
     step_of: dict[int, int]  # property -> position of the step that gives it at that cost
-    order: list[int]  # positions of all steps that apply, in an order in which they do
+    # Positions of all steps that apply; each stands behind the steps that give its preconditions.
+    order: list[int]
 
 
 def derivable(steps: Iterable[Step]) -> tuple[set[int], list[Step]]:
-    """All properties that the steps can establish, and the steps that apply, in such an order."""
+    """(properties, steps): all properties that can be established, and the steps that apply, each
+    behind the steps that give its preconditions."""
     listed = list(steps)
     derivations = cheapest_derivations(listed, lambda step: 0.0, max)
     return set(derivations.cost), [listed[n] for n in derivations.order]
@@ -37,14 +40,15 @@ def cheapest_derivations(
 
     seconds_of: the seconds of one step alone. combine: sum or max, of the preconditions' seconds.
     """
-    users: dict[int, list[int]] = {}  # property -> steps that need it
-    missing = [len(step.pre) for step in steps]
-    heap: list[tuple[float, int, int]] = []
+    users: dict[int, list[int]] = {}  # property -> positions of the steps that need it
+    missing = [len(step.pre) for step in steps]  # preconditions without a cost so far
+    heap: list[tuple[float, int, int]] = []  # (seconds, position of the step, property it gives)
     cost: dict[int, float] = {}
     step_of: dict[int, int] = {}
     order: list[int] = []
 
     def apply(n: int) -> None:
+        """Offer the postconditions of step n, whose preconditions have their costs."""
         step = steps[n]
         seconds = seconds_of(step)
         if step.pre:

@@ -195,7 +195,8 @@ def held_bytes(data: HapData, decision: HapDecision) -> list[float]:
     for i in decision.program:
         triple = data.triples[i]
         # fields that are left out, as all are without memory, stand for 0 bytes
-        fixed, shared = triple.fixed_bytes or 0.0, triple.shared_bytes or 0.0
+        fixed = triple.fixed_bytes or 0.0
+        shared = triple.shared_bytes or 0.0
         for device_terms, share in zip(terms, decision.ratios[triple.segment], strict=True):
             device_terms.append(fixed + shared * share)
     return [math.fsum(device_terms) for device_terms in terms]
@@ -253,7 +254,8 @@ def _ratios(data: HapData, decision: HapDecision) -> Table:
 
     def row_key(j: int) -> tuple[float, ...]:
         """Speed, memory and ratios of device j; devices with the same key share a row."""
-        speed, ratios = data.devices[j].flops_per_second, [row[j] for row in decision.ratios]
+        speed = data.devices[j].flops_per_second
+        ratios = [row[j] for row in decision.ratios]
         if capacity is None:
             return (speed, *ratios)
         return (speed, capacity[j], *ratios)

@@ -204,7 +204,7 @@ def graph_of_arcs(
 
     keys: [n] the key of each node; neighbours with equal keys share a component. arcs: ([A] tail,
     [A] head, both as positions in `keys`, [A] action). steps_of_action, in_execution_order,
-    arcs_are_stages: as in `Graph`. work: [action] the work of each action. start: the position of
+    arcs_are_stages: see `Graph`. work: [action] the work of each action. start: the position of
     the start in `keys`.
     """
     tail, head, action = arcs

@@ -7,7 +7,8 @@ largest ratio of segment k, and with memory a price l_d >= 0 of every byte of a 
     seconds(Q, B) >= sum over Q of (comm + sum_d w_d (F + S . B_d) / v_d)
                      + sum_d l_d (bytes_d(Q, B) - W_d),     comm = fixed + shared sum_d u_kd B_kd
 
-for a program Q and ratios B, with the bytes bytes_d of Q on a device of type d and its memory W_d.
+for a program Q and ratios B. A computation has F + S . B_d FLOP on a device of type d, of speed v_d
+(`problem.CostOfRatios`). bytes_d are the bytes of Q on a device of type d, and W_d is its memory.
 The right side is affine in all ratios together and adds up over triples. Good weights are the duals
 of the ratio problem of a good program, restricted to the cell (module `cell_ratios`). Module
 `byte_prices` finds the prices.
@@ -82,7 +83,7 @@ class Means:
             self.mu,
             self.options,
         )
-        communicates = cost.comm > 0  # of other segments the program says nothing
+        communicates = cost.comm > 0  # the program has no collective in the other segments
         self.top_weights[communicates] = top_weights[communicates]
         self._stage_of_mixture = {row.tobytes(): s for s, row in enumerate(_mixtures(F, S))}
 
@@ -117,9 +118,9 @@ class Means:
     def costs_per_stage(self, work: Work) -> Floats:
         """[A, 1, V] seconds that whole stages cost at the vertices, each by a mean of its own.
 
-        A stage takes the mean with the largest value at the reference point. Of means of equal
-        value it takes that of the best program's stage with the same mixture of work, else the
-        first.
+        A stage takes the mean with the largest value at the reference point. Among means of equal
+        value, the mean of the best program's stage with the same mixture of work comes first, and
+        then the mean with the least number.
         """
         L = len(self.weights)
         fixed, shared = self._seconds_per_unit(np.vstack([self.weights, self._stage_weights]))

@@ -98,7 +98,8 @@ def arc_columns(model: Model, graph: Graph, upper: float) -> ArcColumns:
     # [A, K] seconds on each type per second on the fastest one; a collective takes the same on all
     slow = np.where(work.comm[:, None], 1.0, problem.speeds[-1] / problem.speeds)
     segment = np.array([graph.theory.steps[s].segment for s in graph.action], dtype=np.int64)
-    count, most = len(graph.head), MOST_TIMES * upper
+    count = len(graph.head)
+    most = MOST_TIMES * upper
     arcs = np.arange(count)
     shared_seconds = work.shared_seconds[arcs, segment]  # [A] per ratio of the arc's segment
     z = model.binary("z", count)
@@ -123,7 +124,8 @@ def _grid(problem: HapProblem) -> int:
 def follow_a_path(model: Model, s: ArcColumns) -> None:  # (1)
     """One unit from {goal} to the empty set; each node is left at most once."""
     for u in range(s.graph.n - 1):  # all but the empty set, the last node
-        out, into = s.z[s.graph.tail == u].sum(), s.z[s.graph.head == u].sum()
+        out = s.z[s.graph.tail == u].sum()
+        into = s.z[s.graph.head == u].sum()
         begins = int(u == s.graph.start)
         model.row("path", out == into + begins)
         model.row("once", out <= 1)
@@ -260,7 +262,8 @@ def solve_reduced(
     None: one is derived here. floor: a lower bound in seconds. details: further details of the
     outcome.
     """
-    problem, solver = theory.problem, label(method, run.options)
+    problem = theory.problem
+    solver = label(method, run.options)
     clock_begun = CLOCK.seconds()
     if known is None:
         program, seconds = fitting_program(theory, run)

@@ -149,7 +149,7 @@ class _States:
         self._means_and_vertices = cost.shape[1:]
         self.cost = cost.reshape(len(cost), -1)  # [steps, L * V]
         columns = self.cost.shape[1]
-        self.needs: list[Need] = [frozenset()]  # by number
+        self.needs: list[Need] = [frozenset()]  # number of a state -> the properties that it needs
         self.keys = [theory.key(self.needs[EMPTY])]  # by number
         self._numbers = {self.needs[EMPTY]: EMPTY}
         self.g = np.full((FIRST_ROWS, columns), np.inf)  # [rows, L * V]

@@ -1,9 +1,8 @@
 """HAP's own procedure: a program for fixed ratios and ratios for a fixed program, in turn.
 
 It begins with ratios in proportion to speed, ends when a program repeats, and keeps the best pair
-of program and ratios. The program for fixed ratios is that of A* (Fig. 10, module `astar`) with the
-prunings of Section 4.5. The ratios for a fixed program are those of the linear programme of Section
-5.1.
+of program and ratios. A* finds the program for fixed ratios (Fig. 10, module `astar`), with the
+prunings of Section 4.5. The linear programme of Section 5.1 finds the ratios for a fixed program.
 
 HAP does not limit memory. Where the instance does, A* runs at several prices of bytes, and the
 cheapest program that fits counts; the linear programme keeps to the memory.

@@ -20,8 +20,8 @@ def shortest(graph: Graph, cost: Floats) -> tuple[Floats, Ints]:
     length = np.full((graph.n, cost.shape[1]), np.inf)
     length[-1] = 0.0
     first_arc = np.full(length.shape, -1)
-    # No arc closes a stage, so that neither the point `mu` nor `at_stage_begin` is needed: the one
-    # stands for J means of one vertex each, the other is empty.
+    # No arc closes a stage, so that the point `mu` and the table `at_stage_begin` have no effect.
+    # `mu` stands for J means of one vertex each. The table is empty.
     closes_no_stage = np.zeros(len(graph.head), dtype=np.bool_)
     _fill_shortest(
         graph.first, graph.head, closes_no_stage, graph.component, np.ascontiguousarray(cost),
@@ -40,19 +40,22 @@ def path(graph: Graph, first_arc: Ints) -> list[int]:
 
 
 def potentials(graph: Graph, cost: Floats, mu: Floats) -> Floats:
-    """[n, L, V] a lower bound of the cost from each node to the last one, for each mean l of the
-    stage under way, at the vertices of a cell; it is affine over the cell.
+    """[n, L, V] lower bounds of the cost from each node to the last one.
+
+    There is one bound for each of the L means, by which the costs of the stage under way are
+    weighed, and for each of the V vertices of a cell. The bounds are affine over the cell. Where
+    paths are programs in execution order, each stage has a mean of its own. It is the mean whose
+    value at mu is largest at the node where the stage begins; of equal means the first one.
 
     cost: [A, L, V] the costs of arcs by L means at the V vertices. mu: [V] a point of the cell
-    (barycentric). Where paths are programs in execution order, each stage has a mean of its own:
-    the one with the largest value at mu at the node where the stage begins. The first mean wins
-    ties.
+    (barycentric).
     """
     rows = np.ascontiguousarray(cost.reshape(len(cost), -1))
     if not graph.in_execution_order:
         return shortest(graph, rows)[0].reshape(graph.n, *cost.shape[1:])
-    value, at_stage_begin = np.full((2, graph.n, rows.shape[1]), np.inf)
-    value[-1] = at_stage_begin[-1] = 0.0
+    value = np.full((graph.n, rows.shape[1]), np.inf)
+    value[-1] = 0.0
+    at_stage_begin = value.copy()
     _fill_shortest(
         graph.first, graph.head, graph.work.comm, graph.component, rows, mu, value,
         np.full(value.shape, -1), at_stage_begin,

@@ -152,9 +152,9 @@ class Posed:
     """A workload as a problem: `pose` makes it, and the planner solves it."""
 
     workload: Workload
-    theory: Theory  # of one run of the program, on `samples` samples
+    theory: Theory  # the theory of one run of the program, on `samples` samples
     runs: int  # runs of the program per iteration
-    links: Links  # by which the theory's collectives are priced
+    links: Links  # the links by which the theory's collectives are priced
     cut: Cut
 
     @property
@@ -193,10 +193,10 @@ def pose(
 
     runs: runs of the program per iteration (the user's option `hap.steps`); None: the fewest in
     which data parallelism fits in memory. run: the run of the method, which may stop the
-    construction. tied_whole: as in `Holding`. links: of the devices; None: rings over the cluster's
-    slowest link. cut: the number of segments and how the program is cut into them. machines: every
-    node becomes one device, as fast as all its GPUs, which train data-parallel (HAP, Section 3);
-    `links` is then not used.
+    construction. tied_whole: see `Holding`. links: links of the devices; None: rings over the
+    cluster's slowest link. cut: the number of segments and how the program is cut into them.
+    machines: every node becomes one device, as fast as all its GPUs, which train data-parallel
+    (HAP, Section 3); `links` is then not used.
 
     Raises UnsupportedError where the model has no program, or the profile no times of single
     devices; InputError for runs that do not divide the global batch; `Stopped` where `run` should
@@ -212,7 +212,8 @@ def pose(
     devices, weights = priced(workload, program)
     slices = len(devices)  # every GPU gets one, even where nodes are the devices
     element_bytes = ELEMENT_BYTES[workload.precision]
-    usable, saved = workload.device_bytes(), saved_bytes(workload, program)
+    usable = workload.device_bytes()
+    saved = saved_bytes(workload, program)
     if machines:
         nodes = workload.cluster.nodes
         devices = _devices_of_nodes(nodes, devices)

@@ -65,7 +65,8 @@ class Theory:
         total = 0.0  # seconds up to the last collective
         busy = np.zeros(decided.m)  # seconds that each device computes after it
         for i, step in zip(decision.program, decided.steps, strict=True):
-            triple, share = self.data.triples[i], decided.shared_by(step)
+            triple = self.data.triples[i]
+            share = decided.shared_by(step)
             if isinstance(triple, Communication):
                 shared_seconds = triple.shared_seconds * float(share.max())
                 total += float(busy.max()) + triple.fixed_seconds + shared_seconds
@@ -93,10 +94,10 @@ def theory_of(
 
     element_bytes: bytes of one entry of a tensor. all_dimensions: whether tensors are also sliced
     along dimensions that placeholders mark `unsliced`. weights: node -> factor on its FLOP, 1 where
-    left out. runs: how often the program runs per iteration. holding: the bytes that are counted;
-    memory is then a constraint, with `device_bytes` of each device. slices: number of slices of a
-    tensor, where a device stands for several GPUs; None: one per device. check: called again and
-    again; it raises an exception where the construction should stop.
+    left out. runs: number of runs of the program per iteration. holding: the bytes that are
+    counted; memory is then a constraint, with `device_bytes` of each device. slices: number of
+    slices of a tensor, where a device stands for several GPUs; None: one per device. check: called
+    again and again; it raises an exception where the construction should stop.
     """
     slices = len(devices) if slices is None else slices
     rules = rules_of(program, slices, all_dimensions=all_dimensions, check=check)

@@ -9,6 +9,7 @@ stages, which costs no more because a stage's time is a sublinear function of it
 bytes.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -92,7 +93,9 @@ def reduce_theory(problem: HapProblem) -> ReducedTheory:
     _, applicable = derivable(problem.steps)
     always, for_nothing = derivable(step for step in applicable if step.costless)
     steps = [replace(s, pre=s.pre - always, post=s.post - s.pre - always) for s in applicable]
-    leads_to: nx.DiGraph[int] = nx.DiGraph((p, q) for s in steps for p in s.pre for q in s.post)
+    leads_to: nx.DiGraph[int] = nx.DiGraph()  # from a step's preconditions to its postconditions
+    for step in steps:
+        leads_to.add_edges_from(itertools.product(step.pre, step.post))
     leads_to.add_node(problem.goal)
     useful = nx.ancestors(leads_to, problem.goal) | {problem.goal}
     steps = [replace(s, post=s.post & useful) for s in steps if s.post & useful]

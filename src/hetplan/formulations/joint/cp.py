@@ -391,7 +391,7 @@ def join_and_update(v: Variables) -> None:  # (9)
 
 
 def way_to_join(v: Variables) -> IntVar:
-    """How weights are joined (prices.py), by ZeRO level and devices."""
+    """The way in which weights are joined (prices.py), by ZeRO level and devices."""
     cp = v.model.cp
     sizes = [len(group.devices) for group in v.prices.groups]
     devices = [v.look_up(sizes, [len(sizes)], [v.group[s]], f"devices_{s}") for s in v.stages]
@@ -432,7 +432,8 @@ def join_two(
     tied: bool = False,
 ) -> None:
     """Under conditions, two stages join the layers that both hold, or the tied weights, when both
-    are done, and update them. joins: of the prices. update: ticks of (stage, chunk)."""
+    are done, and update them. joins: seconds of the collectives, a table of the prices. update:
+    ticks of (stage, chunk)."""
     cp, (s, t), name = v.model.cp, stages, f"{'tied' if tied else 'shared'}_{stages[0]}_{stages[1]}"
     begin, end = cp.new_int_var(0, v.L, f"begin_{name}"), cp.new_int_var(0, v.L, f"end_{name}")
     if tied:

@@ -35,7 +35,7 @@ def even_cuts(sums: Sequence[Sequence[float]]) -> tuple[int, ...]:
 
 def cuts_within(sums: Sequence[Sequence[float]], limit: float) -> list[int] | None:
     """[V - 1] cuts with which every virtual stage takes at most `limit` seconds; None where there
-    are none. sums: as in `even_cuts`."""
+    are none. sums: see `even_cuts`."""
     layers = len(sums[0]) - 1
     begin, ends = 0, list[int]()
     for v, seconds in enumerate(sums):

@@ -144,7 +144,7 @@ class Branching:
                 runs_as_1f1b = one_virtual_stage and schedule == "interleaved-1f1b"
                 if enough_layers and not runs_as_1f1b:
                     # 0 bounds every plan, for when time has run out
-                    bound = 0.0 if self.run.should_stop else self.bounds.by_speed(plan)
+                    bound = 0.0 if self.run.should_stop else self.bounds.computation_bound(plan)
                     yield bound, plan
 
     def expand(self, plan: PartialPlan, threshold: float) -> Expansion[PartialPlan]:
@@ -207,9 +207,9 @@ class Branching:
                     continue
                 self.run.check()
                 if plan.chunks > 1 and many_cuts:
-                    bound = self.bounds.by_speed(plan)
+                    bound = self.bounds.computation_bound(plan)
                 else:
-                    _, bounds = self.bounds.paths(plan, i, g, b)
+                    _, bounds = self.bounds.bounds_by_cut(plan, i, g, b)
                     bound = float(bounds.min())
                 options.append((bound, b))
             self.cached_options[key] = sorted(options)
@@ -219,7 +219,7 @@ class Branching:
         """(bound, plan) for every choice of cuts with a bound below `threshold`."""
         choices: list[list[tuple[float, Cuts]]] = []  # (bound, cuts) of each replica
         for i, (g, b) in enumerate(plan.batches):
-            cuts, bounds = self.bounds.paths(plan, i, g, b)
+            cuts, bounds = self.bounds.bounds_by_cut(plan, i, g, b)
             below = np.flatnonzero(bounds < threshold)
             choices.append([(float(bounds[n]), tuple(cuts[n].tolist())) for n in below])
         return self.products(plan, choices)

@@ -80,7 +80,8 @@ def in_flight(
     """[moments, C] the distinct numbers of samples of each chunk that stage s keeps for backward
     passes, at the moments after its forward passes.
 
-    samples: of a micro-batch, on one row group. last_samples: of the last micro-batch.
+    samples: samples of a micro-batch on one row group. last_samples: samples of the last
+    micro-batch.
     """
     backward, chunk, micro_batch = order(schedule, S, s, M, C)
     size = np.where(micro_batch == M - 1, last_samples, samples)
@@ -100,7 +101,7 @@ def longest(
 
     This is a lower bound on a replay, since messages do not wait for ports.
 
-    passes: as `sequence` gives them.
+    passes: the result of `sequence`.
     seconds: [S, backward, size, a, b] of a pass of layers [a, b); size 0: any micro-batch but the
         last, 1: the last one.
     hops: [V - 1, backward, size, 2] of a message between virtual stages v and v + 1: seconds per

@@ -315,7 +315,7 @@ class Prices:
     def joins(self, *, tied: bool) -> Floats:
         """[2, ways, groups, groups, L + 1, L + 1] seconds (before, behind) of joining the layers
         from one to another that two groups of different replicas hold, or, on the diagonal, the row
-        groups of one. tied: of the tied weights alone, whatever the layers."""
+        groups of one. tied: whether only the tied weights count, whatever the layers."""
         count, L = len(self.groups), self.layers
         table = np.zeros((2, 3, count, count, L + 1, L + 1))
         for q, p in product(range(1, count), repeat=2):

@@ -2,7 +2,11 @@
 
 A bound is the longest path through the replica's passes without waiting for ports (passes.py), and
 behind it the gradient collectives and the updates of a stage. docs/method-joint.md, Section 5, says
-how the exact method uses the bounds. Letters are those of passes.py.
+how the exact method uses the bounds.
+
+Letters, as in passes.py: a replica i has S stages of C chunks each, so V = S C virtual stages, and
+M micro-batches; the model has L layers. Of the g samples of a replica a micro-batch has b. N counts
+the ways to cut the layers into the virtual stages.
 """
 
 import itertools
@@ -41,15 +45,18 @@ CUT_SECONDS = 3e-6
 class PartialPlan(NamedTuple):
     """A node of the branch and bound: all plans of a layout, schedule, number of chunks and mode.
 
-    Where batches, and also cuts, are chosen, it stands for the plans that have them.
+    The batches are chosen after these, and the cuts after the batches. A node stands for all plans
+    with everything that is chosen in it.
     """
 
     layout: Layout
     schedule: Schedule
     chunks: int  # number of chunks of each stage
     mode: Recomputation
-    batches: tuple[tuple[int, int], ...] = ()  # (samples, micro-batch) of every replica
-    cuts: tuple[tuple[int, ...], ...] = ()  # [replicas][V + 1] first layers of virtual stages, L
+    # (samples, micro-batch) of every replica; empty: not chosen
+    batches: tuple[tuple[int, int], ...] = ()
+    # [replicas][V + 1] the first layer of each virtual stage, then L; empty: not chosen
+    cuts: tuple[tuple[int, ...], ...] = ()
 
     @property
     def deepest(self) -> int:
@@ -67,14 +74,17 @@ class ReplicaBounds:
     def pass_seconds(self, row_groups: Group, mode: Recomputation, samples: int) -> Floats:
         """[2, L + 1, L + 1] seconds of a stage's forward and backward pass over layers [a, b).
 
-        row_groups: the stage's devices [row groups][tensor ranks]. samples: of a micro-batch.
+        row_groups: the stage's devices [row groups][tensor ranks]. samples: samples of a
+        micro-batch.
         """
-        costs, L = self.space.replayer.costs(mode), len(self.data.layers)
+        costs = self.space.replayer.costs(mode)
+        L = len(self.data.layers)
         kinds = tuple((costs.device_types[row[0]], costs.node[row[0]]) for row in row_groups)
         key = (kinds, len(row_groups[0]), mode, samples)
         if key not in self.cached_seconds:
             self.run.count(RUN_SECONDS * math.comb(L + 1, 2))
-            stage, seconds = self.space.stage(row_groups, (0, 1)), np.zeros((2, L + 1, L + 1))
+            stage = self.space.stage(row_groups, (0, 1))
+            seconds = np.zeros((2, L + 1, L + 1))
             for a, b in itertools.combinations(range(L + 1), 2):
                 computed = costs.passes(stage, (a, b), samples)
                 reduced = costs.reduces(stage, (a, b), samples)
@@ -101,7 +111,8 @@ class ReplicaBounds:
 
         sizes: samples of a micro-batch, and of the last one.
         """
-        S, V = len(stages), len(stages) * chunks
+        S = len(stages)
+        V = S * chunks
         hops = np.zeros((max(V - 1, 1), 2, 2, 2))
         if S == 1:  # all virtual stages are on the same devices
             return hops
@@ -151,7 +162,7 @@ class ReplicaBounds:
         for partners in itertools.product(*others):
             reducing = [row for stage in (row_groups, *partners) for row in stage]
             loads.append(self.port_loads(reducing))
-        # any other port is free in some choice, so that its least load is 0
+        # Any other port is idle in some choice, so that its least load is 0.
         common_ports = set(loads[0]).intersection(*loads[1:])
         least_loads = (min(load[port] for load in loads) for port in common_ports)
         # `grown` turns bytes of weights into bytes of gradients, or into those that ZeRO sends if
@@ -165,23 +176,27 @@ class ReplicaBounds:
         ring = self.space.replayer.costs("none").ring(rings, PROBE_BYTES / len(rings))
         return {port: share * ring.seconds / PROBE_BYTES for port, share in ring.ports}
 
-    def paths(self, plan: PartialPlan, i: int, g: int, b: int) -> tuple[Ints, Floats]:
+    def bounds_by_cut(self, plan: PartialPlan, i: int, g: int, b: int) -> tuple[Ints, Floats]:
         """(cuts [N, V + 1], bounds [N] in seconds) of replica i for all its cuts; the bound is +inf
         where memory is too small.
 
         g: samples of the replica. b: samples of a micro-batch.
         """
-        stages, C = plan.layout[i], plan.chunks
-        S, M, L = len(stages), -(-g // b), len(self.data.layers)
+        stages = plan.layout[i]
+        S, C = len(stages), plan.chunks
+        M = -(-g // b)
+        L = len(self.data.layers)
         sizes = (b, g - (M - 1) * b)  # samples of a micro-batch and of the last one
         of_stages = []  # [backward, size, a, b] of each stage, as `longest` takes them
         for row_groups in stages:
             of_sizes = [self.pass_seconds(row_groups, plan.mode, size) for size in sizes]
             of_stages.append(np.stack(of_sizes, axis=1))
         seconds = np.stack(of_stages)
-        cuts, passes = all_cuts(L, S * C), sequence(plan.schedule, S, C, M)
+        cuts = all_cuts(L, S * C)
         self.run.count(PATHS_SECONDS + CUT_SECONDS * len(cuts))
-        hops, sent = self.hops(stages, C, sizes), self.relaxation.sent[0]
+        passes = sequence(plan.schedule, S, C, M)
+        hops = self.hops(stages, C, sizes)
+        sent = self.relaxation.sent[0]
         ends = longest(passes, seconds, hops, sent, cuts, np.array([S, M]))
         params_before = np.array(self.space.replayer.costs("none").param_sums)[cuts]
         params_of_virtual_stages = np.diff(params_before, axis=1)  # [N, V] bytes
@@ -206,8 +221,9 @@ class ReplicaBounds:
         lacks = np.zeros(len(cuts), bool)
         for s, row_groups in enumerate(stages):
             width = len(row_groups[0])
-            # of a micro-batch and of the last one, on the row group with the most samples
-            samples, last_samples = (-(-size // len(row_groups)) for size in (b, g - (M - 1) * b))
+            # samples of a micro-batch, and of the last one, on the row group with the most samples
+            samples = -(-b // len(row_groups))
+            last_samples = -(-(g - (M - 1) * b) // len(row_groups))
             kept_samples = in_flight(
                 plan.schedule, len(stages), s, M, plan.chunks, samples, last_samples
             )
@@ -235,7 +251,7 @@ class ReplicaBounds:
             least = min(least, states.weights + states.gradients + states.optimizer)
         return least
 
-    def by_speed(self, plan: PartialPlan) -> float:
+    def computation_bound(self, plan: PartialPlan) -> float:
         """A lower bound in seconds by computation alone: every stage computes whole samples all the
         time, with the micro-batch size at which the replica is fastest."""
         speed = 0.0  # samples per second of all replicas

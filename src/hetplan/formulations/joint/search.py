@@ -55,7 +55,7 @@ def outcome_of(local: LocalSearch, stop: Stop, workers: int) -> Outcome[JointDec
 
 
 def cut_text(local: LocalSearch) -> str:
-    """Where the time limit cut the search."""
+    """A text that says where the time limit cut the search."""
     run = local.run
     done = percent_text(run.spent / (run.budget or run.spent))
     return f"{CUT}: joint after {local.steps} steps, {done} of its budget"

@@ -52,8 +52,8 @@ class Space:
     ) -> list[float]:
         """[L + 1] seconds of the forward and backward pass of layers 0 to l - 1.
 
-        tensor: tensor-parallel degree. samples: of a micro-batch, in one row group. mode: of
-        recomputation.
+        tensor: tensor-parallel degree. samples: samples of a micro-batch in one row group. mode:
+        mode of recomputation.
         """
         forward, backward, *_ = self.replayer.costs(mode).layer_seconds(
             device_type, tensor, samples
@@ -149,7 +149,7 @@ class Space:
         self, pipeline: Pipeline, chunks: int, mode: Recomputation
     ) -> Pipeline | None:
         """The replica with the cuts that make its slowest virtual stage fastest; None where it has
-        more virtual stages than there are layers. mode: of recomputation."""
+        more virtual stages than there are layers. mode: mode of recomputation."""
         shapes = tuple(self.shapes(pipeline.groups))
         if len(shapes) * chunks > self.layers:
             return None

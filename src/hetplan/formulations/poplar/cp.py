@@ -104,7 +104,7 @@ def add_up_to_the_batch(model: ConstraintModel, data: PoplarData, v: GroupVariab
 
 
 def take_time(model: ConstraintModel, tables: Groups, v: GroupVariables) -> None:  # (2)
-    """The ticks of a group are those of its samples."""
+    """A group takes the ticks of its samples."""
     for crew, samples, ticks in zip(tables.crews, v.samples, v.ticks, strict=True):
         useful = np.flatnonzero(crew.seconds <= tables.upper)
         pairs = list(zip(useful.tolist(), model.ticks(crew.seconds[useful]), strict=True))

@@ -106,7 +106,7 @@ def together(one: Crew, other: Crew, most: int, check: Check) -> Crew:
 
 
 def crew_of(seconds: Floats, count: int, most: int, check: Check) -> Crew:
-    """`count` equal devices, for up to `most` samples. seconds: those of one device's loads."""
+    """`count` equal devices, for up to `most` samples. seconds: seconds of one device's loads."""
     crews = {1: Crew(seconds)}
 
     def crew(size: int) -> Crew:
@@ -128,7 +128,7 @@ def all_together(crews: list[Crew], most: int, check: Check) -> Crew:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the devices can take in the time of one share each."""
+    """The samples that the devices can take in the time of one share each."""
 
     groups: list[Group]
     h: list[Floats]  # [groups] seconds of the shares of one device

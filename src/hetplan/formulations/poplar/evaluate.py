@@ -32,15 +32,31 @@ def evaluate(data: PoplarData, decision: PoplarDecision) -> Evaluation:
 
     (2) to (5) are checked where (1) holds.
     """
-    if data.stepwise and decision.steps is not None:
-        violations = tuple(step_violations(data, decision.steps))
-        return Evaluation(None, violations) if violations else price_steps(data, decision.steps)
-    if not data.stepwise and decision.devices is not None:
-        violations = tuple(share_violations(data, decision.devices))
-        return Evaluation(None, violations) if violations else price_shares(data, decision.devices)
-    has, expected = ("devices", "steps") if data.stepwise else ("steps", "devices")
-    violation = f"decision has {has}, expected {expected} for ZeRO {data.zero_stage}"  # (1)
-    return Evaluation(None, (violation,))
+    if data.stepwise:
+        return evaluation_of_steps(data, decision.steps)
+    return evaluation_of_shares(data, decision.devices)
+
+
+def evaluation_of_steps(data: PoplarData, steps: list[Step] | None) -> Evaluation:
+    """The evaluation of a decision for ZeRO 2 and 3. steps: None where the decision has none."""
+    if steps is None:  # (1)
+        violation = f"decision has devices, expected steps for ZeRO {data.zero_stage}"
+        return Evaluation(None, (violation,))
+    violations = tuple(step_violations(data, steps))
+    if violations:
+        return Evaluation(None, violations)
+    return price_steps(data, steps)
+
+
+def evaluation_of_shares(data: PoplarData, shares: list[Share] | None) -> Evaluation:
+    """The evaluation of a decision for ZeRO 0 and 1. shares: None where the decision has none."""
+    if shares is None:  # (1)
+        violation = f"decision has steps, expected devices for ZeRO {data.zero_stage}"
+        return Evaluation(None, (violation,))
+    violations = tuple(share_violations(data, shares))
+    if violations:
+        return Evaluation(None, violations)
+    return price_shares(data, shares)
 
 
 def share_violations(data: PoplarData, shares: list[Share]) -> Iterator[str]:
@@ -59,14 +75,14 @@ def step_violations(data: PoplarData, steps: list[Step]) -> Iterator[str]:
 
 
 def devices_have_one_share(data: PoplarData, shares: list[Share]) -> Iterator[str]:  # (2)
-    """A violation where the number of shares is not that of devices."""
+    """A violation where there are more or fewer shares than devices."""
     count = len(data.devices)
     if len(shares) != count:
         yield f"decision.devices has {len(shares)} entries, expected one per device ({count})"
 
 
 def devices_take_every_step(data: PoplarData, steps: list[Step]) -> Iterator[str]:  # (2)
-    """A violation for each step whose number of micro-batches is not that of devices."""
+    """A violation for each step with more or fewer micro-batches than devices."""
     count = len(data.devices)
     for s, step in enumerate(steps):
         if len(step.micro_batches) != count:

@@ -66,8 +66,8 @@ class Effort:
     """The most additions of the method; about 1e9 take a second. Where more are needed, the outcome
     is a simple plan with the bound of peak speeds."""
 
-    shares: float = 2e9  # for the tables of the seconds of shares
-    steps: float = 2e9  # for one knapsack over steps
+    shares: float = 2e9  # the most additions for the tables of the seconds of shares
+    steps: float = 2e9  # the most additions for one knapsack over steps
 
 
 def solve(data: PoplarData, run: Run, effort: Effort = Effort()) -> Outcome[PoplarDecision]:

@@ -19,7 +19,7 @@ def _knapsack(
     """Fill four arrays [total + 1] with the best plan of each sum.
 
     value: its least cost. choice: its last step, -1 where there is none. lost: its waste. count:
-    its number of steps. steps: (cost, waste, size) [J] each; covering and slack: as in `knapsack`.
+    its number of steps. steps: (cost, waste, size) [J] each; covering and slack: see `knapsack`.
     """
     cost, waste, size = steps
     for n in range(1, len(value)):
@@ -33,7 +33,8 @@ def _knapsack(
             before = max(0, n - size[j]) if covering else n - size[j]
             if before < 0 or value[before] + cost[j] > value[n] + slack[0]:
                 continue
-            wasted, more = lost[before] + waste[j], count[before] + 1
+            wasted = lost[before] + waste[j]
+            more = count[before] + 1
             if wasted < lost[n] - slack[1] or (wasted <= lost[n] + slack[1] and more < count[n]):
                 lost[n] = wasted
                 count[n] = more
@@ -53,7 +54,8 @@ def knapsack(
     covering: whether the sizes of a plan may also add up to more than the sum.
     """
     value, choice = np.full(total + 1, np.inf), np.full(total + 1, -1, np.int64)
-    lost, count = np.full(total + 1, np.inf), np.zeros(total + 1, np.int64)
+    lost = np.full(total + 1, np.inf)
+    count = np.zeros(total + 1, np.int64)
     value[0] = lost[0] = 0.0
     _knapsack((cost, waste, size), covering, slack, value, choice, lost, count)
     chosen, left = [], total

@@ -88,7 +88,7 @@ class Levels:
 
 
 def build_levels(problem: PoplarProblem, ceiling: float) -> Levels | None:
-    """The model's data; None where it has more than MAX_LOADS loads and times. ceiling: as in
+    """The model's data; None where it has more than MAX_LOADS loads and times. ceiling: see
     `Levels`."""
     floor = problem.total / problem.speed * (1 - ROUNDING)
     if problem.stepwise:

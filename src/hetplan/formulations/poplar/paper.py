@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from hetplan.formulations.poplar.awareness import CurveDevice, dips, spline_curve
+from hetplan.formulations.poplar.curves import CurveDevice, dips, spline_curve
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision, Share, Step
 from hetplan.formulations.poplar.decisions import shares_decision, steps_decision
 from hetplan.formulations.poplar.evaluate import evaluate, peak_speed
@@ -222,7 +222,7 @@ def solve_by(method: str, data: PoplarData, run: Run) -> Outcome[PoplarDecision]
 def peak_flops(data: PoplarData) -> tuple[Floats, str]:
     """([n] peak FLOP/s of the devices in WHALE_PRECISION, message).
 
-    They are those of the instance, or else of the catalogue. Where a device has neither, the
+    The instance states them, or else the catalogue. Where both lack a device, the
     highest speeds of the curves take the place of all FLOP/s. That flatters Whale, and the message
     says so.
     """
@@ -245,7 +245,7 @@ def _in_proportion(data: PoplarData, weights: Floats, message: str) -> Outcome[P
     A micro-batch is floor(scale x weight), and at least 1, for the largest scale at which all fit.
     Devices of weight 0 get no samples.
 
-    weights: [n]. message: of the outcome.
+    weights: [n]. message: message for the outcome.
     """
     largest = np.array([len(device.step_seconds) for device in data.devices])
     takes = weights > 0  # [n] whether the device gets samples

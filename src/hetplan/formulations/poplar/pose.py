@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 from hetplan.errors import InputError, require
-from hetplan.formulations.poplar.awareness import linear_curve
+from hetplan.formulations.poplar.curves import linear_curve
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.paper import WHALE_PRECISION
 from hetplan.formulations.poplar.problem import Floats
@@ -100,7 +100,7 @@ def pose(workload: Workload, zero_stage: int, assumed: Assumptions | None = None
             fitting.append(assumed.curves[device.type].largest[zero_stage])
         else:
             fitting.append(states.largest_batch(zero_stage, shard, free))
-    unfit = _unfit(workload, states, zero_stage, shards, memory, fitting, assumed.curves)
+    unfit = _why_no_plan(workload, states, zero_stage, shards, memory, fitting, assumed.curves)
     if unfit:
         fitting = [0] * len(fitting)
     members = [i for i, batch in enumerate(fitting) if batch]
@@ -170,7 +170,7 @@ def _devices(
 ) -> list[Device]:
     """[n] the devices of the instance; equal ones share one object, which is validated once.
 
-    curves: of each device type. fitting: [n] the largest micro-batch of each device.
+    curves: curves of each device type. fitting: [n] the largest micro-batch of each device.
     """
 
     @cache
@@ -187,7 +187,7 @@ def _devices(
     ]
 
 
-def _unfit(
+def _why_no_plan(
     workload: Workload,
     states: States,
     zero_stage: int,
@@ -196,10 +196,11 @@ def _unfit(
     fitting: Sequence[int],
     curves: Mapping[str, BatchCurve],
 ) -> str | None:
-    """Why there is no plan; None where there may be one.
+    """The reason why there is no plan; None where there may be one.
 
-    There is none where a device cannot hold its shard, which all devices need, and where no device
-    takes a sample. shards, memory, fitting: [n] as in `pose`.
+    A plan needs the shards of all devices. So there is no plan where a device cannot hold its
+    shard. There is none either where no device takes a sample. shards, memory, fitting: [n], see
+    `pose`.
     """
     devices = workload.cluster.devices
     for device, shard, free, batch in zip(devices, shards.tolist(), memory, fitting, strict=True):
@@ -276,7 +277,9 @@ def notes_of(
         rest = f"; {', '.join(others)} from the {kind} profile" if others else ""
         yield f"measured batch curves: {', '.join(curves)}{rest}"
     for name, most in largest.items():
-        curve, last, end = curves.get(name), max(points[name]), min(most, longest)
+        curve = curves.get(name)
+        last = max(points[name])
+        end = min(most, longest)
         if curve is not None and curve.tried_up_to is not None and most == curve.tried_up_to:
             yield f"{name}: no micro-batch beyond {most} was tried, more may fit"
         elif curve is not None and last < end:

@@ -62,7 +62,7 @@ class Group:
 class PoplarProblem:
     """The instance as arrays."""
 
-    groups: tuple[Group, ...]  # of the devices on which at least one sample fits
+    groups: tuple[Group, ...]  # groups of the devices on which at least one sample fits
     devices: int  # n of the instance
     total: int  # G samples of an iteration
     comm: float  # C seconds of one synchronisation

@@ -36,7 +36,8 @@ def busiest(seconds: Floats, most: int, limit: float) -> tuple[Floats, Ints]:
     They are -inf and 0 where no b keeps within the limit. Both comparisons allow SAME_TIME of the
     limit. seconds: [mbs + 1] t.
     """
-    best, batch = np.full(most + 1, -np.inf), np.zeros(most + 1, np.int64)
+    best = np.full(most + 1, -np.inf)
+    batch = np.zeros(most + 1, np.int64)
     best[0] = 0.0
     slack = SAME_TIME * limit
     for b, work in _by_micro_batch(seconds, most):

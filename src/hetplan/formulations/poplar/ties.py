@@ -25,7 +25,8 @@ def shares_within(problem: PoplarProblem, limit: float) -> PoplarDecision:
     micro_batches: list[Ints] = []  # [groups][samples of a share]
     for group, most in zip(problem.groups, largest_shares(problem, limit), strict=True):
         busy_seconds, micro_batch = busiest(group.seconds, most, limit)
-        worth, admissible = group.peak * busy_seconds, np.isfinite(busy_seconds)
+        worth = group.peak * busy_seconds
+        admissible = np.isfinite(busy_seconds)
         pools.append(Pool.of(group.count, worth, admissible))
         micro_batches.append(micro_batch)
     losses = fill(pools, problem.total)
@@ -40,7 +41,7 @@ def steps_within(problem: PoplarProblem, counts: Mapping[float, int]) -> PoplarD
 
     counts: seconds of a step -> number of steps.
     """
-    pools: list[Pool] = []  # of every group for the first time, then for the second, …
+    pools: list[Pool] = []  # a pool of every group for the first time, then for the second, …
     for limit, count in counts.items():
         pools += pools_of(problem, limit, count)
     losses = fill(pools, problem.total)

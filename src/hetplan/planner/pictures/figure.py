@@ -4,7 +4,7 @@
 import io
 from typing import Any
 
-from hetplan.errors import optional
+from hetplan.errors import import_optional
 from hetplan.planner.pictures.scene import Scene
 from hetplan.profiling.hardware.cluster import GIB
 from hetplan.text import figure_text, seconds_text
@@ -23,7 +23,7 @@ OVER = "#c23b32"  # memory above the limit
 def figure(scene: Scene, kind: str) -> bytes:
     """The bytes of an image file of `kind` (png, svg). Raises InputError where matplotlib is not
     installed."""
-    figures = optional(
+    figures = import_optional(
         "matplotlib.figure", "needs matplotlib, as --html does not", "plots", where=f"--{kind}"
     )
     # inches; 1.5 more are for the heading, the legend and the labels of the axes

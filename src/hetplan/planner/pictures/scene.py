@@ -34,7 +34,7 @@ class Span:
     """A time in which a unit does one thing. A unit is a stage of a replica, or a device of an SPMD
     program."""
 
-    kind: str  # of the task, one of `LABELS`
+    kind: str  # kind of the task, one of `LABELS`
     start: float  # seconds
     end: float  # seconds
     batch: int = -1  # number of the micro-batch; -1 for tasks without one, and for sampled spans
@@ -46,8 +46,8 @@ class Row:
     share their rows, in which the first of them is drawn."""
 
     title: str
-    devices: str  # of all pipelines that share the row, as text
-    layers: str  # as text
+    devices: str  # the devices of all pipelines that share the row, as text
+    layers: str  # the layers of the stage, as text
     computes: tuple[Span, ...]
     communicates: tuple[Span, ...]
     busy: float  # share of the iteration in which it computes, of the slowest of its pipelines
@@ -82,7 +82,7 @@ class Offer(PrintedDocument):
     status: str = ""
     predicted_seconds: NonNegative | None = None
     closed_form_seconds: NonNegative | None = None
-    bound: NonNegative | None = None  # of its strategy's own problem
+    bound: NonNegative | None = None  # lower bound of the problem of its strategy
     money_per_million_tokens: NonNegative | None = None
     fits_memory: bool | None = None
     plan: Any = Field(None, exclude=True)
@@ -131,11 +131,11 @@ class Scene:
 
     title: str
     subtitle: str
-    seconds: float  # of an iteration, replayed
+    seconds: float  # replayed seconds of an iteration
     bubble: float  # share of the devices' time in which they do not compute
-    rows: tuple[Row, ...]  # at most ROWS
+    rows: tuple[Row, ...]  # the rows that are drawn, at most ROWS
     more: int  # number of rows that are left out
-    devices: tuple[DeviceMemory, ...]  # of the whole cluster
+    devices: tuple[DeviceMemory, ...]  # the memory of each device of the whole cluster
     nodes: tuple[str, ...]  # [node] its links, as text
     why: Mapping[str, str]  # `explain.why`: heading -> text
     offers: tuple[Offer, ...] = ()  # all candidates; empty for a plan file

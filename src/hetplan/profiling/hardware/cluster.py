@@ -42,7 +42,7 @@ Price = Annotated[float, Field(ge=0, le=1e6)]
 
 class DeviceOverride(StrictModel):
     """A cluster file's `devices` entry: any part of a catalogue entry, or a whole new type. The
-    units are those of datasheets."""
+    units are the units of datasheets."""
 
     memory_gib: Rate | None = None
     peak_tflops: Peaks | None = None
@@ -205,7 +205,7 @@ class NodeEntry(StrictModel):
     """Whether every device has a network card of its own, with an even part of network_gbit_per_s.
     """
     flow_gbit_per_s: Rate | None = None
-    """What one message between nodes reaches at most, as measured fabrics have it; None: all of
+    """The most Gbit/s of one message between nodes, as measured fabrics have it; None: the rate of
     the card. Several messages together reach the card's rate."""
 
 
@@ -218,7 +218,8 @@ class ClusterFile(StrictModel):
     nodes: list[NodeEntry] = Field(min_length=1, max_length=MAX_DEVICES)
     devices: dict[Name, DeviceOverride] = Field(default_factory=dict)
     assumed: list[Line] = Field(default_factory=list)
-    """What `hetplan cluster detect` assumed; nothing follows from it."""
+    """The assumptions of `hetplan cluster detect`, as sentences for the user; the planner ignores
+    them."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ class Node:
     # (ranks, bytes/s of bus bandwidth) of large all-reduces inside it, by ascending ranks, where
     # the cluster file states them
     all_reduce: tuple[tuple[int, float], ...] = ()
-    flow: float = math.inf  # of one message between nodes, at most
+    flow: float = math.inf  # the most bytes/s of one message between nodes
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,7 @@ class Cluster:
 
     name: str
     nodes: tuple[Node, ...]  # in the order that numbers the devices
-    specs: Mapping[str, DeviceSpec]  # by device type
+    specs: Mapping[str, DeviceSpec]  # device type -> its specification
     # the user's file that describes it; None for an example and for a cluster that was changed
     file: SourceFile | None = field(default=None, compare=False, repr=False)
 
@@ -398,8 +399,8 @@ def _node(entry: NodeEntry, index: int, number: int) -> Node:
 
 
 def example_cluster(name: str, unknown: str = "unknown example cluster") -> Cluster:
-    """A cluster that comes with hetplan, by name. unknown: how the message for an unknown name
-    begins. Raises InputError that suggests the nearest name."""
+    """A cluster that comes with hetplan, by name. unknown: the beginning of the message for an
+    unknown name. Raises InputError that suggests the nearest name."""
     check_name(unknown, name, example_clusters())
     return replace(load_cluster(FOLDER / f"{name}.yaml"), file=None)
 
@@ -410,7 +411,7 @@ def open_cluster(
     """The cluster of a file, or an example cluster.
 
     `source` is the name of an example if it is a text without suffix and folder, and no file has
-    that path. unknown: how the message for an unknown name begins. Raises InputError.
+    that path. unknown: the beginning of the message for an unknown name. Raises InputError.
     """
     text = os.fspath(source)
     is_name = isinstance(source, str) and Path(text).name == text and not Path(text).suffix

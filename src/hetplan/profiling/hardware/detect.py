@@ -21,7 +21,7 @@ ETHERNET_GBIT = 100.0
 
 @dataclass(frozen=True)
 class Options:
-    """What the user states of the nodes; None where nothing is stated."""
+    """The user's statements about the nodes. A field is None where the user states nothing."""
 
     device: Sequence[str] = ()  # device types: one for all nodes, or one for each component
     devices: int | None = None  # number of devices of a node

@@ -41,7 +41,7 @@ def catalogued(name: str, memory_bytes: float | None) -> str | None:
 
     An entry matches where all words but those of memory are the same. The memory has to be that of
     the entry: `memory_bytes`, and also a word of memory in the name, unless the whole name stands
-    in the catalogue. memory_bytes: as the driver tells; None where it is not known.
+    in the catalogue. memory_bytes: bytes that the driver reports; None where it is not known.
     """
     matches = matching(name, memory_bytes)
     return matches[0] if len(matches) == 1 else None
@@ -80,7 +80,7 @@ def has_memory(entry: str, sizes: list[float]) -> bool:
 
 def unrecognised(name: str, memory_bytes: float | None, *, where: str) -> InputError:
     """The error for a driver's name that `catalogued` does not resolve: it says why, and which
-    types of the catalogue are near. where: what the message is about."""
+    types of the catalogue are near. where: the file or host that the message is about."""
     matches = matching(name, memory_bytes)
     if matches:
         what = "several devices of the catalogue have that name"

@@ -45,7 +45,7 @@ SSH_PORT = 22
 
 
 class Form(StrEnum):
-    """How a line tells the number of processes."""
+    """The way in which a line states the number of processes."""
 
     SLOTS = "slots"  # slots=N
     COLON = "colon"  # :N

@@ -20,7 +20,8 @@ class Host:
     device: str | None = None  # type of the devices, a name of the catalogue
     intra_gbit: float | None = None  # Gbit/s between two devices of the node
     network_gbit: float | None = None  # Gbit/s of the node's network
-    network_latency_us: float | None = None  # of a message between nodes, where it was measured
+    # microseconds of a message between nodes, where they were measured
+    network_latency_us: float | None = None
     # The lines that tell the user what these two rates of a host other than this machine follow
     # from; empty where they were measured.
     intra_from: str = ""
@@ -29,7 +30,7 @@ class Host:
     # not known, why.
     devices_from: str | None = None
     driver_name: str | None = None  # a name of the devices that still is to be looked up
-    memory_bytes: float | None = None  # of one device
+    memory_bytes: float | None = None  # bytes of one device's memory
     component: int | None = None  # number of the component of a heterogeneous job
 
 

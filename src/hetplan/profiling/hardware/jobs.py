@@ -95,10 +95,12 @@ def with_gpus(
         of_nodes, device_type = variables.gpus_of_tasks(len(names))
         why = f"the tasks of a node by SLURM's variables{suffix}, and the GPUs of each task"
     if number is None and of_nodes is None and total is not None and total % len(names) == 0:
-        number, why = total // len(names), f"an even part of SLURM_GPUS{suffix}"
+        number = total // len(names)
+        why = f"an even part of SLURM_GPUS{suffix}"
     if number is None and of_nodes is None:
         listed = [part for part in variables.text("SLURM_JOB_GPUS").split(",") if part]
-        number, why = len(listed) or None, f"SLURM_JOB_GPUS{suffix}, which this node has"
+        number = len(listed) or None
+        why = f"SLURM_JOB_GPUS{suffix}, which this node has"
     numbers = of_nodes if of_nodes is not None else [number] * len(names)
     known = [count for count in numbers if count is not None]
     if total is not None and known and sum(known) != total:

@@ -81,9 +81,11 @@ def host_of(item: Any, name: str, where: str) -> Host:
     replicas = number_at(item, "nvidia.com/gpu.replicas") or 1
     number, why = labelled, None
     if labelled is None:
-        number, why = free, f"{resource_of(item)} that can be given to pods"
+        number = free
+        why = f"{resource_of(item)} that can be given to pods"
     elif free is not None and replicas <= 1 and free < labelled:
-        number, why = free, f"{resource_of(item)} that can be given to pods, fewer than the label"
+        number = free
+        why = f"{resource_of(item)} that can be given to pods, fewer than the label"
     if number is not None:
         check_number_of_devices(number, where)
     memory = number_at(item, "nvidia.com/gpu.memory")

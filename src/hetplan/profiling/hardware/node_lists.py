@@ -24,7 +24,7 @@ def slurm_hosts(text: str) -> list[Host]:
 
 
 def node_names(text: str, *, where: str) -> list[str]:
-    """The names that a node list stands for, each once. Raises InputError. where: what holds the
+    """The names that a node list stands for, each once. Raises InputError. where: the place of the
     list, for messages."""
     names: list[str] = []
     for entry in filter(None, map(str.strip, OUTER_COMMA.split(text))):

@@ -13,7 +13,7 @@ from hetplan.profiling.hardware.hosts import Host, check_number_of_devices, chec
 EXPECTED = "the output of scontrol show node"
 RECORD = re.compile(r"^[ \t]*(?=NodeName=)", re.MULTILINE)
 SETTING = re.compile(r"(?<!\S)(NodeName|Gres|State)=(\S*)")
-# Commas within parentheses are those of sockets, as in gpu:a100:8(S:0,2).
+# Commas within parentheses stand between sockets, as in gpu:a100:8(S:0,2).
 GRES_COMMA = re.compile(r",(?![^(]*\))")
 GPUS = re.compile(r"gpu(?::(?P<type>[^:()]+))??(?::(?P<number>\d{1,6}))?(?:\(.*\))?")
 # States in which a node takes no jobs; `*` says that it does not answer.

@@ -62,7 +62,7 @@ class Target(NamedTuple):
 
     login: str  # USER@ADDRESS, or the address alone
     address: str  # name or IP address
-    port: str  # of ssh; empty: its own default
+    port: str  # port of ssh; empty: the default of ssh
 
     @property
     def words(self) -> list[str]:
@@ -93,7 +93,7 @@ def target_of(host: str, where: str) -> Target:
 
 
 class Answer(NamedTuple):
-    """What a host has answered."""
+    """The answer of a host."""
 
     host: Host
     address: str  # the IP address by which ssh reached it

@@ -4,7 +4,7 @@ The matrix has one row and one column per GPU. `NV4` are four NVLinks between tw
 words say which bridges a transfer over PCIe crosses: one switch (PIX), several (PXB), a processor's
 host bridge (PHB), a processor's own fabric (NODE), or the link between processors (SYS).
 
-A cluster file has one rate between any two devices of a node. It is that of the slowest pair.
+A cluster file has one rate between any two devices of a node. The slowest pair of devices sets it.
 """
 
 import re

@@ -160,7 +160,8 @@ class Inputs(Record):
         """The profile of the workload: the one that the user gives instead, or the plan's, or one
         that is predicted for a replaced cluster or model."""
         if replaced.profile is not None:
-            where, given = os.fspath(replaced.profile), Profile.load(replaced.profile)
+            where = os.fspath(replaced.profile)
+            given = Profile.load(replaced.profile)
             check_profile(given, model, cluster, where=where)
             return given
         profile = self.profile.profile(named.layers)
@@ -193,7 +194,8 @@ class Inputs(Record):
     def same_costs(self, other: "Inputs") -> bool:
         """Whether plans cost the same with the inputs `other`: all but the files and the origin of
         the profile are equal."""
-        mine, others = self.model_dump(mode="json"), other.model_dump(mode="json")
+        mine = self.model_dump(mode="json")
+        others = other.model_dump(mode="json")
         for dumped in (mine, others):
             dumped.pop("files", None)
             dumped["profile"]["kinds"].pop("provenance", None)

@@ -183,7 +183,7 @@ class LayerRecord(Record):
     """A kind of layer, with the fields of `Layer`."""
 
     name: Name
-    """Of the first layer of the kind."""
+    """Name of the first layer of the kind."""
     kind: Name
     params: Whole
     operators: list[OperatorRecord] = Field(max_length=100_000)
@@ -235,7 +235,7 @@ class ModelRecord(Record):
 
     source: Line = ""
     notes: list[Line] = Field(default_factory=list, max_length=1000)
-    """As in `ModelSpec`."""
+    """See `ModelSpec.notes`."""
     layers: KindOfLayer
     kinds: list[LayerRecord] = Field(min_length=1, max_length=MOST_LAYERS)
     tensor_degrees: list[Annotated[int, Field(ge=1, le=LARGEST_TENSOR_DEGREE)]] = Field(
@@ -243,9 +243,9 @@ class ModelRecord(Record):
     )
     """All tensor degrees that divide the model evenly."""
     shape: TransformerRecord | None = None
-    """Of a text model."""
+    """The shape of a text model."""
     encoder: TransformerRecord | None = None
-    """Of a vision transformer."""
+    """The shape of a vision transformer."""
 
     @model_validator(mode="after")
     def _kinds_are_there(self) -> Self:
@@ -276,7 +276,7 @@ class ModelRecord(Record):
         precision: Precision,
         file: SourceFile | None,
     ) -> Model:
-        """The model. names: those of its layers. file: the file from which it was read."""
+        """The model. names: names of its layers. file: the file from which it was read."""
         kinds = [record.layer() for record in self.kinds]
         layers = tuple(
             replace(kinds[kind], name=layer_name)
@@ -349,7 +349,7 @@ class ProfileRecord(Record):
         return cls(layers=kind_of_layer, kinds=with_layers(profile, first_layers))
 
     def profile(self, names: Sequence[str]) -> Profile:
-        """The whole profile. names: those of its layers."""
+        """The whole profile. names: names of its layers."""
         whole = with_layers(self.kinds, self.layers)
         layers = [
             layer.model_copy(update={"name": name})

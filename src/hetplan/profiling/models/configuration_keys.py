@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from hetplan.errors import shorten
+from hetplan.errors import short_repr
 from hetplan.profiling.models.zoo import BERT, LLAMA
 from hetplan.schema import Count
 
@@ -43,7 +43,7 @@ def number_or(words: str, kind: type[Any]) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 10**7
         if not whole and not (isinstance(value, kind) and len(value) <= 4000):
-            raise ValueError(f"is {shorten(value)}, expected a number of blocks or {words}")
+            raise ValueError(f"is {short_repr(value)}, expected a number of blocks or {words}")
         return value
 
     return check

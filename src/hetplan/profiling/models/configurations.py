@@ -41,9 +41,9 @@ from hetplan.profiling.models.transformer import (
 )
 from hetplan.profiling.models.unlisted_types import (
     check_describable,
-    described,
     leans,
     not_understood,
+    taken_for_text,
     unlisted_fields,
     unlisted_keys,
 )
@@ -117,8 +117,8 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
 
 
 def unlisted_model(part: TextPart, name: str, notes: list[str]) -> ModelSpec:
-    """The decoder of a type that is not listed, by its keys. A note says what was taken for
-    what."""
+    """The decoder of a type that is not listed, by its keys. A note says which sizes were read from
+    them."""
     check_describable(part.value, part.kind, part.where)
     defaults: dict[str, Any] = {}
     if part.leans and leans(part.value):
@@ -130,7 +130,7 @@ def unlisted_model(part: TextPart, name: str, notes: list[str]) -> ModelSpec:
     sequence = min(sizes.pop("context", LONGEST_DEFAULT_SEQUENCE), LONGEST_DEFAULT_SEQUENCE)
     shape = shape_of(sizes)
     params = sum(layer.params for layer in transformer_layers(shape, 1))
-    notes.append(f"{part.where}: {described(part.kind, shape, params)}")
+    notes.append(f"{part.where}: {taken_for_text(part.kind, shape, params)}")
     assumed = [f"{key} = {json.dumps(value[key])}" for key in keys if key in left_out]
     if assumed:
         notes.append(f"{part.where}: assumed, as transformers does: {', '.join(assumed)}")

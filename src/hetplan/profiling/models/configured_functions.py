@@ -230,15 +230,15 @@ class Keys:
         self.unread: list[str] = []
 
     def number(self, key: str, default: Any, place: Mapping[str, Any] | None = None) -> Any:
-        """A number from 0 to `LARGEST`. default: of a class that has none of its own. place: the
-        object that holds the key, where it is not the configuration itself."""
+        """A number from 0 to `LARGEST`. default: the default for a class that has none of its own.
+        place: the object that holds the key, where it is not the configuration itself."""
         value = (self.values if place is None else place).get(key)
         default = self.defaults.get(key, default)
         if value is None:
             return default
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not 0 <= value <= LARGEST:
-            self.unread.append(described(key, value))
+            self.unread.append(key_and_value(key, value))
             return default
         return float(value)
 
@@ -246,28 +246,28 @@ class Keys:
         """A whole number, 0 where it is null or missing."""
         value = self.number(key, 0, place) or 0
         if value != int(value):
-            self.unread.append(described(key, value))
+            self.unread.append(key_and_value(key, value))
         return int(value)
 
     def flag(self, key: str, default: bool) -> bool:
         """A truth value."""
         value = self.values.get(key, default)
         if not isinstance(value, bool | None):
-            self.unread.append(described(key, value))
+            self.unread.append(key_and_value(key, value))
         return default if value is None else bool(value)
 
     def text(self, key: str) -> str:
         """A short text, empty where it is null or missing."""
         value = self.values.get(key) or self.defaults.get(key, "")
         if not isinstance(value, str):
-            self.unread.append(described(key, value))
+            self.unread.append(key_and_value(key, value))
         return printable(str(value))[:LONGEST_TEXT]
 
     def table(self, key: str) -> Mapping[str, Any]:
         """An object, empty where it is null or missing."""
         value = self.values.get(key)
         if not isinstance(value, dict | None):
-            self.unread.append(described(key, value))
+            self.unread.append(key_and_value(key, value))
         return value if isinstance(value, dict) else {}
 
     def blocks(self, key: str, shape: Transformer) -> list[Any] | None:
@@ -276,11 +276,11 @@ class Keys:
         if isinstance(value, list) and len(value) == shape.layers:
             return value
         if value:
-            self.unread.append(described(key, value))
+            self.unread.append(key_and_value(key, value))
         return None
 
 
-def described(key: str, value: Any) -> str:
+def key_and_value(key: str, value: Any) -> str:
     """A key and its value, for messages."""
     return f"{key} {printable(repr(value))[:LONGEST_TEXT]}"
 
@@ -384,19 +384,19 @@ def unnamed(kind: str, keys: Keys, shape: Transformer) -> list[str]:
     names = []
     for key, neutral in NEUTRAL.items():
         if key in values and values[key] not in neutral:
-            names.append(described(key, values[key]))
+            names.append(key_and_value(key, values[key]))
     # Scores are divided by the root of a head's width.
     scalar = keys.number("query_pre_attn_scalar", None)
     if scalar is not None and scalar != shape.head_dim:
-        names.append(described("query_pre_attn_scalar", scalar))
+        names.append(key_and_value("query_pre_attn_scalar", scalar))
     multiplier = keys.number("attention_multiplier", None)
     if multiplier is not None and abs(multiplier * shape.head_dim**0.5 - 1) > SAME:
-        names.append(described("attention_multiplier", multiplier))
+        names.append(key_and_value("attention_multiplier", multiplier))
     dropouts = [keys.number(name, 0.0) for name in ("embedding_dropout", "hidden_dropout")]
     if "embedding_dropout" in values and dropouts[0] != dropouts[1]:
-        names.append(described("embedding_dropout", dropouts[0]))
+        names.append(key_and_value("embedding_dropout", dropouts[0]))
     if "attention_bias" in values:
         with_bias = keys.flag("attention_bias", shape.attention_bias)
         if with_bias != shape.attention_bias:
-            names.append(described("attention_bias", with_bias))
+            names.append(key_and_value("attention_bias", with_bias))
     return names

@@ -305,7 +305,7 @@ def derive_mamba(sizes: dict[str, Any]) -> None:
 
 
 def derive_networks(sizes: dict[str, Any], where: str) -> None:
-    """Which blocks have experts and which a dense network."""
+    """Set which blocks have experts, and which blocks have a dense network."""
     layers = sizes["layers"]
     words = sizes.pop("mlp_kinds", None)
     dense_blocks = sizes.pop("dense_blocks", None)
@@ -426,7 +426,8 @@ def check_sizes(sizes: Mapping[str, Any], where: str) -> None:
         got=patch,
         expected=f"at most the image_size ({image})",
     )
-    active, count = sizes.get("experts.active") or 0, sizes.get("experts.count", 0)
+    active = sizes.get("experts.active") or 0
+    count = sizes.get("experts.count", 0)
     require(
         1 <= active <= count or not count,
         "num_experts_per_tok is too large" if active else "num_experts_per_tok is 0",

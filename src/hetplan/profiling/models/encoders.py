@@ -28,7 +28,8 @@ def vit_layers(
 ) -> tuple[Layer, ...]:
     """The layers of ViT (Dosovitskiy et al. 2021): patch embedding with class token, blocks, norm
     and classifier. image, patch: pixels of a side."""
-    patches, patch_size = (image // patch) ** 2, 3 * patch * patch
+    patches = (image // patch) ** 2
+    patch_size = 3 * patch * patch
     image_size = 3 * image * image
     s, h = patches + 1, t.hidden
     projection, class_token, positions = patch_size * h + h, h, s * h  # parameters

@@ -1,5 +1,5 @@
-"""What a model computes beyond its sizes: everything that costs neither seconds nor bytes, but
-makes it another model.
+"""The function that a model computes, beyond its sizes: all that costs neither seconds nor bytes,
+but makes it another model.
 
 Exports write these fields for frameworks that build the model themselves. Their names follow those
 of Hugging Face's configurations. `configured_functions` reads them from such a configuration.
@@ -22,9 +22,9 @@ class Rope:
     factor: float = 1.0
     # The sequence length before scaling, `original_max_position_embeddings`; None: not given.
     original: int | None = None
-    low_freq_factor: float | None = None  # of llama3
+    low_freq_factor: float | None = None  # for kind llama3, as `high_freq_factor`
     high_freq_factor: float | None = None
-    beta_fast: float | None = None  # of yarn
+    beta_fast: float | None = None  # for kind yarn, as `beta_slow`
     beta_slow: float | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
@@ -37,7 +37,8 @@ class Rope:
 
 @dataclass(frozen=True)
 class Router:
-    """How a mixture of experts chooses the experts of a token and weighs their outputs."""
+    """The rule by which a mixture of experts chooses the experts of a token and weighs their
+    outputs."""
 
     scoring: Literal["softmax", "sigmoid"] = "softmax"  # `scoring_func`
     normalized: bool = True  # whether the weights of the chosen experts add up to 1
@@ -54,7 +55,7 @@ class Router:
 
 @dataclass(frozen=True)
 class Function:
-    """What a model computes beyond its sizes."""
+    """The function that a model computes, beyond its sizes."""
 
     kind: str  # Hugging Face's `model_type`
     activation: str  # `hidden_act`, as `silu`, `gelu_pytorch_tanh`, `relu2`

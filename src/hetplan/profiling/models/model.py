@@ -71,7 +71,7 @@ def check_made_for(
 ) -> None:
     """Raise InputError unless a file was made for this model at its sequence length and precision.
 
-    name, sequence, precision: those that the file states. where: the file, for messages.
+    name, sequence, precision: the values that the file states. where: the file, for messages.
     """
     for key, got, expected in (
         ("model", name, model.name),
@@ -128,7 +128,8 @@ def load_file(path: Path) -> ModelSpec:
     The name of a configuration's model is the file's name without its suffix; for config.json it is
     the name of the file's folder.
     """
-    content, where = read_bytes(path), str(path)
+    content = read_bytes(path)
+    where = str(path)
     value = parse_foreign_json(content, where=where)
     if isinstance(value, dict) and value.get("format") == FORMAT:
         spec = ModelFile.parsed(parse_json(content, where=where), where=where).spec()

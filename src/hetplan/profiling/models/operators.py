@@ -399,7 +399,7 @@ FLASH: dict[int, tuple[tuple[float, float], ...]] = {
     3: ((0.3, 0.25), (0.6, 0.5), (0.6, 0.45)),
 }
 # Factors on the seconds of fused attention, from the ranges that the papers state: the ends of
-# their interval, and the middle. The keys are those of `Rates.edge`.
+# their interval, and the middle. `Rates.edge` has the same keys.
 FLASH_SPREAD = {"low": 0.8, "seconds": 1.0, "high": 1.25}
 # FLOP/s above which tensor cores outrun the other units of a device: an A100 has 312e12, an H100
 # 989e12.

@@ -44,7 +44,7 @@ class ModelFile(Document):
     name: Name
     source: Name
     date: Date
-    """Of the trace."""
+    """Date of the trace."""
     sequence: PositiveCount | None = None
     """Tokens per sample; None for images."""
     precision: Precision

@@ -200,7 +200,7 @@ class Transformer:
     final_norm: bool = True  # norm before the head
     head: Literal["lm", "bert"] = "lm"  # a language model's, or BERT's pre-training heads
     experts: Experts | None = None
-    cut: Cut = Cut()  # of one rank
+    cut: Cut = Cut()  # the part of the model that one rank has
     # The kind of each block of a hybrid model, one letter each, as Megatron writes it: M Mamba-2,
     # * attention, - feed-forward network, E experts. Empty: attention and network in every block.
     pattern: str = ""
@@ -219,7 +219,7 @@ class Transformer:
     # Parameters of each block beyond those of products, biases, norms and sinks, such as scales of
     # an activation. They are few, so that they count as bytes and not as work.
     block_params: int = 0
-    head_bias: bool = False  # of the language model's head
+    head_bias: bool = False  # whether the language model's head has a bias
     # Width of the vector that each block gets for each token from a table of its own (Gemma 3n),
     # and the rows of that table; 0: there is none.
     layer_input: int = 0

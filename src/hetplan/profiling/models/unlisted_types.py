@@ -299,7 +299,7 @@ def not_understood(value: Mapping[str, Any], keys: Mapping[str, Key]) -> list[st
     ]
 
 
-def described(kind: str, t: Transformer, params: int) -> str:
+def taken_for_text(kind: str, t: Transformer, params: int) -> str:
     """A sentence that says what a configuration was taken for."""
     attention = f"{t.heads} heads of width {t.head_dim}, {t.kv_heads} of keys and values"
     if t.latent is not None:

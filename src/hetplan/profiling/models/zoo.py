@@ -57,8 +57,8 @@ class ModelSpec:
     fits: Callable[[int], bool]  # tensor degree -> whether it divides the model evenly
     published: Published | None = None  # None where no size was published
     notes: tuple[str, ...] = ()  # sentences for the user, such as the keys that were assumed
-    shape: Transformer | None = None  # of a text model
-    encoder: Transformer | None = None  # of a vision transformer
+    shape: Transformer | None = None  # the shape of a text model
+    encoder: Transformer | None = None  # the shape of a vision transformer
     # samples -> the `SingleProgram` (`programs`) of one step, for a user's torch module
     program: Callable[[int], Any] | None = None
     file: SourceFile | None = None  # the user's file that describes the model
@@ -230,7 +230,7 @@ def encoder(hidden: int, layers: int, heads: int, feed_forward: int, **changes: 
 
 
 @cache
-def described(network: str) -> tuple[Layer, ...]:
+def layers_in_file(network: str) -> tuple[Layer, ...]:
     """The layers of a network in `networks.yaml`.
 
     For VGG-19 they are all layers; for TransGAN's generator the first, the last, and the layer
@@ -238,7 +238,12 @@ def described(network: str) -> tuple[Layer, ...]:
     """
     layers = []
     for row in read_yaml(Path(__file__).with_name("networks.yaml"))[network]:
-        operators = [Matmul(**op) if "m" in op else Elementwise(**op) for op in row["operators"]]
+        operators: list[Matmul | Elementwise] = []
+        for values in row["operators"]:
+            if "m" in values:  # a matrix product has the sizes m, k and n
+                operators.append(Matmul(**values))
+            else:
+                operators.append(Elementwise(**values))
         saved = [Saved(**tensor) for tensor in row["saved"]]
         fields = {**row, "operators": tuple(operators), "saved": tuple(saved)}
         layers.append(Layer(**fields))
@@ -256,7 +261,7 @@ def transgan_layers(
     wide: blocks with h = 1024 on bottom x bottom tokens, the first resolution. narrow: blocks with
     h = 16 on (32 bottom)^2 tokens, whose attention has windows of 16 x 16.
     """
-    first, upsample, last = described("transgan-amp")
+    first, upsample, last = layers_in_file("transgan-amp")
     before = [block(wide, bottom**2, i) for i in range(wide.layers)]
     after = [block(narrow, (32 * bottom) ** 2, wide.layers + i) for i in range(narrow.layers)]
     return (first, *before, upsample, *after, last)
@@ -433,7 +438,7 @@ MODELS = (
         "vgg19",
         "Simonyan and Zisserman 2015, Table 1 (E)",
         sequence=None,
-        build=lambda _: described("vgg19"),
+        build=lambda _: layers_in_file("vgg19"),
         fits=lambda tensor: tensor == 1,
         published=torchvision(143_667_240, "vgg19"),
     ),

@@ -67,7 +67,8 @@ class BatchCurve(Document):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         sizes = [point.micro_batch for point in self.points]
-        largest_of_all, tried_up_to = max(self.largest), self.tried_up_to
+        largest_of_all = max(self.largest)
+        tried_up_to = self.tried_up_to
         require(
             sizes == sorted(set(sizes)),
             "points are not in ascending order of micro_batch, each once",

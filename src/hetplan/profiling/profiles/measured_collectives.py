@@ -38,9 +38,9 @@ class SizePoint(StrictModel):
     """The measured seconds of one operation at one size."""
 
     bytes: Annotated[Bytes, Field(gt=0)]
-    """Of every rank."""
+    """Bytes of every rank."""
     seconds: Annotated[Seconds, Field(gt=0)]
-    """Of the fastest repeat."""
+    """Seconds of the fastest repeat."""
     median_seconds: Annotated[Seconds, Field(gt=0)]
     """Median of the repeats."""
 
@@ -113,7 +113,7 @@ class Line:
 
     latency: float  # a, seconds
     bandwidth: float  # b, bytes/s
-    r_squared: float | None  # as in `FittedCollective`
+    r_squared: float | None  # see `FittedCollective`
 
 
 def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
@@ -121,7 +121,7 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
     positive bandwidth.
 
     Where the best line has a negative latency, the result is the best line through the origin.
-    Where seconds fall as bytes grow, the bandwidth is that of the largest message.
+    Where seconds fall as bytes grow, the largest message gives the bandwidth.
 
     sizes: bytes n, at least two of them different. seconds: t, all positive.
     """
@@ -131,7 +131,8 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
     columns = np.stack([weight, n * weight], axis=1)
     (a, slope), *_ = np.linalg.lstsq(columns, np.ones_like(t), rcond=None)
     if a < 0:  # the slope with the least squares when a is 0
-        a, slope = 0.0, float((n * weight).sum() / ((n * weight) ** 2).sum())
+        a = 0.0
+        slope = float((n * weight).sum() / ((n * weight) ** 2).sum())
     if slope <= 0:
         largest = int(np.argmax(n))
         slope = t[largest] / n[largest]

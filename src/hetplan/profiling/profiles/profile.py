@@ -5,7 +5,7 @@ It is a JSON file `hetplan-profile`, predicted by hetplan or measured. The plann
 of layers from nowhere else.
 
 Seconds are of one micro-batch on one device of a tensor group. Bytes are per sample; bytes of
-parameters are those of the whole layer. Seconds of a layer exclude the all-reduces of tensor
+parameters count the whole layer. Seconds of a layer exclude the all-reduces of tensor
 groups, whose seconds follow from `tensor_bytes`. A measured profile whose seconds include them has
 `tensor_bytes` 0.
 """
@@ -98,7 +98,7 @@ class Readings(StrictModel):
     backward_spread_seconds: SecondsRow
     """The slowest less the fastest repeat."""
     optimizer_seconds: SecondsRow
-    """Of one update."""
+    """Seconds of one update."""
     saved_bytes: list[Bytes]
     """Bytes of the whole micro-batch kept from forward to backward pass."""
     peak_bytes: list[Bytes] | None = None
@@ -127,10 +127,10 @@ class ProfileTable(WithoutEmpty):
     measured tables."""
     backward_host_seconds: SecondsRow = Field(default_factory=list)
     interval: Annotated[tuple[Positive, Positive], Strict(False)] | None = None
-    """Of a predicted table: (low, high), the ends of the interval of its seconds over the seconds,
-    from the predictor's errors on measurements that its fits had not seen."""
+    """(low, high) of a predicted table: the ends of the interval of its seconds, as ratios to the
+    seconds. They follow from the predictor's errors on measurements that its fits had not seen."""
     readings: Readings | None = None
-    """Of a measured table."""
+    """The further readings of a measured table."""
 
     def spread(self) -> list[float] | None:
         """[L] the spread of each layer's seconds, forward and backward added; None where nothing
@@ -170,7 +170,7 @@ class Profile(Document):
     precision: Precision
     provenance: Provenance
     layers: list[ProfileLayer] = Field(min_length=1, max_length=4096)
-    """[L]."""
+    """[L] the layers in the order of the model."""
     tables: list[ProfileTable] = Field(min_length=1)
 
     @model_validator(mode="after")

@@ -28,7 +28,7 @@ from hetplan.profiling.rates.shipped import Curve, Estimate, shipped
 from hetplan.schema import NonNegative, Positive, StrictModel
 
 # The factor p of each collective over n ranks: p (n - 1) / n times the size passes a rank's slowest
-# link, in p (n - 1) steps of a ring. The size is that of the whole tensor.
+# link, in p (n - 1) steps of a ring. The size counts the whole tensor.
 PARTS = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 1.0}
 
 
@@ -228,7 +228,8 @@ def collective_seconds(
     )
     if ranks < 2 or size <= 0:
         return Estimate(0.0, 0.0, 0.0, "nothing to send")
-    curve, measured_fabric = stretched(fabric, operation, ranks), fabric.measured
+    curve = stretched(fabric, operation, ranks)
+    measured_fabric = fabric.measured
     if curve is None or measured_fabric is None:  # no curve without a measured fabric
         steps, moved = 1.0, size
         if operation != "send":
@@ -243,7 +244,9 @@ def collective_seconds(
     source = f"{measured.origin} on {measured.fabric}"
     low, high = measured.errors.low, measured.errors.high
     if measured_fabric.borrowed:
-        source, low, high = f"{source}, in proportion", rates.low, rates.high
+        source = f"{source}, in proportion"
+        low = rates.low
+        high = rates.high
         if measured_fabric.reached:
             source = f"{source} to the cluster file's all-reduces"
     return Estimate(seconds, low * seconds, high * seconds, source)
@@ -266,7 +269,8 @@ class CollectiveCurve(StrictModel):
 
     def at(self, size: float) -> float:
         """Seconds of `size` > 0 bytes."""
-        start, last_size = self.seconds[0], 2 ** self.log2_bytes[-1]
+        start = self.seconds[0]
+        last_size = 2 ** self.log2_bytes[-1]
         curve = 2 ** float(np.interp(math.log2(size), self.log2_bytes, np.log2(self.seconds)))
         return start + (curve * max(size / last_size, 1.0) - start) * self.stretch
 

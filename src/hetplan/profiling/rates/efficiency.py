@@ -89,7 +89,7 @@ class MeasuredOperator(StrictModel):
     elements: Positive
     """Numbers that it reads and writes."""
     seconds: Annotated[Seconds, Field(gt=0)]
-    """Of the fastest repeat."""
+    """Seconds of the fastest repeat."""
     spread_seconds: Seconds = 0.0
     """The slowest less the fastest repeat."""
 
@@ -105,9 +105,9 @@ class KindError(StrictModel):
     kind: Kind
     operators: PositiveCount
     error: NonNegative
-    """Where each operator is predicted from the others."""
+    """The error where each operator is predicted from the others."""
     expected_error: NonNegative
-    """Where no measured operator is used."""
+    """The error where no measured operator is used."""
 
 
 class OperatorData(Document):
@@ -134,7 +134,7 @@ class OperatorData(Document):
     ] = Field(default_factory=dict)
     """Number of ranks -> bus bandwidth of a large all-reduce over the first so many devices."""
     errors: list[KindError] = Field(default_factory=list)
-    """By kind of operator, as `hetplan profile train` computes them."""
+    """Errors by kind of operator, as `hetplan profile train` computes them."""
 
     def spec(self) -> DeviceSpec:
         """The catalogue's entry of the device; without one, an entry made of the file's peaks."""
@@ -314,12 +314,12 @@ class LinkEfficiencyFile(Document):
     kept_apart: PositiveCount
     """Messages that these curves predict."""
     error: NonNegative
-    """Of predictions by the curves."""
+    """Error of predictions by the curves."""
     plain_error: NonNegative
-    """Of predictions by the median share."""
+    """Error of predictions by the median share."""
     line_error: NonNegative
-    """Of predictions by each operation's latency and bandwidth, which were fitted to all messages,
-    those kept apart among them."""
+    """Error of predictions by each operation's latency and bandwidth. Both were fitted to all
+    messages, also to those kept apart."""
     curves: list[LinkCurve] = Field(min_length=1)
     """Learned from all messages."""
 

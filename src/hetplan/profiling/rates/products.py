@@ -72,7 +72,8 @@ class Trees:
 
     def sums(self, features: Floats) -> Floats:
         """[N] sums over all trees for features [N, F]."""
-        tree, row = np.arange(len(self.feature)), np.arange(len(features))[:, None]
+        tree = np.arange(len(self.feature))
+        row = np.arange(len(features))[:, None]
         node = np.zeros((len(features), len(tree)), dtype=np.int64)  # [N, T] where each product is
         inner_nodes = self.feature.shape[1]
         while node[0, 0] < inner_nodes:  # all are on one level
@@ -211,7 +212,8 @@ def untreed_model(
             low, high = wider(low, high, physics.boards)
             source = f"{own.origin} on {own.devices[0]}"
         if regime == "sustained" and number in PRECISIONS:
-            low, source = min(low, physics.sustained_low), f"{source}, within the board's watts"
+            low = min(low, physics.sustained_low)
+            source = f"{source}, within the board's watts"
         return Untreed(own.tiling, True, low, high, source)
     if number in PRECISIONS:
         source = "roofline over tiles, never measured"

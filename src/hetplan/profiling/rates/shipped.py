@@ -41,38 +41,38 @@ class Origin(StrictModel):
     """A published set of measurements."""
 
     name: Name
-    """By which entries refer to it."""
+    """The name by which entries refer to this set."""
     source: Name
     """Repository and commit."""
     licence: Name
     conditions: Name
-    """What was run, on which software."""
+    """The benchmark that was run, and its software."""
 
 
 class Errors(StrictModel):
     """Errors of predictions for measurements that a fit has not seen."""
 
     mean: NonNegative
-    """Of |predicted / measured - 1|."""
+    """Mean of |predicted / measured - 1|."""
     low: Positive
-    """Of measured / predicted, one in ten is below; at most 1."""
+    """The ratio measured / predicted below which one in ten measurements lies; at most 1."""
     high: Positive
-    """Of measured / predicted, one in ten is above; at least 1."""
+    """The ratio measured / predicted above which one in ten measurements lies; at least 1."""
     rows: PositiveCount
     """Number of measurements."""
 
 
 class Tiling(StrictModel):
-    """How fast a device computes each of the T kinds of tile in `products.Physics`."""
+    """The speed of a device for each of the T kinds of tile in `products.Physics`."""
 
     slowness: list[Positive]
-    """[T] seconds, over those at the rate that large products reach."""
+    """[T] ratio of a tile's seconds to its seconds at the rate that large products reach."""
     wave_seconds: list[Positive]
-    """[T] seconds of a wave beside its operations."""
+    """[T] seconds that a wave takes in addition to its operations."""
     memory: Positive
     """Share of the datasheet's memory bandwidth."""
     start_seconds: Positive
-    """Seconds of every product beside its tiles and bytes."""
+    """Seconds that every product takes in addition to its tiles and bytes."""
 
 
 class ProductTrees(StrictModel):
@@ -103,12 +103,12 @@ class ProductTrees(StrictModel):
 
 
 class FormatRate(StrictModel):
-    """How fast an architecture computes products of one format in bursts, without trees."""
+    """The speed of an architecture for products of one format in bursts, without trees."""
 
     devices: list[Name]
     """Catalogue names of the devices that were measured, or have the same chip and power."""
     architecture: Name
-    """Of `tiles.architecture`."""
+    """The architecture's name, as `tiles.architecture` gives it."""
     number: Format
     origin: Name
     tiling: Tiling
@@ -123,14 +123,14 @@ class MoveRate(StrictModel):
     devices: list[Name]
     """Catalogue names of the devices that the rate serves."""
     kind: Name
-    """Of `products.MoveKind`."""
+    """The kind of operator, one of `products.MoveKind`."""
     origin: Name
     log2_bytes: list[Positive]
     """[B] knots: logarithm of the bytes read and written."""
     log2_row: list[Positive]
     """[R] knots: logarithm of the numbers in a row."""
     share: list[list[Positive]]
-    """[B][R] of the datasheet's memory bandwidth."""
+    """[B][R] share of the datasheet's memory bandwidth."""
     errors: Errors
 
 
@@ -139,7 +139,7 @@ class Curve(StrictModel):
     knots is interpolated linearly."""
 
     fabric: Name
-    """What connects the devices, such as "a100-nvswitch"."""
+    """Name of the network that connects the devices, such as "a100-nvswitch"."""
     operation: Name
     """"all-reduce" or "send"."""
     ranks: PositiveCount
@@ -147,7 +147,7 @@ class Curve(StrictModel):
     log2_bytes: list[Positive]
     """[B] knots: logarithm of the bytes of each rank."""
     seconds: list[Positive]
-    """[B]."""
+    """[B] seconds of the collective at each knot."""
     errors: Errors
 
 

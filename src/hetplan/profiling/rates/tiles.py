@@ -85,7 +85,7 @@ class Physics:
     # in 8 bits. They are reached in bursts already.
     joules_16_ada: float = 1.4e-12
     joules_8_ada: float = 0.85e-12
-    multiprocessors: int = 80  # of a device for which the catalogue has no number: a V100's
+    multiprocessors: int = 80  # number where the catalogue has none: a V100's
     # (exponent of the smooth minimum over tiles, exponent of the smooth maximum of computing and
     # moving); the minimum is smooth because libraries do not always choose the fastest tile
     sharpness: tuple[float, float] = (20.0, 10.0)
@@ -122,7 +122,7 @@ class Machine:
     bursts: float  # FLOP/s of large products in bursts; at least `reached`
     bandwidth: float  # bytes/s of its datasheet
     multiprocessors: int  # tiles that it computes at once; a V100's where the catalogue has none
-    element_bytes: float  # of a number in this format
+    element_bytes: float  # bytes of a number in this format
 
     @classmethod
     def of(

@@ -99,7 +99,8 @@ def layer_time(
     is sequence parallel. All-reduces are not included, the host's launches are (`together`). Raises
     InputError where `micro_batch` or `tensor` is below 1.
 
-    rates: of the devices. learned: factors from operators measured on such a device; None: none.
+    rates: rates of the devices. learned: factors from operators measured on such a device; None:
+    none.
     """
     for name, value in (("micro_batch", micro_batch), ("tensor", tensor)):
         require(value >= 1, f"{name} is not usable", got=value, expected="at least 1")

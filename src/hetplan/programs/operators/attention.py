@@ -41,7 +41,7 @@ class ScoreSizes(NamedTuple):
     """Sizes of the products with the attention scores, which have an entry for each query and
     key."""
 
-    entries: float  # of the scores of all samples and heads
+    entries: float  # entries of the scores of all samples and heads
     query_width: int  # entries of a head's query, and of its key
     value_width: int  # entries of a head's value
 

@@ -77,7 +77,8 @@ def batch_norm(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -
     and Szegedy 2015)."""
     x, (mean, square), scale, shift = inputs
     deviation = (square - mean.square() + attributes["epsilon"]).sqrt()
-    factor, mean = (scale / deviation).to(x.dtype), mean.to(x.dtype)
+    factor = (scale / deviation).to(x.dtype)
+    mean = mean.to(x.dtype)
     by_channel = (-1, *[1] * (x.dim() - 2))  # to be broadcast over samples and pixels
     return (x - mean.view(by_channel)) * factor.view(by_channel) + shift.view(by_channel)
 

@@ -49,7 +49,8 @@ class Place:
     shape: Shape
     """The output's shape on this device."""
     starts: tuple[int, ...]
-    """Where each input's slice begins along its sliced dimension; 0 for an input that is whole."""
+    """The index at which each input's slice begins along its sliced dimension; 0 for a whole
+    input."""
     partial: bool = False
     """Whether the devices' outputs are summands of the whole output."""
     first: bool = True

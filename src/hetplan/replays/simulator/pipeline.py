@@ -93,7 +93,7 @@ def order(
 
 
 class OrderKey(NamedTuple):
-    """What the orders of a pipeline's passes depend on."""
+    """The values on which the orders of a pipeline's passes depend."""
 
     schedule: Schedule | SplitSchedule | Literal["explicit"]
     stages: int
@@ -201,7 +201,7 @@ class Replica:
 
     @cached_property
     def order_key(self) -> OrderKey:
-        """What the orders of its passes depend on."""
+        """The values on which the orders of its passes depend."""
         return OrderKey(self.schedule, self.stages, self.micro_batches, self.chunks, self.explicit)
 
     @cached_property
@@ -338,7 +338,7 @@ class Collective:
     """One collective, which stages of several replicas begin and end together."""
 
     members: Sequence[tuple[int, int]]  # (replica, stage) of each member
-    seconds: float  # of all buckets together
+    seconds: float  # seconds of all buckets together
     # gradients: after the members' last backward passes, before their updates.
     # parameters: after the members' updates.
     # step: after every backward pass, before the next pass (ZeRO 2 and 3, replicas of one stage).
@@ -546,14 +546,14 @@ def lower_bound_seconds(
 def simulate_replicas(
     replicas: Sequence[Replica], collectives: Sequence[Collective] = ()
 ) -> Timeline:
-    """The timeline of one iteration, whose units are those of `tasks_of`."""
+    """The timeline of one iteration. `tasks_of` says what its units are."""
     kept = np.concatenate([replica.peak_bytes for replica in replicas])
     return simulate(tasks_of(replicas, collectives), kept)
 
 
 def _place(tasks: TaskList, replica: Replica, unit: int, buckets: tuple[int, ...]) -> _Placed:
-    """Add all tasks of one replica to the list. unit: of its first stage. buckets [S]: parts of
-    the stages' last backward passes."""
+    """Add all tasks of one replica to the list. unit: number of the unit of its first stage.
+    buckets [S]: parts of the stages' last backward passes."""
     shape, first_task = _shape(replica, buckets), tasks.count
     values = replica.values.once(buckets, partial(_values, replica, buckets))
     number_of_use = np.array([tasks.use(ports) for ports in values.ports])

@@ -61,7 +61,7 @@ COMPUTES = (*PASSES, Kind.OPTIMIZER)
 class Traffic(NamedTuple):
     """Messages or collectives that run at the same time: between two stages, or within groups."""
 
-    seconds: float = 0.0  # in which the ports are occupied
+    seconds: float = 0.0  # seconds in which the ports are occupied
     latency: float = 0.0  # seconds after these that occupy no port
     ports: Ports = ()
 

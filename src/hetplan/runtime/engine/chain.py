@@ -225,7 +225,7 @@ class Chain:
     outputs: tuple[tuple[Shape, ...], ...]  # [L - 1] shapes of a layer's outputs, of one sample
     source: InputsAndTargets | Split  # the data that layers read
     compute: Any = None  # floating type of the passes; None: the type of the parameters
-    forms: tuple[LeafForm, ...] = ()  # of the example's data
+    forms: tuple[LeafForm, ...] = ()  # forms of the leaves of the example's data
 
     def check_gathers(self) -> None:
         """Raise UnsupportedError where trained weights cannot be written back to the module from
@@ -246,7 +246,7 @@ class Chain:
         totals: Totals | None = None,
     ) -> Any:
         """[layer] the data that each of the layers [first, last) reads of `local_rows`, on a
-        device. totals: of the global batch; None: these rows are the global batch."""
+        device. totals: totals of the global batch; None: these rows are the global batch."""
         read = self.source.feed(lambda: rows(*local_rows), first, last, totals)
         return mapped(read, lambda x: x.to(device) if isinstance(x, Tensor) else x)
 

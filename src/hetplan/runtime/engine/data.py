@@ -117,7 +117,7 @@ def numbers_of_batch(
     """The numbers that the data give for the whole batch. All ranks call this together, with the
     same paths. Raises InputError on every rank where one differs from rows to rows.
 
-    paths: of the numbers. read: path -> the values that this rank has read.
+    paths: paths of the numbers. read: path -> the values that this rank has read.
     """
     smallest = [min(read.get(path, ()), default=inf) for path in paths]
     negative_largest = [-max(read.get(path, ()), default=-inf) for path in paths]

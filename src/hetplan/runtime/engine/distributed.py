@@ -71,7 +71,7 @@ class Placed(SavedPart):
         is a sum is divided, over the global batch; None: the module's `count`.
     example: (inputs, targets) of one sample; None: from the module's `batch`.
     device: "cpu", "cuda", "cuda:1" or "auto"; see `local_device`.
-    seed: of dropout and of synthetic data.
+    seed: seed of dropout and of synthetic data.
     watch: records the events of the run.
     precision: type of the passes and of the messages between stages. Weights, gradients and updates
         keep their types.
@@ -400,7 +400,7 @@ class Distributed(Placed):
         """The loss of a global batch in evaluation, the same on every rank: without dropout, and
         without gradients. All ranks call this together; the number of steps stays.
 
-        rows: as for `train_step`. The first call traces the module once more. Raises
+        rows: see `train_step`. The first call traces the module once more. Raises
         UnsupportedError where the module computes something else in evaluation than in training.
         """
         if not self.evaluates:

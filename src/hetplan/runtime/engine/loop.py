@@ -147,7 +147,7 @@ class TrainedPart(ABC):
 
     def evaluate(self, rows: Any = None) -> float:
         """The loss of a global batch in evaluation, the same on every rank. All ranks call this
-        together. rows: as for `train_step`. Raises UnsupportedError for an engine that only
+        together. rows: see `train_step`. Raises UnsupportedError for an engine that only
         trains."""
         raise UnsupportedError(
             "this engine only trains",

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hetplan.errors import HetplanError, InputError, kind_and_text, place_outside, require
-from hetplan.interpreter import let_find
+from hetplan.interpreter import make_importable
 from hetplan.plans.making import model_of as planned_model
 from hetplan.plans.plan import Plan
 from hetplan.plans.refusals import check_own_layers
@@ -153,7 +153,7 @@ def called(text: str, plan: Plan | None, option: str = "--factory", *, seed: int
         got=text,
         expected="MODULE:FUNCTION",
     )
-    let_find(module, option)
+    make_importable(module, option)
     failure = "cannot be imported:"
     try:
         seed_generators(seed, f"{option} is imported")

@@ -214,8 +214,8 @@ def layer_pass(
 ) -> Values:
     """The forward pass of layer k: its outputs, or the loss.
 
-    values: the outputs of the layer before, then what the layer reads of the data. position: where
-    the rows stand; a pass that is computed again draws the same random numbers by it.
+    values: the outputs of the layer before, then what the layer reads of the data. position: the
+    position of the rows; a pass that is computed again draws the same random numbers by it.
     recomputation: the plan's. The last layer is never computed again: under 1F1B its backward pass
     follows at once.
 
@@ -280,7 +280,7 @@ class Pipeline:
         """(completes, layer) of all passes of layers, in the order of the schedule: whether the
         pass completes the gradients of a micro-batch."""
         self.forward_visits: list[tuple[bool, int]] = []
-        """Those of the forward passes."""
+        """The visits of the forward passes alone."""
         for kind, chunk, _ in self.actions:
             layers = range(*self.ranges[chunk])
             if kind == "F":
@@ -322,8 +322,8 @@ class Pipeline:
     def run(self, rows: Rows, position: Position, weight: float, totals: Totals) -> float:
         """Run all passes of an iteration; gradients add up on the parameters.
 
-        weight: the number by which the losses are divided before the backward passes. totals: of
-        the global batch. Returns the sum of the losses that this rank reports.
+        weight: the number by which the losses are divided before the backward passes. totals:
+        totals of the global batch. Returns the sum of the losses that this rank reports.
         """
         self.total, self.position, self.totals = 0.0, position, totals
         self.arriving = self._arriving()
@@ -443,8 +443,8 @@ class Pipeline:
     def _layer(self, k: int, x: Values, data: tuple[Any, ...], row: int) -> Saved:
         """A layer's forward pass on an autograd graph of its own.
 
-        x: outputs of the layer before. data: what the layer reads of the data. row: global number
-        of the first row.
+        x: outputs of the layer before. data: the parts of the data that the layer reads. row:
+        global number of the first row.
         """
         inputs = tuple(value.detach().requires_grad_(value.is_floating_point()) for value in x)
         outputs = layer_pass(

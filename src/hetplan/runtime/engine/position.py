@@ -91,7 +91,7 @@ def words(
 ) -> Tensor:
     """Random int32 [sizes], uniform over all 32 bits, for a part of a global array.
 
-    sizes, begins: of the part, its size and first index in each dimension. totals: sizes of the
+    sizes, begins: size and first index of the part in each dimension. totals: sizes of the
     global array; that of dimension 0, the rows, does not matter.
 
     SplitMix64 hashes each row's number once, and each place within a row once. One round of

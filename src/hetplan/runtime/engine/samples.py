@@ -52,7 +52,7 @@ def crossed(change: int) -> int:
 
 
 def unlike(value: Any, change: int, name: str, level: str) -> Any:
-    """A sample's data with other numbers. change: number of the change; 0: none. name: of the
+    """A sample's data with other numbers. change: number of the change; 0: none. name: name of the
     argument that the value is."""
     if isinstance(value, Mapping):
         changes = dict.fromkeys(value, change)

@@ -57,7 +57,7 @@ class WeightPass:
     outputs: list[Tensor]
     """Outputs that depend on parameters alone, and not on any input."""
     gradients: list[Tensor]
-    """Of these outputs."""
+    """Gradients of these outputs."""
 
     def run(self) -> None:
         """Add the gradients of the weights to those of their parameters."""
@@ -84,7 +84,7 @@ def backward_of_inputs(
 ) -> tuple[list[Tensor | None], WeightPass]:
     """(the gradients of the inputs, the second part of the backward pass).
 
-    outputs: those that have a gradient. inputs: leaves of the graph.
+    outputs: the outputs that have a gradient. inputs: leaves of the graph.
     """
     sought = [x for x in inputs if x.requires_grad]
     graph = Graph(outputs, sought)

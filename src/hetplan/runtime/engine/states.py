@@ -15,7 +15,7 @@ Source: Rajbhandari et al. 2020 (ZeRO), Section 5. The shards' sizes are the pla
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ class States:
     """ZeRO level."""
     parameters: Mapping[str, nn.Parameter]
     """Name in the unsplit model -> this rank's part of the parameter."""
-    per_step: bool
+    per_micro_batch: bool
     """Whether gradients are summed after every micro-batch (ZeRO 2)."""
     per_layer: bool
     """Whether each layer is gathered before its passes and released after them (ZeRO 3)."""
@@ -57,7 +57,7 @@ class States:
         ranks take each pass together, as replicas of one stage do."""
         self.zero = zero
         self.parameters = parameters
-        self.per_step = in_step and zero == 2
+        self.per_micro_batch = in_step and zero == 2
         self.per_layer = in_step and zero == 3
         self.buckets = []
         for plan in plans:
@@ -79,17 +79,20 @@ class States:
             self.buckets.append(bucket)
         for bucket in self.buckets:
             bucket.begin(sharded=zero > 0)
-        self._pending: deque[Callable[[], None]] = deque()  # wait for the sums under way
+        # For each sum under way, a function that waits for its end.
+        self._pending: deque[Callable[[], None]] = deque()
         self._release(self.buckets)
 
     def begin(self, visits: Sequence[tuple[bool, int]] = ()) -> None:
         """Begin an iteration: gather the parameters, which an optimizer has changed elsewhere.
 
-        visits: (completes, layer) of all passes of layers, in their order: whether the pass
-        completes the gradients of a micro-batch. Empty: no pass follows.
+        visits: (completes, layer) of every pass of a layer, in the order of the passes. `completes`
+        says whether the pass completes the gradients of a micro-batch. Empty: no pass follows.
         """
         self._backward_left = Counter(layer for completes, layer in visits if completes)
-        self._following: Iterator[int | None] = iter([*(layer for _, layer in visits[1:]), None])
+        # the layer of the pass behind each pass, and None behind the last one
+        following: list[int | None] = [layer for _, layer in visits[1:]]
+        self._following = iter([*following, None])
         if self.zero and not self.per_layer:
             self._gather(self.buckets)
 
@@ -102,11 +105,11 @@ class States:
                 bucket.begin_gather()
 
     def after_layer(self, layer: int, *, completes: bool) -> None:
-        """Behind a pass of a layer, sum its gradients if they are complete, and release its
+        """After a pass of a layer, sum the layer's gradients if they are complete, and release its
         parameters. completes: whether the pass completes the gradients of a micro-batch."""
         if completes:
             self._backward_left[layer] -= 1
-            every_micro_batch = self.per_step or self.per_layer
+            every_micro_batch = self.per_micro_batch or self.per_layer
             if every_micro_batch or self._backward_left[layer] == 0:
                 # Only under ZeRO 3 a bucket may have several layers, with a shared parameter. The
                 # sum after each of these layers is then added to the shard's gradient.
@@ -128,8 +131,8 @@ class States:
         self._release(self.buckets)
 
     def _of_layer(self, layer: int | None) -> list[Bucket]:
-        """The buckets that are gathered and released with a layer; none but under ZeRO 3 layer by
-        layer."""
+        """The buckets that are gathered and released with a layer. Empty where buckets are not
+        gathered layer by layer (`per_layer`)."""
         if not self.per_layer:
             return []
         return [bucket for bucket in self.buckets if layer in bucket.plan.layers]

@@ -381,7 +381,7 @@ def on_meshes(
     )
 
     def form_of(shape: Sequence[int]) -> Form:
-        """The form of a value between layers. shape: of one sample of the value."""
+        """The form of a value between layers. shape: shape of one sample of the value."""
         has_tokens = len(shape) > 1 and shape[0] == layout.plan.workload.sequence
         return [Shard(1) if has_tokens and axis.divides_tokens else Replicate() for axis in axes]
 

@@ -1,4 +1,4 @@
-"""What the losses of a global batch are divided by: totals over all of its rows. The ranks add them
+"""The totals over all rows of a global batch, by which its losses are divided. The ranks add them
 up before the passes."""
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from hetplan.runtime.tracing.split import Split, Totals
 
 @dataclass(frozen=True)
 class BatchTotals:
-    """What follows from all rows of a global batch."""
+    """The totals over all rows of a global batch."""
 
     weight: float = 1.0
     """The number by which the sum of the losses is divided."""

@@ -171,8 +171,8 @@ class Transport:
         return self if self.backend == "gloo" else self.on_lanes(streams(), self.backend)
 
     def on_lanes(self, streams: Sequence[Stream], backend: str) -> "Transport":
-        """As `with_lanes`, with lanes of a given backend. streams: in the same order on all
-        ranks."""
+        """The same as `with_lanes`, with lanes of a given backend. streams: in the same order on
+        all ranks."""
         all_ranks, rank = range(dist.get_world_size()), dist.get_rank()
         tags = sorted({tag for tag, _, _ in streams})
         opened = replace(self, lanes={tag: one_group(all_ranks, backend, 1 + tag) for tag in tags})

@@ -124,7 +124,8 @@ def measured_here(how: str, device: str) -> Provenance:
 def local_node() -> Host:
     """This machine as a node of a cluster; without torch or GPUs a node without devices. Raises
     InputError where the GPUs are of several types."""
-    name, network = socket.gethostname() or "local", local_network_gbit()
+    name = socket.gethostname() or "local"
+    network = local_network_gbit()
     torch = torch_here()
     if torch is None or torch.cuda.device_count() == 0:
         return Host(name, network_gbit=network)

@@ -179,7 +179,8 @@ class Supervisor:
                 rank.failure = f"was killed by {name}{hint}"
                 rank.lost_peer, rank.lost = False, True
             elif not rank.done and rank.failure is None:
-                rank.failure, rank.lost = f"ended with exit code {code}", True
+                rank.failure = f"ended with exit code {code}"
+                rank.lost = True
 
     def _explain(self) -> NoReturn:
         """Raise the error of the lowest rank that failed by itself; of the lowest rank that failed

@@ -86,7 +86,8 @@ def serve_rank(job: Job) -> Measured | None:
             expected="the interface by which the machines reach each other",
         ) from None
     reports: list[StepReport] = []
-    watch, place = watch_of(job, dist.get_rank()), job.plan.rank_text(dist.get_rank())
+    watch = watch_of(job, dist.get_rank())
+    place = job.plan.rank_text(dist.get_rank())
     # torchrun hands SIGTERM on to its ranks. All ranks then end after their step.
     received_signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: received_signals.append(number))

@@ -197,7 +197,8 @@ class Trial:
             begun = now(self.device) - self.network.seconds_apart
             self.network.loss(tokens).backward()
             times.append(now(self.device) - self.network.seconds_apart - begun)
-        largest, spread = self.network.largest, max(times) - min(times)
+        largest = self.network.largest
+        spread = max(times) - min(times)
         return Pass(largest(statistics.median(times)), largest(spread), largest(size))
 
     @contextmanager

@@ -129,7 +129,8 @@ def measure_collectives(
                     points=points,
                 )
                 fits.append(fit)
-                speed, latency = line.bandwidth / 1e9, 1e6 * line.latency
+                speed = line.bandwidth / 1e9
+                latency = 1e6 * line.latency
                 tell(f"{operation}, {kind}: {speed:.3g} GB/s, {latency:.3g} us")
         dist.barrier()
     if rank != 0:
@@ -179,7 +180,8 @@ def _operation(
     all-to-all, these are the parts for all ranks together."""
     part_elements = max(size // 4 // len(ranks), 1)  # 4 bytes an element
     own = torch.ones(part_elements * len(ranks), device=place)
-    pieces, target = list(own.chunk(len(ranks))), torch.empty_like(own)
+    pieces = list(own.chunk(len(ranks)))
+    target = torch.empty_like(own)
     of_all_ranks = [torch.empty_like(own) for _ in ranks]
 
     def send() -> None:

@@ -52,7 +52,7 @@ def measure_profile(
     `device`.
 
     name: the device's type in cluster files; None: torch's name of it. output: a file that is
-    written after every table. Where it exists it must be of the same model, and its tables are
+    written after every table. Where it exists, it must belong to the same model, and its tables are
     kept. tell: receives a line for each table.
 
     Raises UnsupportedError without torch or for a model without torch layers. Raises InputError for
@@ -63,7 +63,7 @@ def measure_profile(
     tell = tell or silent
     require(repeats >= 1, "repeats", got=repeats, expected="at least 1")
     device_type = name or device_name(device)
-    tables = _kept(model, output)
+    tables = _tables_in(output, model)
     measured = {(table.device, table.tensor, table.micro_batch) for table in tables}
     wanted = [
         (tensor, batch)
@@ -92,9 +92,9 @@ def measure_profile(
     return _profile(model, tables, device)
 
 
-def _kept(model: Model, output: str | os.PathLike[str] | None) -> list[ProfileTable]:
-    """The tables in the file `output`, none where there is no such file. Raises InputError where
-    the file is of another model, or was predicted."""
+def _tables_in(output: str | os.PathLike[str] | None, model: Model) -> list[ProfileTable]:
+    """The tables of the profile in the file `output`; none where there is no such file. Raises
+    InputError where the profile belongs to another model, or was predicted."""
     if output is None or not Path(output).exists():
         return []
     where = os.fspath(output)
@@ -131,11 +131,11 @@ def _profile(model: Model, tables: Sequence[ProfileTable], device: str) -> Profi
 
 
 def measure_layers(
-    model: Model, kind: str, device: str, tensor: int, batch: int, repeats: int
+    model: Model, device_type: str, device: str, tensor: int, batch: int, repeats: int
 ) -> ProfileTable:
     """The table of one tensor degree and micro-batch. Layers of the same kind (embedding, block,
-    head) have the same readings. kind: the device's type. Raises OutOfMemoryOnDevice where the
-    micro-batch does not fit in memory."""
+    head) have the same readings. device_type: name of the device's type. device: torch's name of
+    the device. Raises OutOfMemoryOnDevice where the micro-batch does not fit in memory."""
     readings: dict[str, dict[str, float]] = {}  # kind of layer -> its readings
     with out_of_memory(batch):
         one_of_each = network(model, device, tensor=tensor, blocks=1)
@@ -151,20 +151,25 @@ def measure_layers(
     columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}
     seconds = {key: columns.pop(key) for key in ("forward_seconds", "backward_seconds")}
     return ProfileTable(
-        device=kind, tensor=tensor, micro_batch=batch, **seconds, readings=Readings(**columns)
+        device=device_type,
+        tensor=tensor,
+        micro_batch=batch,
+        **seconds,
+        readings=Readings(**columns),
     )
 
 
 def _read(
     layer: Any, arguments: tuple[Any, ...], parameters: Sequence[Any], device: str, repeats: int
 ) -> dict[str, float]:
-    """The readings of one layer by their names in the profile. Seconds are medians; spreads are the
-    seconds of the slowest repeat less those of the fastest.
+    """The readings of one layer by their names in the profile.
 
-    arguments: (x,) or (x, targets). parameters: those that the layer's optimizer updates.
-    saved_bytes: bytes that autograd keeps between the passes. peak_bytes: further bytes, without
-    those of the parameters, at the peak of the passes; left out on a CPU, where no allocator counts
-    them.
+    Seconds are medians over the repeats. A spread is the difference of the slowest and the fastest
+    repeat. The reading `saved_bytes` counts the bytes that autograd keeps between the passes. The
+    reading `peak_bytes` counts further bytes at the peak of the passes, without the bytes of the
+    parameters. It is left out on a CPU, where no allocator counts bytes.
+
+    arguments: (x,) or (x, targets). parameters: the parameters that the optimizer updates.
     """
     x, targets = arguments[0].detach(), arguments[1:]
     x.requires_grad_(x.is_floating_point())
@@ -174,9 +179,10 @@ def _read(
     gradient = torch.ones_like(warm_up)
     warm_up.backward(gradient)
     del warm_up
-    if device != "cpu":
+    on_gpu = device != "cpu"
+    if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+        bytes_before = torch.cuda.memory_allocated(device)
     times = []  # (forward seconds, backward seconds) of each repeat
     for _ in range(WARM_UP + repeats):
         x.grad = None
@@ -196,10 +202,10 @@ def _read(
         "saved_bytes": saved,
     }
     if parameters:
-        # the rate 0 leaves the weights as they are, and takes the same seconds as any other
+        # the learning rate 0 leaves the weights as they are, and takes as long as any other rate
         step = torch.optim.AdamW(parameters, lr=0.0).step
         reading["optimizer_seconds"] = statistics.median(timed(step, device, repeats))
-    if device != "cpu":
-        peak = torch.cuda.max_memory_allocated(device) - before - saved
+    if on_gpu:
+        peak = torch.cuda.max_memory_allocated(device) - bytes_before - saved
         reading["peak_bytes"] = float(max(peak, 0.0))
     return reading

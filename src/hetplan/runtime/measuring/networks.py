@@ -167,7 +167,9 @@ class Sharded(Network):
 
     def __init__(self, network: Network, device: str) -> None:
         super().__init__(network.layers, network.layer_parameters)
-        self.device, self.ranks, self.short = device, dist.get_world_size(), False
+        self.device = device
+        self.ranks = dist.get_world_size()
+        self.short = False
         first, block, last = map(self._flat, self.layer_parameters)
         self.whole = [first, *[block] * (len(self.layers) - 2), last]
         self.shards = [weights.chunk(self.ranks)[dist.get_rank()].clone() for weights in self.whole]
@@ -193,7 +195,9 @@ class Sharded(Network):
     def loss(self, tokens: Tensor) -> Any:
         """Run the forward pass. Returns an object whose method `backward` runs the backward
         pass."""
-        inputs, outputs, gradient = list[Tensor](), list[Any](), None
+        inputs = list[Tensor]()
+        outputs = list[Any]()
+        gradient = None
         last = len(self.layers) - 1
         self.short = False
         for k, layer in enumerate(self.layers):

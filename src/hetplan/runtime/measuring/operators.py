@@ -94,9 +94,9 @@ def operators_of(
 ) -> OperatorData:
     """Measure a batch of products and an elementwise operator of each of the sizes.
 
-    repeats: number of measurements of each operator. name: of the device type; None: the device's
-    own name. tell: is called with a line about the progress. The peak rates are those of the
-    catalogue where it has the device type, else the highest that were measured.
+    repeats: number of measurements of each operator. name: name of the device type; None: the
+    device's own name. tell: is called with a line about the progress. The peak rates are those of
+    the catalogue where it has the device type, else the highest that were measured.
     """
     tell = tell or silent
     dtype, element_bytes = DTYPES[precision], ELEMENT_BYTES[precision]
@@ -179,7 +179,7 @@ def bus_bandwidth(ranks: int, device: str) -> float:
 def cpu_name(threads: int) -> str:
     """The name of the processor and the number of threads with which torch computes.
 
-    Linux names the model; elsewhere the name is that of the architecture.
+    Linux names the processor's model. Other systems name its architecture alone.
     """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -206,8 +206,10 @@ def _product_sizes(random: Random, largest_flops: float) -> tuple[int, int, int,
     attention, the others are products with weights."""
     while True:
         if random.random() < 0.3:
-            tokens, width = 2 ** random.randint(5, 11), random.choice((64, 128))
-            scores, values = (tokens, width, tokens), (tokens, tokens, width)
+            tokens = 2 ** random.randint(5, 11)
+            width = random.choice((64, 128))
+            scores = (tokens, width, tokens)
+            values = (tokens, tokens, width)
             product = random.choice((scores, values))
             heads = 2 ** random.randint(2, 7)
             sizes = (heads, *product)
@@ -238,7 +240,11 @@ def _elementwise(
 ) -> MeasuredOperator:
     """Measure x + y, which moves three numbers per element, or x * x, which moves two."""
     x, y = torch.randn(2, size, device=device, dtype=dtype)
-    times = timed((lambda: x + y) if is_sum else (lambda: x * x), device, repeats)
+
+    def operation() -> torch.Tensor:
+        return x + y if is_sum else x * x
+
+    times = timed(operation, device, repeats)
     return MeasuredOperator(
         kind="elementwise",
         elements=float(size * (3 if is_sum else 2)),

@@ -58,9 +58,9 @@ class DistributedProgram(SavedPart):
         staging: Staging = "auto",
         probe: bool | None = None,
     ) -> None:
-        """model: see `spmd.models.as_model`. seed: of synthetic data and of first values. watch:
-        records the events of the run. staging: see `engine.transport`. probe: whether to compare a
-        torch module's training with one process's first; None: where it is not large."""
+        """model: see `spmd.models.as_model`. seed: seed of synthetic data and of first values.
+        watch: records the events of the run. staging: see `engine.transport`. probe: whether to
+        compare a torch module's training with one process's first; None: where it is not large."""
         check_world(plan, dist.get_world_size())
         program_model = as_model(model, plan)
         program = program_model.program
@@ -68,12 +68,14 @@ class DistributedProgram(SavedPart):
         if isinstance(model, nn.Module):
             check_on_first_rank(lambda: check_training(model, plan, probe))
         self.plan, self.seed, self.step = plan, seed, 0
-        self.watch, self.device = watch or Watch(), torch.device(device)
+        self.watch = watch or Watch()
+        self.device = torch.device(device)
         transport = Transport.over(device, staging, self.watch)
         all_ranks = tuple(range(dist.get_world_size()))
-        groups = {} if transport.backend == "gloo" else transport.groups([all_ranks])
-        # a single rank is in no group; on gloo `everyone` is the group of all ranks
-        self.everyone = groups.get(all_ranks, transport.everyone)
+        self.everyone = transport.everyone  # on gloo the group of all ranks
+        if transport.backend != "gloo":
+            groups = transport.groups([all_ranks])
+            self.everyone = groups.get(all_ranks, transport.everyone)  # a single rank has no group
         self.synthetic = program_model.batch is None
         self.batch = program_model.batch or synthetic_batch(program, seed)
         decided = read_program(plan, program)
@@ -173,9 +175,11 @@ class DistributedProgram(SavedPart):
     ) -> Iterator[Box]:
         """The boxes of this rank's slices and whole parameters. Every rank saves its slices; the
         whole parameters are distributed over the ranks in turn."""
-        rank, world = dist.get_rank(), dist.get_world_size()
+        rank = dist.get_rank()
+        world = dist.get_world_size()
         for number, (name, parameter) in enumerate(self.parameters.items()):
-            shard, offsets = self.shards[name], [0] * len(self.shapes[name])
+            shard = self.shards[name]
+            offsets = [0] * len(self.shapes[name])
             saves = number % world == rank
             if shard.dimension is not None:
                 offsets[shard.dimension] = shard.bounds[rank][0]

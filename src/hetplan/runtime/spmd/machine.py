@@ -170,7 +170,8 @@ class Machine:
         of runs in an iteration. Gradients add up for each use of a parameter, and the last run adds
         up the uses and ranks."""
         self.decided, self.program = decided, decided.program
-        self.ranks, self.parameters = Ranks(group, rank, self._collective), parameters
+        self.ranks = Ranks(group, rank, self._collective)
+        self.parameters = parameters
         self.runs, self.watch = runs, watch or Watch()
         self.order = first_to_establish(decided.order)
         self.gathers: dict[str, Manner] = {}

@@ -168,11 +168,11 @@ def traced_model(module: Any, plan: Plan) -> ProgramModel:
 
 def make_program(job: Job) -> ProgramModel:
     """The job's single-device program. Raises InputError for an unusable factory."""
-    return as_model(made(job), job.plan)
+    return as_model(factory_result(job), job.plan)
 
 
-def made(job: Job) -> Any:
-    """What the job's factory returns; without one, hetplan's own program of the model."""
+def factory_result(job: Job) -> Any:
+    """The result of the job's factory; without a factory, hetplan's own program of the model."""
     if job.factory is None:
         return planned_program(job.plan, job.model)
     return called(job.factory, job.plan, seed=job.seed)
@@ -183,7 +183,7 @@ def check_training(model: Any, plan: Plan, wanted: bool | None) -> str | None:
     does. Returns a note where nothing was compared, else None: a program is all that there is of
     its model, and has nothing to be compared with.
 
-    wanted: as in `engine.probe.check_probe`.
+    wanted: see `engine.probe.check_probe`.
     """
     if not isinstance(model, nn.Module):
         return None
@@ -197,7 +197,7 @@ def check_program(job: Job) -> None:
     times has read it."""
     require(job.data is None, "SPMD programs take their data from --factory", got="--data")
     if not job.virtual:
-        model = made(job)
+        model = factory_result(job)
         program = as_model(model, job.plan).program
         check_samples(program, job.plan)
         read_program(job.plan, program)

@@ -108,8 +108,8 @@ class Walker:
         return Tensor(name, tuple(value.shape))
 
     def same(self, value: Tensor, note: str | None = None) -> Tensor:
-        """The value itself, for an operator that is left out of the program. note: what is left
-        out; it is counted in `notes`."""
+        """The value itself, for an operator that is left out of the program. note: a text that says
+        what is left out; it is counted in `notes`."""
         if note is not None:
             self.notes[note] = self.notes.get(note, 0) + 1
         return value

@@ -269,11 +269,11 @@ KNOWN = (CONSTANT, TOTAL, GLOBAL)  # the same in all passes, once the totals are
 
 @dataclass(frozen=True)
 class Form:
-    """How a value of the graph depends on the rows."""
+    """The dependence of a value of the graph on the rows."""
 
     kind: str
     why: str = ""
-    """For OTHER: the operation for which the value is no sum, as a text for errors."""
+    """Where `kind` is OTHER: the operation for which the value is no sum, as a text for errors."""
 
 
 class Sums:
@@ -290,7 +290,7 @@ class Sums:
         self.counts = Counts(graph)
         self.forms: dict[Node, Form] = {}
         self.denominators: list[Node] = []
-        """What sums are divided by."""
+        """The values by which sums are divided."""
         self.mixing: dict[Node, str] = {}
         """Node with rows that depends on other rows -> a text for errors."""
         self.global_sizes: dict[Node, Any] = {}

@@ -59,11 +59,11 @@ class Packed:
     axis: int
 
     def pack(self, values: Sequence[TorchTensor]) -> TorchTensor:
-        """The packed value. values: those of the owners."""
+        """The packed value. values: values of the owners."""
         return torch.cat([value.reshape(self.shape) for value in values], dim=self.axis)
 
     def unpack(self, gradient: TorchTensor) -> dict[str, TorchTensor]:
-        """Owner -> its gradient. gradient: that of the packed parameter."""
+        """Owner -> its gradient. gradient: gradient of the packed parameter."""
         parts = gradient.chunk(len(self.owners), dim=self.axis)
         return {
             owner: part.reshape(shape)
@@ -316,8 +316,8 @@ def place_of(node: Any, module: Any) -> str:
 
 
 def called(walker: Walker, node: Any, values: Mapping[Any, Any]) -> Any:
-    """The value of a call in the graph. values: of the nodes before it. A call without a tensor of
-    the program among its arguments is computed at once."""
+    """The value of a call in the graph. values: values of the nodes before it. A call without a
+    tensor of the program among its arguments is computed at once."""
     arguments, named = map_arg((node.args, node.kwargs), lambda n: values.get(n, n))
     if node.target is operator.getitem:
         return arguments[0][arguments[1]]

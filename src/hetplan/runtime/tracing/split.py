@@ -463,7 +463,7 @@ class Split:
     def _values(
         self, reader: tuple[nn.Module, list[Node]], data: Any, totals: Totals | None
     ) -> Any:
-        """What a reader computes from the data of some rows."""
+        """The value that a reader computes from the data of some rows."""
         module, read = reader
         if read and totals is None:
             totals = self.totals_of(data)
@@ -479,7 +479,7 @@ class Split:
         return [1, *numbers]
 
     def measure(self, number: int, data: Any, totals: Totals) -> Tensor:
-        """The numbers of a round for the data of some rows, [`rounds`] in fp64. totals: those of
+        """The numbers of a round for the data of some rows, [`rounds`] in fp64. totals: totals of
         earlier rounds."""
         if self.count is not None:
             if number == 0:
@@ -509,8 +509,8 @@ class Split:
         return totals
 
     def lacks_labels(self, values: Totals) -> bool:
-        """Whether all that the loss divides by is 0. values: of totals, and of inputs that are
-        numbers for the whole batch."""
+        """Whether all that the loss divides by is 0. values: values of totals, and of inputs that
+        are numbers for the whole batch."""
         ends = set(values)
         divisors = self.cone(self.denominators, ends.__contains__) & ends
         counted = [torch.as_tensor(values[node]) for node in divisors]
@@ -524,7 +524,7 @@ class Split:
         self, data: Callable[[], Any], first: int, last: int, totals: Totals | None = None
     ) -> list[tuple[Any, ...]]:
         """[layer] the data that each of the layers [first, last) reads. data: returns (inputs,
-        targets) of some rows; it is called only where one of the layers reads data. totals: as in
+        targets) of some rows; it is called only where one of the layers reads data. totals: see
         `read`."""
         inlets = self.inlets[first:last]
         nodes = tuple(dict.fromkeys(node for inlet in inlets for node in inlet))
@@ -536,8 +536,8 @@ class Split:
 
 @dataclass(frozen=True)
 class Divided:
-    """How tensor ranks divide one dimension of a parameter. The dimension consists of blocks, such
-    as queries, keys and values, each of which is divided alike."""
+    """The division of one dimension of a parameter over tensor ranks. The dimension consists of
+    blocks, such as queries, keys and values, and each block is divided in the same way."""
 
     dim: int  # the divided dimension
     blocks: int  # number of blocks
@@ -589,7 +589,7 @@ def uses_of(product: Node, columns: int, name: str) -> tuple[int, int]:
 
     The blocks are equal parts into which the columns are split; 1 where they are not split. The
     width is the length of the last dimension that a view makes of the columns, 1 without such a
-    view. name: of the product's weight, with which a node that splits the columns is marked.
+    view. name: name of the product's weight, with which a node that splits the columns is marked.
     """
     blocks, together, waiting = 1, 1, [product]
     while waiting:

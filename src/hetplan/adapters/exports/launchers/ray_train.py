@@ -87,7 +87,7 @@ def ray(start: Start) -> dict[str, str]:
     kinds = [start.plan.devices[device].type for device in start.plan.ranks]
     values = {  # NAME -> the value that replaces `@NAME@` in RAY
         "PLAN": f"{start.folder}/plan.json",
-        "OPTIONS": list(start.words),
+        "OPTIONS": list(start.run_options),
         "VARIABLES": start.launcher.env,
         "LABELS": {kind: start.selectors(kind, "ray.io/accelerator-type") for kind in kinds},
         "DEVICES": kinds,

@@ -45,7 +45,9 @@ def ssh(start: Start) -> dict[str, str]:
         got=len(hosts),
         expected=f"{max(nodes) + 1}, one per node of the cluster",
     )
-    call = shlex.join([f"{start.folder}/attended.sh", f"{start.folder}/plan.json", *start.words])
+    call = shlex.join(
+        [f"{start.folder}/attended.sh", f"{start.folder}/plan.json", *start.run_options]
+    )
     folder = shlex.quote(start.root)
     targets = [target_of(host, f"launcher.hosts[{n}]") for n, host in enumerate(hosts)]
     address = targets[next(iter(nodes))].address

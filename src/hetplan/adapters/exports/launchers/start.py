@@ -1,4 +1,4 @@
-"""What a launcher starts: a plan, by one call of `node.sh` on every node.
+"""The start of a plan by a launcher, which calls `node.sh` once on every node.
 
 Nodes with equally many ranks on the same device type form a group: one component of a Slurm job, or
 one replicated job of a JobSet. The scheduler may exchange nodes within a group.
@@ -20,7 +20,7 @@ class Start:
     name: str  # the job's name, as Kubernetes accepts it
     root: str  # absolute path of the working folder of all ranks
     folder: str  # path of the folder of the job's files, relative to `root`
-    words: Sequence[str] = ()  # options of `hetplan run`
+    run_options: Sequence[str] = ()  # options of `hetplan run`
     gpus: bool = True  # whether ranks need GPUs
 
     @property
@@ -44,15 +44,18 @@ class Start:
         default = {label: kind} if several_types else {}
         return dict(self.launcher.types.get(kind, default))
 
-    def task(self, number: str, nodes: Sequence[int], folder: str, begin: str = "") -> list[str]:
+    def task(
+        self, index_variable: str, nodes: Sequence[int], folder: str, begin: str = ""
+    ) -> list[str]:
         """The command of a scheduler's task.
 
-        number: the shell variable with the index of the task's node in `nodes`. folder: where the
-        task finds the job's files. begin: shell commands that come first.
+        index_variable: name of the shell variable with the index of the task's node in `nodes`.
+        folder: path of the folder in which the task finds the job's files. begin: shell commands
+        that come first.
         """
-        choose_node = f"nodes=({' '.join(map(str, nodes))}); export NODE=${{nodes[{number}]}}"
+        numbers = " ".join(map(str, nodes))
+        choose_node = f"nodes=({numbers}); export NODE=${{nodes[{index_variable}]}}"
         shell = f'{begin}{choose_node}; exec bash "$@"'
-        return [
-            *("bash", "-c", shell, "node"),
-            *(f"{folder}/node.sh", f"{folder}/plan.json", *self.words),
-        ]
+        arguments = [f"{folder}/node.sh", f"{folder}/plan.json", *self.run_options]
+        # bash takes the word behind the commands as its own name, "$0", and the rest as "$@".
+        return ["bash", "-c", shell, "node", *arguments]

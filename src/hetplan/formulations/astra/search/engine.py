@@ -65,7 +65,9 @@ def search(
     the time limit, for mode 2. top: how many of the fastest strategies the result lists.
     Raises UnsupportedError for a model that is no transformer, InputError for an unusable job.
     """
-    space, assumed, run = space or Space(), assumed or Assumptions(), run or Run()
+    space = space or Space()
+    assumed = assumed or Assumptions()
+    run = run or Run()
     rules = default_rules(columns_of(pool)) if rules is None else rules
     check_precision(job, pool)
     task = Task(job, pool, model_facts(job.model), space, rules, assumed, top)
@@ -146,7 +148,7 @@ def ranked(
     set.
 
     counts: [3] strategies generated, after rules, in memory. listed: candidates for the list of the
-    fastest strategies. finished: whether the search explored every strategy. proof, left_out: as in
+    fastest strategies. finished: whether the search explored every strategy. proof, left_out: see
     `SearchResult`.
     """
     throughput = task.job.tokens_per_iteration / priced.seconds  # [n] tokens per second
@@ -165,7 +167,8 @@ def ranked(
     if best_number is None:
         reason = why_nothing(named_counts, money, limit, task.facts.layers, left_out, finished)
     else:
-        best, instance = priced.candidate(best_number), instance_of(priced, best_number)
+        best = priced.candidate(best_number)
+        instance = instance_of(priced, best_number)
     points = [
         (speed, None if math.isnan(dollars) else dollars)
         for speed, dollars in zip(throughput.tolist(), money.tolist(), strict=True)

@@ -133,9 +133,10 @@ def fullest_chunk(priced: Priced, layers: Ints) -> Chunk:
 class BlockBytes(NamedTuple):
     """[R] bytes per sample that a rank needs of a block of one kind."""
 
-    entire: Floats  # kept without recomputation
-    core: Floats  # the part of attention's core
-    gradients: Floats  # of activations in its backward pass, where the framework counts them
+    entire: Floats  # bytes kept without recomputation
+    core: Floats  # the part of `entire` that attention's core keeps
+    # gradients of activations in its backward pass, where the framework counts them
+    gradients: Floats
 
 
 def block_bytes(priced: Priced, block: Layer) -> BlockBytes:
@@ -248,7 +249,7 @@ def passes_of(priced: Priced, chunks: Sequence[Chunk], last: Floats | float) -> 
 def unused_of(
     priced: Priced, chunks: Sequence[Chunk], last: Floats | float
 ) -> UnusedGradients[Floats]:
-    """Bytes on a rank of the gradients of weights that nobody reads. last: as for `passes_of`."""
+    """Bytes on a rank of the gradients of weights that nobody reads. last: see `passes_of`."""
     facts, framework = priced.facts, priced.assumed.framework
     nothing = np.zeros(priced.table.rows)
     if not framework.unused_gradients:

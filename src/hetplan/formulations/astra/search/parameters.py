@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Meaning(NamedTuple):
-    """What docs/search.md says of a field of `Space`, in Markdown."""
+    """The description of a field of `Space` in docs/search.md, in Markdown."""
 
     values: str
     meaning: str  # and, after the semicolon, the values without the parameter

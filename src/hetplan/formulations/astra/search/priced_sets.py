@@ -50,10 +50,10 @@ class Task:
 
     job: Job
     pool: Pool
-    facts: ModelFacts  # of the job's model
+    facts: ModelFacts  # facts of the job's model
     space: Space
     rules: Sequence[Rule]
-    assumed: Assumptions  # of pricing and memory
+    assumed: Assumptions  # assumptions of pricing and memory
     top: int  # number of the fastest candidates to list
 
     def candidate(
@@ -69,7 +69,7 @@ class Task:
     ) -> Candidate:
         """The candidate of row r of a table.
 
-        parts, offloaded, stages: as in `Candidate`. money: dollars, NaN where no price is known.
+        parts, offloaded, stages: see `Candidate`. money: dollars, NaN where no price is known.
         segments: whether the strategy is one on segments.
         """
         offers = {offer.name: offer for offer in self.pool.offers}
@@ -120,7 +120,9 @@ class OnOneType:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        tables, parts, offloaded = [nothing()], [np.zeros((3, 0))], [np.zeros(0)]
+        tables = [nothing()]
+        parts = [np.zeros((3, 0))]
+        offloaded = [np.zeros(0)]
         after_rules = 0
         for number, offer in enumerate(task.pool.offers):
             for size in task.pool.sizes:
@@ -144,8 +146,10 @@ class OnOneType:
                 tables.append(fitting)
                 offloaded.append(shares)
                 parts.append(np.stack(iteration_parts(priced, shares)))
-        self.table, self.parts = joined(tables), np.concatenate(parts, axis=1)
-        self.offloaded, self.seconds = np.concatenate(offloaded), self.parts.sum(axis=0)
+        self.table = joined(tables)
+        self.parts = np.concatenate(parts, axis=1)
+        self.offloaded = np.concatenate(offloaded)
+        self.seconds = self.parts.sum(axis=0)
         # dollars per second of a device by type; None becomes NaN
         prices = np.array([offer.price_per_second for offer in task.pool.offers], dtype=np.float64)
         price_of_device = prices[self.table.columns["gpu_type"]]
@@ -190,7 +194,9 @@ class OnSegments:
     counts: Ints  # [3] strategies generated, after rules, in memory
 
     def __init__(self, task: Task, run: Run) -> None:
-        self.task, offers, space = task, task.pool.offers, segment_space(task.space)
+        self.task = task
+        offers = task.pool.offers
+        space = segment_space(task.space)
         table = strategies(
             task.facts,
             space,
@@ -205,7 +211,8 @@ class OnSegments:
         in_memory = most_stages >= table.columns["pipeline_model_parallel_size"]
         kept = np.flatnonzero(in_memory & ~twins(table, figures.offloaded))
         self.counts = np.array([table.generated, table.rows, in_memory.sum()])
-        self.table, self.figures = table.take(kept), figures.take(kept)
+        self.table = table.take(kept)
+        self.figures = figures.take(kept)
         self.search = SegmentSearch(task.facts.layers, self.table, self.figures, run, task.top)
         self.points = self.search.front.points
         self.seconds = np.array([point.seconds for point in self.points])
@@ -243,7 +250,8 @@ class OnSegments:
 
     def seconds_behind(self, point: Point, offloaded: float) -> tuple[float, float]:
         """(reduction, optimizer) seconds of the stage on which the two together take longest."""
-        task, row = self.task, self.table.take(np.array([point.strategy]))
+        task = self.task
+        row = self.table.take(np.array([point.strategy]))
         of_stages = []
         for part in point.stages:
             offer = task.pool.offers[part.type]

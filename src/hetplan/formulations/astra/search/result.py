@@ -70,8 +70,8 @@ class Candidate:
     """One priced strategy."""
 
     seconds: float  # seconds of an iteration
-    # The terms of `seconds`. That of the pipeline is the objective of an `astra` instance. The two
-    # others are those of the stage on which they take longest together.
+    # The terms of `seconds`. The pipeline's term is the objective of an `astra` instance. The two
+    # other terms belong to the stage on which they take longest together.
     parts: Parts
     tokens_per_second: float
     money: float | None  # dollars for the job's tokens; None where no price is known

@@ -1,4 +1,4 @@
-"""What each name that a rule may use stands for; `--show-rules` and docs/search.md list them."""
+"""The meaning of each name that a rule may use; `--show-rules` and docs/search.md list them."""
 
 MEANINGS = {
     "num_gpus": "GPUs of the strategy",

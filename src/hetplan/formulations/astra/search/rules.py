@@ -279,7 +279,8 @@ class _Reader:
         """The meaning of a comparison. Raises InputError where the two sides are of different
         kinds and neither is None, and where others than numbers are ordered."""
         left, right = self.part(first), self.part(second)
-        kinds, column = {left.kind, right.kind}, self.column(second.col_offset)
+        kinds = {left.kind, right.kind}
+        column = self.column(second.col_offset)
         ordered = type(sign) in _COMPARISONS
         if (ordered and kinds != {"number"}) or len(kinds - {"none"}) > 1:
             raise self.source.error(

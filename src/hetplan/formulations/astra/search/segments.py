@@ -172,7 +172,7 @@ def after_layers(priced: Priced, r: int, share: float) -> tuple[Floats, Floats]:
     """(exposed reduction [3, N], optimizer [3, N]): seconds of strategy r after the last
     micro-batch, on a stage of each kind with 1 to N layers.
 
-    share: of the optimizer states on the host.
+    share: share of the optimizer states on the host.
     """
     N = priced.facts.layers
     # 3 N copies of the strategy, one for each kind and number of layers
@@ -195,7 +195,7 @@ def after_layers(priced: Priced, r: int, share: float) -> tuple[Floats, Floats]:
 def _least_exposed(priced: Priced, offloaded: Floats) -> Floats:
     """[R] g: r(N) / N of a MIDDLE stage. It bounds all r(n) / n, which never rise with n: bytes and
     the computation that hides them are in proportion to n, and the further seconds of r(n), which
-    are those of one bucket, grow no faster than n."""
+    one bucket takes, grow no faster than n."""
     all_layers = np.full_like(priced.pp, priced.facts.layers)
     no_ends = np.zeros(priced.table.rows)
     reduction, optimizer = after_pipeline(priced, all_layers, no_ends, offloaded)
@@ -217,7 +217,8 @@ def _exposed(priced: Priced, r: int, share: float) -> Floats:
 def _caps(priced: Priced, offloaded: Floats) -> Ints:
     """[3, R] the most layers of a stage of each kind that fit in memory, by bisection, since memory
     grows with layers."""
-    alone, last_place = (priced.pp == 1).astype(float), priced.pp - 1
+    alone = (priced.pp == 1).astype(float)
+    last_place = priced.pp - 1
     zero = np.zeros_like(priced.pp)
     # (number of the stage in the pipeline, whether it has the embedding, whether it has the head)
     first = (zero, 1.0, alone)
@@ -260,7 +261,8 @@ def segment_instance(
     last_type = stages[-1].type if len(stages) > 1 else -1
     seconds_of_first, seconds_of_last = figures.end_seconds(r, stages[0].type, last_type)
     end_seconds = (seconds_of_first, 0.0, seconds_of_last)  # by kind
-    device_types, layers = [], sum(part.layers for part in stages)
+    device_types = []
+    layers = sum(part.layers for part in stages)
     for kind, i, count, _ in stages:
         allowed = np.flatnonzero(exposed[kind, i] <= phi) + 1  # numbers of layers
         taken_out = int(allowed[0]) - 1  # layers of each such stage
@@ -343,7 +345,7 @@ class SegmentSearch:
     ) -> None:
         """Search until the end, or until `run` stops it.
 
-        layers: of the model. count: how many of the fastest strategies to find.
+        layers: number of layers of the model. count: number of the fastest strategies to find.
         """
         self.layers, self.figures, self.run, self.count = layers, figures, run, count
         self.P = table.columns["pipeline_model_parallel_size"]
@@ -382,7 +384,10 @@ class SegmentSearch:
 
     def explore(self, r: int) -> None:
         """Add the points of strategy r. Raises Stopped where the run has to stop."""
-        figures, N, P, K = self.figures, self.layers, int(self.P[r]), int(self.K[r])
+        figures = self.figures
+        N = self.layers
+        P = int(self.P[r])
+        K = int(self.K[r])
         c, h, rate = figures.c[:, r], figures.h[:, r], figures.rate[:, r]
         types = range(len(c))
         pairs = product(types, types) if P > 1 else ((i, -1) for i in types)
@@ -406,7 +411,8 @@ class SegmentSearch:
 
     def solve(self, r: int, kinds: "StageKinds", m: Ints) -> None:
         """Add the points of strategy r with the ends of `kinds`. m: [V, types] stage counts."""
-        counts, paid = kinds.counts(m), m @ self.figures.rate[:, r]
+        counts = kinds.counts(m)
+        paid = m @ self.figures.rate[:, r]
         bound, theta, phi, work = kinds.lower_bounds(counts)
         not_beaten = np.flatnonzero(bound < self.limit(r, paid))
         by_bound = not_beaten[np.argsort(bound[not_beaten], kind="stable")]

@@ -185,7 +185,7 @@ def strategies(
     constants = constants_of(facts, global_batch)
     bases, generated = _bases(facts, space, global_batch, gpus=gpus, whole_stages=whole_stages)
     bases = _keep(bases, rules, constants)
-    parts: list[Columns] = []  # of each pipeline size
+    parts: list[Columns] = []  # the strategies of each pipeline size
     for pipeline in np.unique(bases["pipeline_model_parallel_size"]).tolist():
         has_size = bases["pipeline_model_parallel_size"] == pipeline
         bases_of_size = {name: column[has_size] for name, column in bases.items()}

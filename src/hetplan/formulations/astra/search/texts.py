@@ -37,7 +37,7 @@ def uneven_left_out(space: Space, sizes: Sequence[int], layers: int) -> tuple[st
     """The text that says which pipeline degrees a search with equal stages does not try; empty
     where it tries all.
 
-    sizes: numbers of GPUs. layers: of the model.
+    sizes: numbers of GPUs. layers: number of layers of the model.
     """
     largest = min(max(sizes), layers)
     degrees = [degree for degree in space.pipeline or range(1, layers + 1) if degree <= largest]
@@ -75,9 +75,9 @@ def why_nothing(
 ) -> str:
     """The text that says why no strategy is best.
 
-    counts: as in `SearchResult`. money: [n] dollars of the priced strategies, NaN where no price is
-    known. limit: dollars; None: there is no limit. layers: of the model. left_out: texts. finished:
-    whether the search explored every strategy.
+    counts: see `SearchResult`. money: [n] dollars of the priced strategies, NaN where no price is
+    known. limit: dollars; None: there is no limit. layers: number of layers of the model. left_out:
+    texts. finished: whether the search explored every strategy.
     """
     after_rules, in_memory = counts["after_rules"], counts["in_memory"]
     if counts["generated"] == 0:

@@ -24,12 +24,14 @@ class CurveDevice:
     """A device that Algorithm 1 can explore, simulated by a curve."""
 
     seconds: Sequence[float]  # [mbs] t(b) at index b - 1; larger batches do not fit
-    # Factor by which a forward pass alone overestimates the largest micro-batch. The paper says of
-    # the true one "typically lower than this value", since the backward pass needs memory, too.
+    # Factor by which a forward pass alone overestimates the largest micro-batch. Of the largest
+    # micro-batch the paper says "typically lower than this value", since the backward pass needs
+    # memory, too.
     optimism: float = 1.25
 
     def forward_memory(self, batch: int) -> MemoryReading:
-        """The memory that a forward pass takes: one byte per sample, of an empty device."""
+        """The memory that a forward pass takes on a device that holds nothing else. A sample counts
+        as one byte."""
         self._check(batch)
         return MemoryReading(
             total=self.optimism * len(self.seconds), before=0.0, after=float(batch)
@@ -47,7 +49,7 @@ class CurveDevice:
 
 def natural_spline(x: Floats, y: Floats, at: Floats) -> Floats:
     """The values at `at` of the natural cubic spline through the points (x, y). Beyond the first
-    and the last point they are those of the end pieces.
+    and the last point the end pieces of the spline go on.
 
     x: [m] strictly ascending. y: [m]. With h_i = x_(i+1) - x_i, slope_i = (y_(i+1) - y_i) / h_i and
     M_0 = M_(m-1) = 0, the second derivatives M solve
@@ -73,11 +75,9 @@ def spline_curve(points: Mapping[int, float], largest: int) -> Floats:
     at = np.arange(1, largest + 1, dtype=np.float64)
     curve = np.zeros(largest + 1)
     speed = natural_spline(batches, batches / seconds, at)
-    curve[1:] = np.divide(at, speed, out=np.full(largest, -1.0), where=speed > 0)
-    broken = curve[1:] <= 0
-    curve[1:][broken] = linear_curve(points, largest)[1:][broken]
-    # measured seconds stay exactly as they are
-    within = batches <= largest
+    by_line = linear_curve(points, largest)[1:]
+    curve[1:] = np.divide(at, speed, out=by_line, where=speed > 0)
+    within = batches <= largest  # measured seconds stay exactly as they are
     curve[batches[within].astype(np.int64)] = seconds[within]
     return curve
 
@@ -86,9 +86,10 @@ def linear_curve(points: Mapping[int, float], largest: int) -> Floats:
     """[largest + 1] seconds t(0) = 0, t(1), ..., t(largest), by straight lines between the measured
     points.
 
-    Smaller batches than the first point have its seconds, because none of them is known to be
-    faster. Beyond the last point the line between the last two goes on. Where it does not rise, or
-    there is one point only, the seconds grow by those per sample of the last point.
+    Batches smaller than the first point have its seconds, because none of them is known to be
+    faster. Beyond the last point the line through the last two points goes on. Where this line does
+    not rise, or there is one point only, each further sample takes the seconds per sample of the
+    last point.
 
     points: {batch: seconds} measured.
     """
