@@ -538,7 +538,7 @@ def no_winner(planning: "Planning") -> Table:
         notes = (needs(planning.workload), *advice, *undecided)
         return Table("no winner: nothing found fits in memory", (), (), notes)
     if planning.criteria.zero_levels:
-        levels = ", ".join(map(str, planning.criteria.zero_levels))
+        levels = planning.criteria.levels_text
         title = f"no winner: no plan that fits has a ZeRO level of {levels} and exceeds no limit"
         return Table(title, (), ())
     seconds_limit = planning.criteria.seconds_limit
@@ -700,10 +700,21 @@ def iteration_text(best: "Candidate", workload: "Workload") -> str:
 def proven_text(best: "Candidate", planning: "Planning") -> str:
     """The proof in words: how much faster any plan could be when replayed, and whether the best
     plan is optimal for its strategy's objective."""
+<<<<<<< HEAD
     from hetplan.planner.proofs import claim
 
     seconds, bound = best.predicted_seconds, planning.bound
     if seconds is None or bound is None:
+=======
+    bound = planning.bound
+    gap = relative_gap(best.predicted_seconds, bound)
+    plans = "plan of stages"
+    if planning.criteria.zero_levels:
+        plans += f" with ZeRO {planning.criteria.levels_text}"
+    if planning.computing_alone:
+        plans += ", with context and expert ranks or without,"
+    if gap is None:
+>>>>>>> main
         proven = "how much faster another plan could be is not known"
     else:
         further = bool(planning.computing_alone)

@@ -111,6 +111,7 @@ class Planning:
             "winner": self.winner,
             "bound": self.bound,
             "ladder": documents(self.ladder),
+            "zero_levels": list(self.criteria.zero_levels) or None,
             "pareto": pareto(self.candidates, self.workload),
             "notes": list(self.notes),
             "advice": list(self.advice),
