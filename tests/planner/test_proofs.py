@@ -10,6 +10,7 @@ import pytest
 
 from hetplan.cli.plan import planning_tables, proven_text
 from hetplan.planner.candidate import Candidate
+from hetplan.planner.criteria import Criteria
 from hetplan.planner.explain import why
 from hetplan.planner.pictures.html import page
 from hetplan.planner.pictures.scene import read, scene
@@ -114,6 +115,16 @@ def test_the_claim_is_the_strongest_that_is_true(
     ladder = [] if equal is None else [Rung(rung="equal", bound=equal, best=2.0)]
     said = claim(plan if belongs else unequal(plan), seconds, bound, ladder, further=further)
     assert said == words
+
+
+def test_claims_and_table_name_the_levels_of_zero(proven: Planning) -> None:
+    """Where only some levels are asked for, the bounds are of plans with these."""
+    asked = replace(proven, criteria=Criteria(zero_levels=(0, 1)))
+    said = proven_text(proven.candidates[0], asked)
+    assert said.startswith("of plans with equal replicas and ZeRO 0 or 1 none is faster than ")
+    assert "; no plan of stages with ZeRO 0 or 1 is faster than " in said
+    shown = "\n".join(map(str, planning_tables(asked, everything=True)))
+    assert "what is proven: no plan with ZeRO 0 or 1 of a class is faster" in shown
 
 
 def test_the_command_line_tells_the_ladder(proven: Planning) -> None:

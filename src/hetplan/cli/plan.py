@@ -381,7 +381,9 @@ def planning_tables(planning: "Planning", everything: bool) -> Iterator[Table]:
         yield stage_table(best.plan, best.replay, "")
     if everything:
         if planning.ladder:
-            yield ladder_table(planning.ladder)
+            criteria = planning.criteria
+            levels = criteria.levels_text if criteria.zero_levels else ""
+            yield ladder_table(planning.ladder, levels)
         yield explained.table(workload)
         yield from pareto_tables(planning)
     else:
@@ -700,25 +702,15 @@ def iteration_text(best: "Candidate", workload: "Workload") -> str:
 def proven_text(best: "Candidate", planning: "Planning") -> str:
     """The proof in words: how much faster any plan could be when replayed, and whether the best
     plan is optimal for its strategy's objective."""
-<<<<<<< HEAD
     from hetplan.planner.proofs import claim
 
     seconds, bound = best.predicted_seconds, planning.bound
     if seconds is None or bound is None:
-=======
-    bound = planning.bound
-    gap = relative_gap(best.predicted_seconds, bound)
-    plans = "plan of stages"
-    if planning.criteria.zero_levels:
-        plans += f" with ZeRO {planning.criteria.levels_text}"
-    if planning.computing_alone:
-        plans += ", with context and expert ranks or without,"
-    if gap is None:
->>>>>>> main
         proven = "how much faster another plan could be is not known"
     else:
-        further = bool(planning.computing_alone)
-        proven = claim(best.plan, seconds, bound, planning.ladder, further=further)
+        further, criteria = bool(planning.computing_alone), planning.criteria
+        levels = criteria.levels_text if criteria.zero_levels else ""
+        proven = claim(best.plan, seconds, bound, planning.ladder, further=further, levels=levels)
     if best.closed_form_seconds is not None and best.status == "optimal":
         proven += f"; optimal for {best.strategy}'s objective"
     return proven

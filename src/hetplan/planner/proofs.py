@@ -80,10 +80,12 @@ def rung_text(rung: Rung) -> str:
     return texts[rung.rung]
 
 
-def ladder_table(ladder: Sequence[Rung]) -> Table:
-    """The ladder as a table, one line for each rung."""
+def ladder_table(ladder: Sequence[Rung], levels: str = "") -> Table:
+    """The ladder as a table, one line for each rung. levels: the ZeRO levels of all its plans, as
+    text; empty: any."""
+    plan = f"plan with ZeRO {levels}" if levels else "plan"
     return Table.of(
-        "what is proven: no plan of a class is faster, when replayed, than its bound",
+        f"what is proven: no {plan} of a class is faster, when replayed, than its bound",
         ladder,
         [
             Column("plans", rung_text),
@@ -95,14 +97,22 @@ def ladder_table(ladder: Sequence[Rung]) -> Table:
 
 
 def claim(
-    plan: Plan | None, seconds: float, bound: float, ladder: Iterable[Rung], *, further: bool
+    plan: Plan | None,
+    seconds: float,
+    bound: float,
+    ladder: Iterable[Rung],
+    *,
+    further: bool,
+    levels: str = "",
 ) -> str:
     """The strongest claim that is proven of a plan, in words.
 
     plan: None where it is not known. seconds: of the plan. bound: of all plans. further: whether
-    these include plans with context and expert ranks.
+    these include plans with context and expert ranks. levels: their ZeRO levels, as text; empty:
+    any.
     """
-    plans = "plan of stages"
+    with_levels = f" with ZeRO {levels}" if levels else ""
+    plans = f"plan of stages{with_levels}"
     if further:
         plans += ", with context and expert ranks or without,"
     of_all = relative_gap(seconds, bound)
@@ -115,6 +125,8 @@ def claim(
     if equal is None or equal.bound <= bound * (1 + OPTIMAL_GAP):
         return every
     of_class = "plans with equal replicas"
+    if levels:
+        of_class += f" and ZeRO {levels}"
     if further:
         of_class += " and no context or expert ranks"
     if plan is None or not has_equal_replicas(plan):

@@ -37,18 +37,11 @@ def constructions(space: Space) -> Iterator[Design]:
             ),
         )
         groups = list(tensor_groups(space, order, width))
-<<<<<<< HEAD
-        for count in replica_counts(space, groups):
-            for dealt, size in product(deals(groups, count), MICRO_BATCHES):
-                design = replicas_of(space, dealt, size)
-                if design is not None and space.allows(design):
-                    yield design
-=======
         for dealt, size in product(all_deals(space, groups), MICRO_BATCHES):
             design = replicas_of(space, dealt, size)
             if design is not None and design.zero not in space.zero_levels:
                 design = space.repaired(design)
-            if design is not None:
+            if design is not None and space.allows(design):
                 yield design
 
 
@@ -59,7 +52,6 @@ def all_deals(space: Space, groups: list[Group]) -> Iterator[list[list[Group]]]:
         return
     for count in replica_counts(space, groups):
         yield from deals(groups, count)
->>>>>>> main
 
 
 def replica_counts(space: Space, groups: list[Group]) -> Iterator[int]:

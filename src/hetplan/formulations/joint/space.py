@@ -184,11 +184,8 @@ class Space:
 
     def repaired(self, design: Design) -> Design | None:
         """A near design that keeps the rules of plan files, in canonical form; None where no
-<<<<<<< HEAD
-        micro-batch size keeps them, or where the space does not allow the design.
-=======
-        micro-batch size keeps them, and where no allowed ZeRO level is possible.
->>>>>>> main
+        micro-batch size keeps them, where no allowed ZeRO level is possible, and where the space
+        does not allow the design.
 
         With an interleaved schedule, a replica's number of micro-batches is a multiple of its
         number of stages. Under ZeRO 2 and 3 all replicas have the same number of micro-batches.
