@@ -4,7 +4,7 @@ its proof, and writes it to a file."""
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from textwrap import fill
@@ -18,6 +18,7 @@ from hetplan.cli.options import (
     ClusterOption,
     GapOption,
     JsonOption,
+    LengthsOption,
     LimitOption,
     LinksOption,
     MarginOption,
@@ -65,6 +66,7 @@ from hetplan.text import (
 if TYPE_CHECKING:
     from hetplan.planner.candidate import Candidate
     from hetplan.planner.explain import Explanation
+    from hetplan.planner.lengths.drawn import LengthsAnswer
     from hetplan.planner.planning import Planning
     from hetplan.planner.strategy import Settings, Strategy
     from hetplan.profiling.workload import Workload
@@ -145,9 +147,11 @@ class Choice:
 @described(
     sections={
         "Model, cluster and batch": "--model --factory --probe --cluster --global-batch "
-        "--sequence --precision",
+        "--sequence --lengths --precision",
         "Costs": "--stack --profile --links --measure",
-        "Memory": "--framework --memory-margin --gradient-bytes --moment-bytes --loss --reshard",
+        "Memory": "--framework --memory-margin --optimizer --gradient-bytes --moment-bytes --loss "
+        "--reshard",
+        "Adapters": "--adapters --base",
         "Choice of plans": "--strategies --set --parts --money-limit --cheapest-within "
         "--seconds-limit --zero",
         "Limits of the search": "--time-limit --gap --threads --seed",
@@ -177,6 +181,7 @@ def plan(
     factory: TracedOption = None,
     probe: ProbeOption = None,
     sequence: SequenceOption = None,
+    lengths: LengthsOption = None,
     precision: Annotated[
         str,
         offered(
@@ -210,8 +215,10 @@ def plan(
     bound. Exit code 0 when a plan fits, 1 when none does (or none was found in time)."""
     begun = CLOCK.seconds()  # the import of the planner counts as well
     # Imported here, since shell completion does not need the planner's compiled kernels.
+    from hetplan.cli.lengths import lengths_table, stages_only, usable_lengths
     from hetplan.cli.profile import named, traced_model
     from hetplan.planner.criteria import Criteria
+    from hetplan.planner.lengths.drawn import plan_lengths, planned_lengths
     from hetplan.planner.ranking import make_plans
     from hetplan.planner.workloads import make_workloads, the_one_precision
     from hetplan.profiling.models.operators import load_stack
@@ -223,29 +230,56 @@ def plan(
         make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed), started=begun
     )
     if factory is not None:
+        require(
+            costs.adapters is None,
+            "a traced module brings its own adapters",
+            where="--adapters",
+            expected="--model",
+        )
         # The traced operators have the sizes of one precision.
         trained: Any = traced_model(
             factory, model, the_one_precision(precision), output=None, quiet=quiet, probe=probe
         )
     else:
-        trained = named(model)
-    by_precision, notes = make_workloads(
-        trained,
-        open_cluster(cluster),
-        global_batch,
-        sequence=sequence,
-        precision=precision,
-        profile=costs.profile,
-        framework=costs.trainer(),
-        stack=costs.reducing(load_stack(costs.stack, where="--stack")),
-        memory_margin=costs.memory_margin,
-    )
-    workloads = [with_links(workload, costs.links) for workload in by_precision]
-    workload = workloads[0]  # curves are measured in the first precision alone
-    curves = []
-    if costs.measure is not None and output is not None:
-        curves = measured_curves(workload, costs.measure, output, quiet=quiet)
-    strategies = chosen_strategies(choice, curves)
+        trained = costs.trained(named(model))
+    on_cluster = open_cluster(cluster)
+
+    def workloads_at(tokens: int | None) -> "tuple[list[Workload], list[str]]":
+        """The workloads at a sequence length, one for each precision, and notes."""
+        by_precision, notes = make_workloads(
+            trained,
+            on_cluster,
+            global_batch,
+            sequence=tokens,
+            precision=precision,
+            profile=costs.profile,
+            framework=costs.trainer(),
+            stack=costs.reducing(load_stack(costs.stack, where="--stack")),
+            memory_margin=costs.memory_margin,
+        )
+        return [with_links(workload, costs.links) for workload in by_precision], notes
+
+    if lengths is None:
+        workloads, notes = workloads_at(sequence)
+        curves = []
+        if costs.measure is not None and output is not None:
+            # curves are measured in the first precision alone
+            curves = measured_curves(workloads[0], costs.measure, output, quiet=quiet)
+        strategies = chosen_strategies(choice, curves)
+        of_lengths = None
+    else:
+        refused = {
+            "--factory": factory,
+            "--profile": costs.profile,
+            "--measure": costs.measure,
+            "--run": steps,
+        }
+        of_lengths = usable_lengths(lengths, named(model), sequence, refused)
+        workloads, notes = workloads_at(planned_lengths(of_lengths)[0][1])
+        strategies = chosen_strategies(
+            replace(choice, strategies=stages_only(choice.strategies)), []
+        )
+    workload = workloads[0]
     levels = [] if choice.zero is None else whole_numbers([choice.zero], "--zero", 0, 3)
     criteria = Criteria(
         choice.money_limit,
@@ -255,20 +289,37 @@ def plan(
         zero_levels=tuple(levels),
     )
     display = Display(f"{workload.model.name} on {workload.cluster.name}")
-    planning = watched(
-        run,
-        lambda: make_plans(
+
+    def plans_of(workloads: "list[Workload]", notes: list[str], run: Run) -> "Planning":
+        """The planning of workloads."""
+        return make_plans(
             workloads, strategies, run, criteria=criteria, on_candidate=display.add, notes=notes
-        ),
-        display,
-        quiet=quiet,
-    )
+        )
+
+    def answered() -> "tuple[Planning, LengthsAnswer | None]":
+        """The planning, and what it is on samples of unequal lengths where there are any."""
+        if of_lengths is None:
+            return plans_of(workloads, notes, run), None
+        answer = plan_lengths(
+            of_lengths,
+            lambda tokens: workloads_at(tokens)[0],
+            lambda tokens, part: plans_of(*workloads_at(tokens), part),
+            run,
+            seed or 0,
+        )
+        return answer.planning, answer
+
+    planning, answer = watched(run, answered, display, quiet=quiet)
     best = planning.best
     write_plan(best, output)
     note(*workload.model.notes)
     if workload.links is None:  # measured links leave the curves of fabrics out
         note(*borrowed_curves(workload.cluster.nodes))
-    emit(planning.document(), planning_tables(planning, everything), json=json)
+    document, tables = planning.document(), [*planning_tables(planning, everything)]
+    if answer is not None:
+        document["lengths"] = answer.document()
+        tables.append(lengths_table(answer))
+    emit(document, tables, json=json)
     if best is None:
         return 1
     if steps is None:
@@ -620,10 +671,12 @@ def workload_title(workload: "Workload", precisions: Sequence[str] = ()) -> str:
     precisions: all precisions that were planned; empty: the workload's alone.
     """
     planned = " or ".join(precisions or (workload.precision,))
+    model = workload.model
+    trained = f", {count_text(model.trained)} trained" if model.trained < model.params else ""
     devices = devices_counted(workload.cluster.counts())
     tokens = "" if workload.sequence is None else f" x {workload.sequence} tokens"
     return (
-        f"{workload.model.name} ({count_text(workload.model.params)} parameters) on "
+        f"{model.name} ({count_text(model.params)} parameters{trained}) on "
         f"{workload.cluster.name} "
         f"({devices}), batch {workload.global_batch}{tokens}, {planned}, "
         f"{workload.profile.provenance.kind} profile"
