@@ -30,6 +30,7 @@ mean is a solution, too. With whole x, y and s every node has shares of its own.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -40,8 +41,9 @@ from hetplan.formulations.joint.bound.tables import Homes, NodeClass, Relaxation
 from hetplan.replays.arrays import Floats
 from hetplan.solvers.expressions import Linear
 from hetplan.solvers.general import minimise
+from hetplan.solvers.highs import iteration_seconds
 from hetplan.solvers.model import SMALLEST, Model
-from hetplan.solvers.run import Run, Stop
+from hetplan.solvers.run import NativeValue, Run, Stop
 
 # A coefficient beyond this is lowered to it, which only relaxes a row: the unit of seconds is what
 # computing alone takes, and a share of a millionth already takes as long as this.
@@ -51,44 +53,73 @@ MOST = 1e6
 class NodeModel:
     """The bounds by nodes of one instance, computed when they are asked for.
 
-    alone: seconds that computing alone takes, which are the model's unit. run: whose time limit and
-    wish to stop hold for HiGHS, too.
+    alone: seconds that computing alone takes, which are the model's unit. run: HiGHS ends with it.
+    Iterations of the simplex count towards its budget, and the budget limits them, so that a clock
+    does not decide what the bound is.
     """
 
     def __init__(self, of: Relaxation, alone: float, run: Run) -> None:
         self.of, self.unit, self.run = of, alone, run
         self.known: dict[tuple[Homes, bool, bool], float] = {}
+        # Iterations of the simplex that the linear programme of a case took.
+        self.iterations: dict[tuple[Homes, bool, bool], int] = {}
 
     def seconds(self, homes: Homes, several: bool, chunks: bool) -> float:
         """Seconds that no plan with these homes replays below; several replicas or one, with
         several chunks or one. At least those of computing alone."""
-        part = homes, several, chunks
-        if part not in self.known:
-            self.known[part] = self.least(*part, nodes=None)
-        return self.known[part]
+        case = homes, several, chunks
+        if case not in self.known:
+            self.known[case] = self.by_linear_programme(homes, several, chunks)
+        return self.known[case]
 
-    def whole(self, homes: Homes, several: bool, chunks: bool, nodes: int) -> float:
-        """The same with whole x, y and s, after so many nodes of HiGHS's tree at most. Where
-        nothing is told of homes there are too many nodes for it."""
-        if not homes.chosen:
-            return self.seconds(homes, several, chunks)
-        return self.least(homes, several, chunks, nodes=nodes)
-
-    def least(self, homes: Homes, several: bool, chunks: bool, nodes: int | None) -> float:
-        """The bound by the linear programme, or by so many nodes of the tree of the whole one."""
+    def by_linear_programme(self, homes: Homes, several: bool, chunks: bool) -> float:
+        """The bound by the linear programme, as `seconds` keeps it."""
         if self.unit <= 0 or not self.of.several:
             return self.unit
-        programme = NodeProgramme(
-            self.of, homes, several, chunks, self.unit, whole=nodes is not None
-        )
+        programme = NodeProgramme(self.of, homes, several, chunks, self.unit, whole=False)
+        most = self.most_iterations(programme)
+        limits = {} if most is None else {"simplex_iteration_limit": most}
+        seconds, iterations = self.minimum(programme, limits)
+        self.iterations[homes, several, chunks] = iterations
+        return seconds
+
+    def whole(self, homes: Homes, several: bool, chunks: bool, nodes: int) -> float:
+        """The same with whole x, y and s, after so many nodes of HiGHS's tree at most, and no more
+        than the budget allows. Where nothing is told of homes there are too many nodes for it."""
+        linear = self.seconds(homes, several, chunks)
+        iterations = self.iterations.get((homes, several, chunks), 0)
+        if not homes.chosen or not iterations:
+            return linear
+        programme = NodeProgramme(self.of, homes, several, chunks, self.unit, whole=True)
+        most = self.most_iterations(programme)
+        if most is not None:
+            # A node takes no more iterations than the linear programme did, on the average.
+            nodes = min(nodes, most // iterations)
+        if nodes < 1:
+            return linear
+        seconds, _ = self.minimum(programme, {"mip_max_nodes": nodes})
+        return max(linear, seconds)
+
+    def most_iterations(self, programme: "NodeProgramme") -> int | None:
+        """The iterations of the simplex that are left of the budget; None without a budget."""
+        if self.run.budget is None:
+            return None
+        return int(self.run.remaining / iteration_seconds(programme.model))
+
+    def minimum(
+        self, programme: "NodeProgramme", limits: Mapping[str, NativeValue]
+    ) -> tuple[float, int]:
+        """(the bound that HiGHS proves of a programme, iterations of the simplex), which count
+        towards the budget. limits: HiGHS's options for them."""
         part = self.run.part()
-        limits = {} if nodes is None else {"mip_max_nodes": nodes}
         native = {"highs": {**part.options.native.get("highs", {}), **limits}}
         run = Run(replace(part.options, native=native), cancel=part.cancel)
         answer = minimise("milp", programme.model, run, lambda incumbent, bound: None)
+        iterations = int(str(answer.statistics.get("iterations", 0)))
+        self.run.count(iterations * iteration_seconds(programme.model))
         if answer.stop is Stop.INFEASIBLE:
-            return math.inf
-        return self.unit * max(1.0, answer.bound or 0.0)
+            return math.inf, iterations
+        return self.unit * max(1.0, answer.bound or 0.0), iterations
 
 
 class NodeProgramme:
