@@ -12,10 +12,10 @@ from hetplan.cli.plan import planning_tables, proven_text
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.criteria import Criteria
 from hetplan.planner.explain import why
+from hetplan.planner.joint import SCHEDULES
 from hetplan.planner.pictures.html import page
 from hetplan.planner.pictures.scene import read, scene
 from hetplan.planner.pictures.terminal import tables
-from hetplan.planner.joint import SCHEDULES
 from hetplan.planner.planning import Planning
 from hetplan.planner.proofs import claim, joined_ladders, ladder_table
 from hetplan.planner.search import on_devices, replay_candidate
