@@ -1,9 +1,8 @@
 """How good plans are by their replays: the papers' winner, the local search, and the bound.
 
     python -m evidence.speed joint [--case a]… [--seconds 10] [--seconds 60] [--seeds 5]
-        [--bound 60]…
     python -m evidence.speed joint --seeds 0 [--case a]… [--bound 60]…
-    python -m evidence.speed joint --ladder 30 [--case a]…
+    python -m evidence.speed joint --ladder 60 [--case a]…
     python -m evidence.speed joint --exact 10
 
 Four workloads, and two large ones where they are named: e, 64 GPUs of four types; f, 1024 of two.
@@ -14,9 +13,8 @@ of then (its ports were fewer). In brackets stand the same plans where senders b
 message is sent. Seconds are those of the processor: the machine may be shared. Without seeds it
 prints the bounds alone, after each number of seconds, beside the best plan known and the bound of
 an earlier version, with the seconds of the clock and of the processor that it took; `--ladder`: the
-bounds of all plans and of classes of plans, each class after so many seconds, with their gaps to
-the best plan known; `--exact`: how long `exact` takes on so many random instances of 4 devices and
-10 to 12 layers, as the tests draw them.
+ladder of bounds that `exact` tells after so many counted seconds; `--exact`: how long `exact` takes
+on so many random instances of 4 devices and 10 to 12 layers, as the tests draw them.
 """
 
 from __future__ import annotations
@@ -30,18 +28,20 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import Any
 
 from evidence.speed.joint_instances import DOCUMENTED, MIXED, Nodes, cluster
 from hetplan.formulations.joint import exact
-from hetplan.formulations.joint.bound.driver import lower_bound, lower_bounds
-from hetplan.formulations.joint.bound.equal import equal_bound
+from hetplan.formulations.joint.bound.driver import lower_bound
 from hetplan.formulations.joint.bound.tables import Relaxation
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
 from hetplan.formulations.joint.search import search
 from hetplan.planner import STRATEGIES
 from hetplan.planner.library import plan
+from hetplan.planner.proofs import rung_text
 from hetplan.planner.variants import useful_modes
+from hetplan.plans.ladder import Rung
 from hetplan.profiling.hardware.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import make_workload
 from hetplan.replays.chains import ChainReplayer, Settings
@@ -119,21 +119,27 @@ def bounds_after(data: JointData, limits: list[float], enough: float = math.inf)
     return [*known, last]
 
 
-def ladder_row(case: str, seconds: float) -> list[str]:
-    """Bounds of all plans by computing alone, with nodes, and with paths; those of plans with equal
-    replicas, and of such plans with one chunk. A plan of a class that is in a larger class is never
-    below the larger one's bound either."""
+def ladder_rows(case: str, seconds: float) -> Iterator[list[str]]:
+    """A line for each rung of the ladder of bounds that `exact` tells after so many counted
+    seconds, beginning with what the papers' strategies propose."""
     model, batch, on = workload_of(case)
     workload = make_workload(model, on, batch)
-    of = Relaxation(pose(workload, ("none", *useful_modes(workload))))
-    plan = KNOWN.get(case, (math.inf, math.nan))[0]
-    every = lower_bounds(of, processor_run(seconds), plan / 1e3)
-    equal = max(every.every, equal_bound(of, processor_run(seconds)) or 0.0)
-    plain = max(equal, equal_bound(of, processor_run(seconds), cases=(False,)) or 0.0)
-    cells = [case, f"{plan:,.1f}"]
-    for bound in (*every, equal, plain):
-        cells += [f"{1e3 * bound:,.1f}", f"{100 * (1 - 1e3 * bound / plan):.1f} %"]
-    return cells
+    data = pose(workload, ("none", *useful_modes(workload)))
+    run = Run(Options(), budget=seconds)
+    outcome = exact.solve(data, run, starts=papers_plans(model, batch, on))
+    rungs: Any = outcome.details["ladder"]
+    for rung in map(Rung.model_validate, rungs):
+        assert rung.best is not None, case
+        bound, best = (f"{1e3 * value:,.1f}" for value in (rung.bound, rung.best))
+        yield [case, rung_text(rung), bound, best, f"{100 * (1 - rung.bound / rung.best):.1f} %"]
+
+
+def papers_plans(model: str, batch: int, on: Cluster) -> list[JointDecision]:
+    """The plans of stages that the papers' strategies propose."""
+    papers = [name for name in STRATEGIES if name != "joint"]
+    planning = plan(model, on, global_batch=batch, strategies=papers, time_limit=PAPERS_SECONDS)
+    chains = [c.plan for c in planning.candidates if c.plan and not c.plan.program]
+    return [decision_of(each) for each in chains]
 
 
 def bound_row(case: str, limits: list[float]) -> list[str]:
@@ -192,15 +198,12 @@ def table(heads: list[str], rows: Iterable[list[str]]) -> None:
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def row(case: str, limits: list[float], seeds: int, bounds: list[float]) -> list[str]:
+def row(case: str, limits: list[float], seeds: int) -> list[str]:
     """The case's line of the table."""
     model, batch, on = workload_of(case)
     workload = make_workload(model, on, batch)
     data = pose(workload, ("none", *useful_modes(workload)))
-    papers = [name for name in STRATEGIES if name != "joint"]
-    planning = plan(model, on, global_batch=batch, strategies=papers, time_limit=PAPERS_SECONDS)
-    chains = [c.plan for c in planning.candidates if c.plan and not c.plan.program]
-    starts = [decision_of(each) for each in chains]
+    starts = papers_plans(model, batch, on)
     cells = [milliseconds(data, min(starts, key=lambda start: seconds_of(data, start)))]
     reached: list[list[float]] = [[] for _ in limits]
     last: list[tuple[float, JointDecision]] = []
@@ -222,8 +225,6 @@ def row(case: str, limits: list[float], seeds: int, bounds: list[float]) -> list
     cells += [f"{1e3 * median(values):,.1f}" for values in reached[:-1]]
     cells += [milliseconds(data, middle[1]), f"{1e3 * last[0][0]:,.1f}"]
     cells += [targets, f"{steps / seeds / limits[-1]:,.0f}"]
-    for least in bounds_after(data, bounds):
-        cells += [f"{1e3 * least:,.1f}", f"{100 * (1 - least / middle[0]):.1f} %"]
     return [case, *cells]
 
 
@@ -243,9 +244,9 @@ def main() -> None:
         return table(["seed", "layers", "ends", "gap", "seconds"], exact_rows(asked.exact))
     compile_kernels()
     if asked.ladder:
-        steps = ["alone", "nodes", "all plans", "equal replicas", "of them one chunk"]
-        heads = ["workload", "best plan, ms", *(head for each in steps for head in (each, "gap"))]
-        return table(heads, (ladder_row(case, asked.ladder) for case in cases))
+        heads = ["workload", "plans", "bound, ms", "best known, ms", "gap"]
+        rungs = (ladder_rows(case, asked.ladder) for case in cases)
+        return table(heads, itertools.chain.from_iterable(rungs))
     if not asked.seeds:
         heads = ["workload", "best plan, ms", "earlier bound, ms", "gap"]
         heads += [head for each in after for head in (each, "gap")]
@@ -254,8 +255,7 @@ def main() -> None:
     limits = sorted(asked.seconds or [10.0, 60.0])
     heads = ["workload", "papers, ms", *(f"after {limit:g} s, ms" for limit in limits)]
     heads += ["best seed", "targets, ms", "plans a second"]
-    heads += [head for each in after for head in (each, "gap")]
-    return table(heads, (row(case, limits, asked.seeds, bounds) for case in cases))
+    return table(heads, (row(case, limits, asked.seeds) for case in cases))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from hetplan.formulations.joint.bound.driver import Bisection, Part
+from hetplan.formulations.joint.bound.driver import SUM_SECONDS, Bisection, Part
 from hetplan.formulations.joint.bound.nodes import NodeModel
 from hetplan.formulations.joint.bound.replicas import STANDARD, Effort, TooLong
 from hetplan.solvers.run import Run
@@ -38,10 +38,11 @@ class NoNodes:
         return 0.0
 
 
-def raised(*parts: Described) -> tuple[float, NoNodes]:
+def raised(*parts: Described, budget: float | None = None) -> tuple[float, NoNodes]:
     """The bound of these parts, and the nodes that were asked."""
     nodes = NoNodes()
-    bisection = Bisection(cast("list[Part]", list(parts)), 4.0, Run(), STANDARD)
+    run = Run(budget=budget)
+    bisection = Bisection(cast("list[Part]", list(parts)), 4.0, run, STANDARD)
     bisection.go(cast("NodeModel", nodes))
     return bisection.bound, nodes
 
@@ -66,3 +67,12 @@ def test_the_whole_programme_over_nodes_is_asked_where_paths_fail() -> None:
     """A part whose paths are given up for the first time may yet be refuted by them."""
     assert raised(Described(4.0, 2 * STANDARD.effort))[1].asked == 0
     assert raised(Described(2.0, 0.0))[1].asked == 1
+
+
+def test_an_attempt_compares_no_more_sums_than_the_budget_has_left() -> None:
+    part = Described(2.0, 0.0)
+    raised(part, budget=0.5)
+    most = 0.5 / SUM_SECONDS
+    assert most < STANDARD.effort
+    assert part.asked
+    assert [effort for _, effort in part.asked] == pytest.approx([most] * len(part.asked))

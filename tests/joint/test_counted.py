@@ -6,11 +6,17 @@ from typing import Any
 import pytest
 
 from hetplan.clock import CLOCK
-from hetplan.formulations.joint import workers
+from hetplan.formulations.joint import exact, workers
 from hetplan.formulations.joint.annealing import Parameters
+from hetplan.formulations.joint.bound.driver import seconds_alone
+from hetplan.formulations.joint.bound.nodes import NodeModel
+from hetplan.formulations.joint.bound.tables import Relaxation
+from hetplan.formulations.joint.replica_bounds import PATHS_SECONDS
 from hetplan.formulations.joint.search import search
+from hetplan.solvers.branch_and_bound import Incumbent
 from hetplan.solvers.run import CUT, Options, Outcome, Run, Stop
 from joint.enumeration import random_data
+from joint.test_bound import even_data
 
 BUDGET = 0.3  # counted seconds
 
@@ -88,3 +94,38 @@ def test_a_process_finds_what_this_one_would(monkeypatch: pytest.MonkeyPatch) ->
     by_this = found(Options(), parameters)
     assert len(here) == 1
     assert (by_process.decision, by_process.details) == (by_this.decision, by_this.details)
+
+
+def test_programmes_over_nodes_count_their_iterations_and_end_with_the_budget() -> None:
+    of = Relaxation(even_data((1, 1), 6, 16, network=1e7, inside=1e4, tied=False))
+    homes = of.patterns(10)[-1]  # both nodes
+
+    def asked(budget: float) -> tuple[float, float, float, float]:
+        """(bound by the linear programme, counted seconds, those of the whole one)."""
+        run = Run(Options(threads=1), budget=budget)
+        model = NodeModel(of, seconds_alone(of, run), run)
+        begun, linear = run.spent, model.seconds(homes, several=False, chunks=False)
+        after = run.spent - begun
+        whole = model.whole(homes, several=False, chunks=False, nodes=20)
+        return linear, after, whole, run.spent - begun
+
+    linear, after, whole, spent = asked(10.0)
+    assert 0 < after < spent < 1.0
+    assert linear < whole
+    assert asked(1.5 * after) == (linear, after, linear, after)
+    cut, after_cut, _, _ = asked(0.5 * after)
+    assert cut <= linear and after_cut < after
+
+
+def test_bounds_of_replicas_count_their_tables_and_their_cuts() -> None:
+    """Tables of a type are made once; the cuts of each micro-batch are counted anew."""
+    data = even_data((2,), 6, 4, network=1e9, inside=1e9, tied=False)
+    run = Run(Options(threads=1), budget=10.0)
+    branching = exact.Branching(data, run, exact.Parameters(), Incumbent(run))
+    roots = [plan for _, plan in branching.roots()]
+    after_tables = run.spent
+    assert after_tables > 0
+    of_two_stages = next(plan for plan in roots if plan.deepest == 2 and plan.chunks == 1)
+    branching.options(of_two_stages, 0, 4)
+    assert run.spent >= after_tables + 4 * PATHS_SECONDS
+    assert list(branching.roots()) and run.spent < 0.1

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from hetplan.formulations.joint.bound.driver import lower_bounds, seconds_alone
-from hetplan.formulations.joint.bound.equal import equal_bound, equal_parts, has_equal_replicas
+from hetplan.formulations.joint.bound.equal import equal_bound, equal_parts
 from hetplan.formulations.joint.bound.nodes import NodeModel
 from hetplan.formulations.joint.bound.replicas import STANDARD
 from hetplan.formulations.joint.bound.tables import Relaxation
 from hetplan.formulations.joint.data import JointData
+from hetplan.plans.alike import has_equal_replicas
 from hetplan.plans.plan import Plan
 from hetplan.replays.chains import ChainReplayer
 from hetplan.solvers.run import Options, Run

@@ -448,7 +448,7 @@ def test_a_saved_plan_is_explained(planning: Planning, workload: Workload) -> No
     faster = replay(plan, replace(workload, profile=slow)).seconds / run.seconds - 1
     assert helps["T4 10 % faster"] == pytest.approx(faster) and -1 < min(helps.values()) <= 0
     text = why(plan, run, workload, 0.75 * run.seconds)
-    assert "plan file" not in text and "25 % below this one" in text["left open"]
+    assert "plan file" not in text and "(gap 25 %)" in text["left open"]
     assert [what for what in text if what != "fullest link"] == [
         "objective",
         "time goes to",

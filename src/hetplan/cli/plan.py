@@ -47,7 +47,7 @@ from hetplan.clock import CLOCK
 from hetplan.errors import require
 from hetplan.interpreter import own_command
 from hetplan.plans.plan import PASS_SCHEDULES, PassSchedule, save_plan
-from hetplan.solvers.run import OPTIMAL_GAP, Run, relative_gap
+from hetplan.solvers.run import Run
 from hetplan.text import (
     Column,
     Table,
@@ -452,12 +452,17 @@ def planning_tables(planning: "Planning", everything: bool) -> Iterator[Table]:
         yield no_winner(planning)
         return
     # Imported here, since shell completion does not need the simulator's compiled kernels.
+    from hetplan.planner.proofs import ladder_table
     from hetplan.replays.stages import stage_table
 
     yield verdict_table(planning, best, explained)
     if best.plan is not None and best.replay is not None:
         yield stage_table(best.plan, best.replay, "")
     if everything:
+        if planning.ladder:
+            criteria = planning.criteria
+            levels = criteria.levels_text if criteria.zero_levels else ""
+            yield ladder_table(planning.ladder, levels)
         yield explained.table(workload)
         yield from pareto_tables(planning)
     else:
@@ -802,28 +807,30 @@ def schedule_text(best: "Candidate", planning: "Planning") -> str:
 def proven_text(best: "Candidate", planning: "Planning") -> str:
     """The proof in words: how much faster any plan could be when replayed, and whether the best
     plan is optimal for its strategy's objective."""
-    from hetplan.planner.explain import PLANS_OF_STAGES, WITH_WHOLE
+    from hetplan.planner.proofs import PLANS_OF_STAGES, WITH_WHOLE, claim
 
-    bound, bound_whole = planning.bound, planning.bound_whole
+    criteria = planning.criteria
+    seconds, bound, bound_whole = best.predicted_seconds, planning.bound, planning.bound_whole
+    levels = criteria.levels_text if criteria.zero_levels else ""
     kinds = []  # of plans that the bound is of
-    if planning.criteria.zero_levels:
-        kinds.append(f"with ZeRO {planning.criteria.levels_text}")
-    if bound is None or not planning.criteria.splits_backward:
+    if levels:
+        kinds.append(f"with ZeRO {levels}")
+    if bound is None or not criteria.splits_backward:
         bound, bound_whole = bound_whole, None
         kinds.append(WITH_WHOLE)
-    plans = " ".join(filter(None, [PLANS_OF_STAGES, " and ".join(kinds)]))
-    if planning.computing_alone:
-        plans += ", with context and expert ranks or without,"
-    gap = relative_gap(best.predicted_seconds, bound)
-    if gap is None:
+    if seconds is None or bound is None:
         proven = "how much faster another plan could be is not known"
-    elif gap <= OPTIMAL_GAP:
-        proven = f"no {plans} is faster when replayed: it is optimal"
     else:
-        faster = f"no {plans} is faster than {seconds_text(bound)}"
-        proven = f"{faster} when replayed (gap {percent_text(gap)})"
-        if bound_whole is not None and bound is not None and bound_whole > bound:
-            proven += f", none {WITH_WHOLE} than {seconds_text(bound_whole)}"
+        proven = claim(
+            best.plan,
+            seconds,
+            bound,
+            planning.ladder,
+            plans=" ".join(filter(None, [PLANS_OF_STAGES, " and ".join(kinds)])),
+            bound_whole=bound_whole,
+            further=bool(planning.computing_alone),
+            levels=levels,
+        )
     if best.closed_form_seconds is not None and best.status == "optimal":
         proven += f"; optimal for {best.strategy}'s objective"
     return proven

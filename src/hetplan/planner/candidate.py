@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetplan.planner.variants import PLAIN, Variant
+from hetplan.plans.ladder import Rung
 from hetplan.plans.making import with_inputs as plan_with_inputs
 from hetplan.plans.plan import Plan
 from hetplan.profiling.inputs.inputs import Inputs
@@ -50,6 +51,7 @@ class Candidate:
     # Lower bound, by computing alone, on the seconds of all plans with or without context and
     # expert ranks (the bound of `joint` holds only without them); None: not computed.
     computing_alone: float | None = None
+    ladder: tuple[Rung, ...] = ()  # bounds of classes of plans; only `joint` has one
     solve_seconds: float = 0.0
     # details from the evaluator, for people
     details: Mapping[str, object] = field(default_factory=dict)

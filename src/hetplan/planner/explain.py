@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from hetplan.planner.candidate import Candidate
+from hetplan.planner.proofs import PLANS_OF_STAGES, claim
+from hetplan.plans.ladder import Rung
 from hetplan.plans.plan import Plan
 from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.profiles.profile import perturbed
@@ -26,7 +28,7 @@ from hetplan.replays.pose import costs_of
 from hetplan.replays.replay import replay
 from hetplan.replays.simulator.tasks import COMPUTES, PASSES, Kind, Timeline, path_to_end
 from hetplan.replays.stages import units_of_like_stages
-from hetplan.solvers.run import relative_gap
+from hetplan.solvers.run import OPTIMAL_GAP, relative_gap
 from hetplan.text import (
     Table,
     bytes_text,
@@ -44,9 +46,6 @@ TIGHT = 0.9  # share of a device's memory in use from which on memory is said to
 # Relative difference of seconds from which on a plan was made with other costs than these. With the
 # same costs a replay gives the same seconds but for rounding.
 SAME = 1e-6
-# The plans that a bound is of, in words.
-PLANS_OF_STAGES = "plan of stages"
-WITH_WHOLE = "with whole backward passes"  # as GPipe, 1F1B and interleaved 1F1B have them
 
 
 @dataclass(frozen=True)
@@ -201,6 +200,7 @@ def why(
     run: Replay,
     workload: Workload,
     bound: float | None,
+    ladder: Sequence[Rung] = (),
     *,
     foreign_bound: float | None = None,
     bounded: str = PLANS_OF_STAGES,
@@ -208,10 +208,9 @@ def why(
     """Heading -> text for people: why a saved plan takes as long as it does. run: its replay.
 
     bound: lower bound on the replayed seconds of all plans that `bounded` names; None where it is
-    not known. foreign_bound: such a bound for other costs, with which the plan was made; None:
-    there is none.
+    not known. ladder: such bounds of classes of plans. foreign_bound: such a bound for other costs,
+    with which the plan was made; None: there is none.
     """
-    gap = relative_gap(run.seconds, bound)
     lines: dict[str, str] = {}
     if plan.prediction is not None:
         predicted = plan.prediction.predicted_seconds
@@ -229,7 +228,7 @@ def why(
     helps = [f"{change}: {more_text(effect)}" for change, effect in most_helpful_first]
     lines["would help"] = ", ".join(helps)
     waiting = percent_text(1 - float(run.timeline.busy.max()) / run.seconds)
-    if gap is None:
+    if bound is None:
         no_bound = "this file has no bound of all plans"
         if foreign_bound is not None:
             no_bound = (
@@ -238,11 +237,10 @@ def why(
             )
         lines["left open"] = f"how much faster another plan could be; {no_bound}"
     else:
-        lines["left open"] = (
-            f"no {bounded} is faster than {seconds_text(bound)}, {percent_text(gap)} below "
-            f"this one; the waits of the busiest stage are {waiting}; whether any plan is faster "
-            "than this one is not proven"
-        )
+        proven = claim(plan, run.seconds, bound, ladder, plans=bounded, further=False)
+        lines["left open"] = f"{proven}; the waits of the busiest stage are {waiting}"
+        if (relative_gap(run.seconds, bound) or 0.0) > OPTIMAL_GAP:
+            lines["left open"] += "; whether any plan is faster than this one is not proven"
     return {what: text for what, text in lines.items() if text}
 
 

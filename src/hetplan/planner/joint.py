@@ -20,7 +20,7 @@ together. All replicas stay alike. Its tensor and context degrees and its micro-
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -39,6 +39,7 @@ from hetplan.planner.candidate import Candidate, StrategyMethod
 from hetplan.planner.strategy import NoPlan, Problem, Strategy
 from hetplan.planner.variants import useful_modes
 from hetplan.plans.degrees import Degrees
+from hetplan.plans.ladder import Rung
 from hetplan.plans.plan import PASS_SCHEDULES, PassSchedule, Plan, check_degrees
 from hetplan.profiling.workload import Workload
 from hetplan.replays.degrees import zero_costs
@@ -47,7 +48,7 @@ from hetplan.replays.pose import pose
 from hetplan.replays.replay import StageReplayer
 from hetplan.schema import Positive, StrictModel
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Result, Run
 
 MOST_WORKERS = 64
 # The method that chooses a schedule. It counts a share of the strategy's seconds in addition, of
@@ -60,7 +61,7 @@ SCHEDULES_SEARCH = 0.7
 class JointSettings(StrictModel):
     """The settings `--set joint.NAME=VALUE`."""
 
-    seconds: Positive = 20.0
+    seconds: Positive = 30.0
     """Seconds of a slow core that search and proof count together, at most."""
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 2
     """Number of processes that the search runs in. Another number may give another plan."""
@@ -171,6 +172,7 @@ class JointProblem(Problem):
             objective=result.objective,
             fits_memory=True,
             plan=plan_of(self.data, result.decision),
+            ladder=ladder_of(result),
         )
 
     def with_best_schedule(self, run: Run) -> Candidate | None:
@@ -222,6 +224,12 @@ class JointProblem(Problem):
         if space.replayer.excess(under_1f1b):
             return None
         return space.replayer.seconds(under_1f1b)
+
+
+def ladder_of(result: Result[Any]) -> tuple[Rung, ...]:
+    """The ladder of bounds in the details of a result; empty where there is none."""
+    rungs: Any = result.details.get("ladder", [])
+    return tuple(Rung.model_validate(rung) for rung in rungs)
 
 
 # Parameters of the search for designs with further degrees, chosen on the cases of

@@ -1,14 +1,18 @@
 """The answer of the planner: the candidates in the order of the ranking, the winner, and the proven
 bound."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hetplan.formulations.joint.data import WHOLE_SCHEDULES
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.criteria import Criteria, pareto
 from hetplan.planner.explain import Explanation, explain
 from hetplan.planner.joint import SCHEDULES, Joint
+from hetplan.planner.proofs import documents, joined_ladders, with_any_order, with_degrees
+from hetplan.plans.ladder import Rung
+from hetplan.plans.plan import PASS_SCHEDULES
 from hetplan.profiling.workload import Workload
 from hetplan.text import number_text
 
@@ -66,11 +70,45 @@ class Planning:
         """The bound of plans in all precisions by candidates that have at most one for each."""
         bounds = [c.bound for c in candidates if c.bound is not None]
         # Each bound holds only for plans in its precision.
-        if len(bounds) != max(len(self.precisions), 1):
+        if len(bounds) != self.problems:
             return None
         # Plans with further degrees can be faster than these bounds, but not than those by
         # computing alone.
         return min([*bounds, *self.computing_alone])
+
+    @property
+    def ladder(self) -> tuple[Rung, ...]:
+        """Lower bounds of classes of plans in all planned precisions, each with the fastest plan of
+        its class; empty unless the strategy `joint` has them for each precision."""
+        ladders = [candidate.ladder for candidate in self.of_joint if candidate.ladder]
+        if len(ladders) != self.problems:
+            return ()
+        ladder = joined_ladders(ladders)
+        if self.computing_alone:
+            fastest = self.least_seconds(WHOLE_SCHEDULES)
+            ladder = with_degrees(ladder, self.computing_alone, fastest)
+        if self.criteria.splits_backward and self.bound is not None:
+            ladder = with_any_order(ladder, self.bound, self.least_seconds(PASS_SCHEDULES))
+        return ladder
+
+    def least_seconds(self, schedules: Collection[str]) -> float | None:
+        """Seconds of the fastest plan of stages under one of the schedules that fits in memory;
+        None where there is none."""
+        seconds = [
+            candidate.predicted_seconds
+            for candidate in self.candidates
+            if candidate.plan is not None
+            and candidate.plan.program is None
+            and candidate.plan.schedule in schedules
+            and candidate.fits_memory
+            and candidate.predicted_seconds is not None
+        ]
+        return min(seconds, default=None)
+
+    @property
+    def problems(self) -> int:
+        """The number of problems whose plans were searched, one for each precision."""
+        return max(len(self.precisions), 1)
 
     @property
     def computing_alone(self) -> list[float]:
@@ -104,6 +142,7 @@ class Planning:
             "winner": self.winner,
             "bound": self.bound,
             "bound_whole": self.bound_whole,
+            "ladder": documents(self.ladder),
             "zero_levels": list(self.criteria.zero_levels) or None,
             "pareto": pareto(self.candidates, self.workload),
             "notes": list(self.notes),

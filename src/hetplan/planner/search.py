@@ -281,6 +281,7 @@ def replay_candidate(candidate: Candidate, workload: Workload) -> Candidate:
         closed_form_seconds=candidate.closed_form_seconds,
         objective=candidate.objective,
         bound=candidate.bound,
+        ladder=list(candidate.ladder) or None,
     )
     more = {"prediction": prediction, "refused": refusal(plan, workload.model)}
     return replace(candidate, plan=plan.model_copy(update=more))
@@ -326,18 +327,18 @@ def on_devices(candidate: Candidate, workload: Workload, numbers: Sequence[int])
     """A candidate of another cluster, put on devices of the workload's cluster and replayed there.
 
     numbers: see `renumbered`. A candidate that has no replay is not replayed here either, so that
-    its memory on the devices is unknown. The plan loses the bound in its prediction, which was
-    proven for the other cluster.
+    its memory on the devices is unknown. The plan loses the bounds in its prediction, which
+    were proven for the other cluster.
     """
     assert candidate.plan is not None
     plan = renumbered(candidate.plan, workload, numbers)
-    changes: dict[str, float | None] = {"bound": None}
+    changes: dict[str, float | None] = {"bound": None, "ladder": None}
     if candidate.replay is None:
         candidate = replace(candidate, peak_bytes=None)
     else:
         candidate = with_replay(candidate, replay(plan, workload))
         changes["predicted_seconds"] = candidate.predicted_seconds
-    return replace(candidate, plan=with_figures(plan, changes))
+    return replace(candidate, ladder=(), plan=with_figures(plan, changes))
 
 
 def with_figures(plan: Plan, changes: Mapping[str, float | None]) -> Plan:

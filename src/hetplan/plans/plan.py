@@ -53,6 +53,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from hetplan.errors import require
 from hetplan.plans.degrees import Degrees
+from hetplan.plans.ladder import Ladder
 from hetplan.plans.passes import (
     FLAT_SPLIT,
     FOLDED,
@@ -204,6 +205,8 @@ class Prediction(StrictModel):
     """Objective of the strategy's problem, in its unit."""
     bound: NonNegative | None = None
     """Lower bound of that objective."""
+    ladder: Ladder | None = None
+    """Of `joint` alone: bounds on the replayed seconds of classes of plans."""
 
 
 # Fields of a plan that a file leaves out where they are None.

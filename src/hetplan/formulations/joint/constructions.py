@@ -41,7 +41,7 @@ def constructions(space: Space) -> Iterator[Design]:
             design = replicas_of(space, dealt, size)
             if design is not None and design.zero not in space.zero_levels:
                 design = space.repaired(design)
-            if design is not None:
+            if design is not None and space.allows(design):
                 yield design
 
 

@@ -9,7 +9,11 @@ then divides all plans
 3. by the cuts between stages. The resulting plans are replayed under every ZeRO level.
 
 replica_bounds.py bounds each replica. evidence/speed/joint_bound.md says which plans are left out
-because others run equally long. on more devices, bound/ gives a lower bound for all plans.
+because others run equally long.
+
+Where plans are many, bound/ gives a lower bound of all plans. Then a second search,
+equal_search.py, seeks the fastest plan with equal replicas, and bound/ladder.py bounds these plans,
+too.
 """
 
 import itertools
@@ -20,15 +24,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetplan.formulations.joint.annealing import Parameters as SearchParameters
-from hetplan.formulations.joint.bound.driver import lower_bound
+from hetplan.formulations.joint.bound.driver import Bounds, lower_bounds
+from hetplan.formulations.joint.bound.ladder import KnownPlan, equal_rungs, ladder
 from hetplan.formulations.joint.bound.tables import Relaxation
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
 from hetplan.formulations.joint.design import SCHEDULES, Design, Pipeline
+from hetplan.formulations.joint.equal_search import equal_search
 from hetplan.formulations.joint.evaluate import decision_of, plan_of
 from hetplan.formulations.joint.layouts import layouts
 from hetplan.formulations.joint.replica_bounds import PartialPlan, ReplicaBounds
 from hetplan.formulations.joint.search import search as local_search
 from hetplan.formulations.joint.space import Space
+from hetplan.plans.alike import has_equal_replicas
+from hetplan.plans.ladder import Rung
+from hetplan.plans.plan import Plan
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent
 from hetplan.solvers.highs import check_native
@@ -49,9 +58,14 @@ class Parameters:
     at_once: int = 5_000
     cuts: int = 500_000
     # The local search takes this share of the budget and of the time limit, and at most `longest`
-    # counted seconds.
-    share: float = 0.5
+    # counted seconds. Of what is then left, the search for equal replicas takes its own share, of
+    # the rest their bounds take theirs, and all else is for all plans; neither of the two takes
+    # more than `longest_of_class`.
+    share: float = 0.4
     longest: float = 100.0
+    share_of_class: float = 0.2
+    longest_of_class: float = 25.0
+    share_of_relaxation: float = 0.5  # of what is left, for all plans before they are enumerated
     workers: int = 2  # processes among which the local search divides its rounds
     short: int = 300  # steps of the local search where every layout has few cuts
     rounding: float = 1e-9  # share by which a plan must be faster than the incumbent
@@ -70,13 +84,15 @@ class Branching:
     ) -> None:
         self.data, self.run, self.parameters, self.incumbent = data, run, parameters, incumbent
         self.space, self.relaxation = Space(data), Relaxation(data)
-        self.bounds = ReplicaBounds(data, self.space, self.relaxation)
+        self.bounds = ReplicaBounds(data, self.space, self.relaxation, run)
         # (replica, layout, schedule, chunks, recomputation, samples) -> result of `options`
         self.cached_options: dict[tuple[object, ...], list[tuple[float, int]]] = {}
         self.replays = 0  # number of plans that the branch and bound has replayed
         # Number of steps, replays and workers of the local search, and where it was cut.
         self.search_details: dict[str, object] = {}
         self.search_message = ""
+        self.equal: KnownPlan | None = None  # the fastest known plan with equal replicas
+        self.rungs: list[Rung] = []  # of plans with equal replicas
 
     def begin(self, starts: Sequence[JointDecision], steps: int | None) -> None:
         """Find an incumbent by local search in a part of the time.
@@ -92,8 +108,29 @@ class Branching:
         self.search_details = dict(outcome.details)
         self.search_message = outcome.message
         if outcome.decision is not None:
-            plan = plan_of(self.data, outcome.decision)
-            self.incumbent.offer(self.space.replayer.seconds(plan), outcome.decision)
+            self.offer(plan_of(self.data, outcome.decision))
+
+    def offer(self, plan: Plan) -> None:
+        """Offer a plan that fits in memory as the incumbent, and among plans with equal
+        replicas."""
+        seconds = self.space.replayer.seconds(plan)
+        self.incumbent.offer(seconds, decision_of(plan))
+        is_faster = self.equal is None or seconds < self.equal.seconds
+        if is_faster and has_equal_replicas(plan):
+            self.equal = KnownPlan(plan, seconds)
+
+    def climb(self, starts: Sequence[JointDecision]) -> None:
+        """Find a plan with equal replicas, and bound these plans, in a part of the time. starts:
+        plans that the local search began with."""
+        share, longest = self.parameters.share_of_class, self.parameters.longest_of_class
+        plans = [plan_of(self.data, start) for start in starts]
+        if self.incumbent.decision is not None:
+            plans.append(plan_of(self.data, self.incumbent.decision))
+        plan = equal_search(self.data, self.run.part(seconds=longest, share=share), plans)
+        if plan is not None:
+            self.offer(Plan.model_validate(dict(plan)))
+        part = self.run.part(seconds=longest, share=share)
+        self.rungs = equal_rungs(self.relaxation, self.equal, part)
 
     def roots(self) -> Iterator[tuple[float, PartialPlan]]:
         """(bound, partial plan) of every layout, schedule, number of chunks and recomputation."""
@@ -241,10 +278,11 @@ def solve(
         return with_bound_only(branching, starts)
     many_cuts = most_cuts(data, devices) > parameters.cuts
     branching.begin(starts, None if many_cuts else parameters.short)
-    relaxed_bound = 0.0  # of all plans, by bound/
+    relaxed: Bounds | None = None  # of all plans, by bound/
     if many_cuts:
-        part = run.part(share=parameters.share)
-        relaxed_bound = lower_bound(branching.relaxation, part, incumbent.objective)
+        branching.climb(starts)
+        part = run.part(share=parameters.share_of_relaxation)
+        relaxed = lower_bounds(branching.relaxation, part, incumbent.objective)
     roots = list(branching.roots())
     proof = branch_and_bound.search(roots, branching.expand, incumbent, run)
     if proof.proven:
@@ -252,18 +290,21 @@ def solve(
         bound = proof.bound
     else:
         stop = stop_reason(run)
-        bound = max(relaxed_bound, proof.bound or 0.0) or None
-    return outcome_of(branching, stop, bound, layouts=len(roots), nodes=proof.expanded)
+        known = 0.0 if relaxed is None else relaxed.every
+        bound = max(known, proof.bound or 0.0) or None
+    return outcome_of(branching, stop, bound, relaxed, layouts=len(roots), nodes=proof.expanded)
 
 
 def with_bound_only(
     branching: Branching, starts: Sequence[JointDecision]
 ) -> Outcome[JointDecision]:
-    """The best plan of the local search, and the lower bound of bound/."""
+    """The best plan of the local searches, and the lower bounds of bound/."""
     run, incumbent = branching.run, branching.incumbent
     branching.begin(starts, None)
-    bound = lower_bound(branching.relaxation, run, incumbent.objective)
-    return outcome_of(branching, stop_reason(run), bound or None, layouts=0, nodes=0)
+    branching.climb(starts)
+    relaxed = lower_bounds(branching.relaxation, run, incumbent.objective)
+    stop, bound = stop_reason(run), relaxed.every or None
+    return outcome_of(branching, stop, bound, relaxed, layouts=0, nodes=0)
 
 
 def most_cuts(data: JointData, devices: int) -> int:
@@ -274,11 +315,27 @@ def most_cuts(data: JointData, devices: int) -> int:
 
 
 def outcome_of(
-    branching: Branching, stop: Stop, bound: float | None, *, layouts: int, nodes: int
+    branching: Branching,
+    stop: Stop,
+    bound: float | None,
+    relaxed: Bounds | None,
+    *,
+    layouts: int,
+    nodes: int,
 ) -> Outcome[JointDecision]:
-    """The outcome of a run: the incumbent with the given reason to stop and bound."""
+    """The outcome of a run: the incumbent with the given reason to stop and bound, and the ladder
+    of bounds where all plans were bounded at once. relaxed: these bounds."""
     from hetplan import __version__
 
+    rungs = []
+    if relaxed is not None and bound is not None:
+        objective = branching.incumbent.objective
+        best = objective if math.isfinite(objective) else None
+        if branching.incumbent.decision is not None:
+            # the enumeration may have found a faster plan with equal replicas
+            branching.offer(plan_of(branching.data, branching.incumbent.decision))
+        best_equal = None if branching.equal is None else branching.equal.seconds
+        rungs = ladder(relaxed.alone, branching.rungs, bound, best, best_equal)
     message = branching.search_message if branching.run.cut else ""
     if stop is Stop.INFEASIBLE:
         message = "no plan fits into memory"
@@ -293,5 +350,6 @@ def outcome_of(
             "nodes": nodes,
             "replays": branching.replays,
             "search": branching.search_details,
+            "ladder": [rung.model_dump() for rung in rungs],
         },
     )

@@ -30,10 +30,16 @@ from hetplan.replays.data import DeviceType
 from hetplan.replays.simulator.pipeline import Schedule
 from hetplan.replays.updates import UPDATE_BYTES
 from hetplan.replays.zero import tensor_rings
+from hetplan.solvers.run import Run
 
 # Bytes of weights whose collective is timed to get seconds per byte. They are many, because a ring
 # reaches more of a link's bandwidth with more bytes, and a lower bound needs the fastest ring.
 PROBE_BYTES = 1e9
+# Seconds that count towards a budget: of the times of a run of layers, of a call of `paths`, and of
+# one way to cut the layers in it.
+RUN_SECONDS = 2e-5
+PATHS_SECONDS = 1.5e-3
+CUT_SECONDS = 3e-6
 
 
 class PartialPlan(NamedTuple):
@@ -59,10 +65,10 @@ class PartialPlan(NamedTuple):
 
 
 class ReplicaBounds:
-    """Computes bounds of the replicas of one instance, with a cache."""
+    """Computes bounds of the replicas of one instance, with a cache. run: counts the work."""
 
-    def __init__(self, data: JointData, space: Space, relaxation: Relaxation) -> None:
-        self.data, self.space, self.relaxation = data, space, relaxation
+    def __init__(self, data: JointData, space: Space, relaxation: Relaxation, run: Run) -> None:
+        self.data, self.space, self.relaxation, self.run = data, space, relaxation, run
         self.cached_seconds: dict[Any, Floats] = {}  # results of `pass_seconds`
         self.cached_speeds: dict[Any, float] = {}  # results of `replica_speed`
 
@@ -76,6 +82,7 @@ class ReplicaBounds:
         L = len(self.data.layers)
         key = (self.places(row_groups), mode, samples)
         if key not in self.cached_seconds:
+            self.run.count(RUN_SECONDS * math.comb(L + 1, 2))
             stage = self.space.stage(row_groups, (0, 1))
             seconds = np.zeros((2, L + 1, L + 1))
             for a, b in itertools.combinations(range(L + 1), 2):
@@ -192,6 +199,7 @@ class ReplicaBounds:
             of_stages.append(np.stack(of_sizes, axis=1))
         seconds = np.stack(of_stages)
         cuts = all_cuts(L, S * C)
+        self.run.count(PATHS_SECONDS + CUT_SECONDS * len(cuts))
         passes = sequence(plan.schedule, S, C, M)
         hops = self.hops(stages, C, sizes)
         sent = self.relaxation.sent[0]

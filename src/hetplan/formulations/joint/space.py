@@ -193,9 +193,14 @@ class Space:
             ]
         return with_pipelines(changed, pipelines)
 
+    def allows(self, design: Design) -> bool:
+        """Whether the design belongs to the plans that are searched. Here these are all plans."""
+        return True
+
     def repaired(self, design: Design) -> Design | None:
         """A near design that keeps the rules of plan files, in canonical form; None where no
-        micro-batch size keeps them, and where no allowed ZeRO level is possible.
+        micro-batch size keeps them, where no allowed ZeRO level is possible, and where the space
+        does not allow the design.
 
         With an interleaved schedule, a replica's number of micro-batches is a multiple of its
         number of stages; under DualPipeV it is twice that number at least. Under ZeRO 2 and 3 all
@@ -225,7 +230,8 @@ class Space:
             if micro_batch is None:
                 return None
             pipelines.append(replace(pipeline, micro_batch=micro_batch))
-        return self.renaming.canonical(replace(design, pipelines=tuple(pipelines)))
+        repaired = replace(design, pipelines=tuple(pipelines))
+        return self.renaming.canonical(repaired) if self.allows(repaired) else None
 
     def _allowed_zero(self, design: Design, several_stages: bool) -> int | None:
         """The ZeRO level of `zero_levels` that is nearest to what the design's level acts as; None

@@ -12,6 +12,7 @@ from importlib.resources import files
 from itertools import groupby
 
 from hetplan.planner.pictures.scene import OF_OTHER_COSTS, DeviceMemory, Offer, Scene, Span
+from hetplan.planner.proofs import WITH_WHOLE, gap as gap_of, rung_text
 from hetplan.solvers.run import relative_gap
 from hetplan.text import (
     bytes_text,
@@ -84,6 +85,7 @@ def sections_of(scene: Scene) -> Mapping[str, str]:
         "Stages and memory": stages(scene),
         "Where everything is": "".join(['<div class="nodes">', *nodes(scene), "</div>"]),
         "Price of each paradigm": prices(scene.offers),
+        "What is proven": proven(scene),
         "Plans and their bounds": candidates(scene),
         "Money against time": money(scene),
         "What a change would bring": changes(scene),
@@ -98,6 +100,13 @@ def figures(scene: Scene) -> str:
     if gap is not None:
         least = seconds_text(scene.bound)
         entries[f"no {scene.bounded} is faster than {least} (proven)"] = f"gap {percent_text(gap)}"
+    if scene.equal_replicas:
+        for rung in scene.ladder:
+            if rung.rung == "equal":
+                plans = f"plan with equal replicas, {WITH_WHOLE},"
+                what = f"no {plans} is faster than {seconds_text(rung.bound)}"
+                share = percent_text(relative_gap(scene.seconds, rung.bound))
+                entries[f"{what} (proven)"] = f"gap {share}"
     entries["of the devices' time not computing"] = percent_text(scene.bubble)
     entries["devices in use"] = f"{len(scene.used)} of {len(scene.devices)}"
     on_fullest = f"on the fullest device, {fullest.device} ({fullest.kind})"
@@ -243,6 +252,18 @@ def prices(offers: Sequence[Offer]) -> str:
         caption="What it costs to plan in one paradigm alone: its best plan against the best of "
         "all.",
     )
+
+
+def proven(scene: Scene) -> str:
+    """The table of the ladder of bounds."""
+    rows = [
+        (
+            rung_text(rung), seconds_text(rung.bound), seconds_text(rung.best),
+            percent_text(gap_of(rung)),
+        )
+        for rung in scene.ladder
+    ]  # fmt: skip
+    return table(("plans", "bound", "best known", "gap"), rows)
 
 
 def candidates(scene: Scene) -> str:

@@ -10,15 +10,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from hetplan.errors import InputError
-from hetplan.planner.explain import (
-    PLANS_OF_STAGES,
-    WITH_WHOLE,
-    folded,
-    made_with_these_costs,
-    name_of,
-    why,
-)
+from hetplan.planner.explain import folded, made_with_these_costs, name_of, why
 from hetplan.planner.joint import SCHEDULES, Joint
+from hetplan.planner.proofs import PLANS_OF_STAGES, WITH_WHOLE, documents
+from hetplan.plans.alike import has_equal_replicas
+from hetplan.plans.ladder import Rung
 from hetplan.plans.plan import Plan, parse_plan
 from hetplan.plans.words import summary
 from hetplan.profiling.workload import Workload
@@ -98,6 +94,12 @@ class Offer(PrintedDocument):
         return f"{self.strategy}/{self.method}"[:200]
 
 
+class PrintedRung(Rung):
+    """A rung of the ladder of bounds, as commands print it with its gap."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
 class PlanningDocument(PrintedDocument):
     """The document that `hetplan plan --json` prints."""
 
@@ -106,6 +108,7 @@ class PlanningDocument(PrintedDocument):
     bound: NonNegative | None = None
     bound_whole: NonNegative | None = None
     """None in documents of before there were plans with split backward passes."""
+    ladder: list[PrintedRung] = Field(default_factory=list)
 
 
 class ChangeDocument(PrintedDocument):
@@ -142,8 +145,11 @@ class Scene:
     winner: int | None = None  # index of the offer that is drawn
     bound: float | None = None  # lower bound on the replayed seconds of the plans of `bounded`
     bounded: str = PLANS_OF_STAGES
+    ladder: tuple[Rung, ...] = ()  # such bounds of classes of plans
+    # Whether the plan has equal replicas, so that the bound of such plans is one of its own.
+    equal_replicas: bool = False
     # Whether the plan is drawn with other costs than it was made with. The figures of `offers` are
-    # then of the costs that the plan was made with, and `bound` is None.
+    # then of the costs that the plan was made with, `bound` is None and `ladder` empty.
     other_costs: bool = False
     # What `hetplan plan what-if` found, for the unchanged cluster and for each change.
     changes: tuple[ChangeDocument, ...] = ()
@@ -153,7 +159,8 @@ class Scene:
         """The content as JSON types."""
         offers = [offer.model_dump() for offer in self.offers]
         changes = [change.model_dump() for change in self.changes]
-        return {**asdict(self), "offers": offers, "changes": changes}
+        ladder = documents(self.ladder)
+        return {**asdict(self), "offers": offers, "changes": changes, "ladder": ladder}
 
     @property
     def used(self) -> list[DeviceMemory]:
@@ -196,9 +203,13 @@ def scene(
             for drawn in rows
         ]
     stated_bound, bounded = bound_of(plan, planning)
+    ladder: Sequence[Rung] = () if planning is None else planning.ladder
+    if planning is None and plan.prediction and plan.prediction.strategy == Joint.name:
+        ladder = plan.prediction.ladder or ()
     other_costs = not made_with_these_costs(plan, run, workload)
     # A bound holds only for the costs for which it was proven.
     bound, foreign_bound = (None, stated_bound) if other_costs else (stated_bound, None)
+    ladder = () if other_costs else ladder
     nodes = [
         f"{node.intra_bandwidth * 8e-9:.4g} Gbit/s inside, "
         f"{node.network_bandwidth * 8e-9:.4g} Gbit/s to others"
@@ -213,11 +224,13 @@ def scene(
         more=len(units_of_rows) - len(rows),
         devices=memory(plan, run, workload, units_of_rows),
         nodes=tuple(nodes),
-        why=why(plan, run, workload, bound, foreign_bound=foreign_bound, bounded=bounded),
+        why=why(plan, run, workload, bound, ladder, foreign_bound=foreign_bound, bounded=bounded),
         offers=() if planning is None else tuple(planning.candidates),
         winner=None if planning is None else planning.winner,
         bound=bound,
         bounded=bounded,
+        ladder=tuple(ladder),
+        equal_replicas=has_equal_replicas(plan),
         other_costs=other_costs,
         margin=workload.memory_margin,
     )

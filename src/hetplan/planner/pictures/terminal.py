@@ -4,6 +4,7 @@ memory, and the candidates, as tables of text."""
 from textwrap import fill
 
 from hetplan.planner.pictures.scene import OF_OTHER_COSTS, DeviceMemory, Row, Scene, sampled
+from hetplan.planner.proofs import ladder_table
 from hetplan.text import (
     Column,
     Table,
@@ -31,6 +32,8 @@ LETTERS = {
 def tables(scene: Scene) -> list[Table]:
     """The tables that `hetplan show` prints."""
     shown = [timeline(scene), reasons(scene), memory(scene)]
+    if scene.ladder:
+        shown.append(ladder_table(scene.ladder))
     if scene.offers:
         shown.append(candidates(scene))
     return shown

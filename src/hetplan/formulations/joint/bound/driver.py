@@ -343,9 +343,11 @@ class Bisection:
 
     def attempt(self, part: Part, goal: float, nodes: NodeModel, effort: float) -> bool:
         """Raise the floor of a part to the goal if its paths or its nodes allow it. Whether the
-        paths were given up. The whole programme over nodes takes longer than the paths of the first
-        effort, so it is asked only where these fail, or are given up with more effort."""
-        part.effort.limit, part.effort.spent, given_up = effort, 0, False
+        paths were given up: they compare no more sums than `effort`, or than the budget has left.
+        The whole programme over nodes takes longer than the paths of the first effort, so it is
+        asked only where these fail, or are given up with more effort."""
+        left = math.inf if self.run.budget is None else self.run.remaining / SUM_SECONDS
+        part.effort.limit, part.effort.spent, given_up = min(effort, left), 0, False
         try:
             if part.is_slower(goal):
                 part.floor = goal

@@ -22,6 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from hetplan.formulations.joint.bound.driver import (
     Bisection,
@@ -32,38 +33,31 @@ from hetplan.formulations.joint.bound.driver import (
 from hetplan.formulations.joint.bound.nodes import NodeModel
 from hetplan.formulations.joint.bound.replicas import STANDARD, Lump, Parameters, intervals
 from hetplan.formulations.joint.bound.tables import Homes, Relaxation
-from hetplan.plans.plan import Plan, Replica
 from hetplan.solvers.run import Run
 
 
-def has_equal_replicas(plan: Plan) -> bool:
-    """Whether a plan belongs to the class."""
-    if plan.program is not None:
-        return False
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
-    single_groups = all(len(stage.devices) == 1 for stage in stages)
-    return single_groups and len({shape(plan, replica) for replica in plan.replicas}) == 1
+class Shape(NamedTuple):
+    """Plans of the class with so many replicas, whose micro-batches have so many samples; the last
+    one of a replica may have fewer."""
 
-
-def shape(plan: Plan, replica: Replica) -> tuple[object, ...]:
-    """What equal replicas have in common: (runs of layers, types of devices) of each stage, and the
-    micro-batches."""
-    stages = [
-        (tuple(stage.layers), tuple(plan.devices[device].type for device in stage.all_devices))
-        for stage in replica.stages
-    ]
-    return tuple(stages), tuple((batch.count, batch.samples) for batch in replica.micro_batches)
+    replicas: int
+    micro_batch: int
 
 
 @dataclass
 class EqualPart(Part):
-    """Plans of the class with so many replicas (`alike`), and with several chunks or one."""
+    """Plans of the class with so many replicas (`alike`), and with several chunks or one.
+
+    micro_batch: samples of their micro-batches; None: any number.
+    """
+
+    micro_batch: int | None = None
 
     @cached_property
     def lumps(self) -> list[Lump]:
         """(1). Replicas by their micro-batches, from small ones to large ones."""
-        samples = self.of.data.global_batch // self.alike
-        sizes = intervals(1, samples, self.tries.lump)
+        samples, b = self.of.data.global_batch // self.alike, self.micro_batch
+        sizes = intervals(1, samples, self.tries.lump) if b is None else [(b, b)]
         return [Lump(least, most, samples, samples) for least, most in sizes]
 
     @cached_property
@@ -85,18 +79,26 @@ class EqualPart(Part):
 
 
 def equal_parts(
-    of: Relaxation, run: Run, alone: float, tries: Parameters, cases: Sequence[bool]
+    of: Relaxation,
+    run: Run,
+    floor: float,
+    tries: Parameters,
+    cases: Sequence[bool],
+    shape: Shape | None = None,
 ) -> list[EqualPart]:
-    """The parts of the class that have plans, with computing alone as their floor. cases: whether
-    stages have several chunks."""
+    """The parts of the class that have plans, each with the same floor. cases: whether stages have
+    several chunks. shape: of all plans; None: they may have any."""
     G, none, prices = of.data.global_batch, (0,) * len(of.types), prices_by_speed(of)
     parts = []
     for alike in range(1, min(G, sum(of.counts)) + 1):
-        if G % alike:
+        if G % alike or (shape is not None and alike != shape.replicas):
             continue
         homes = Homes(none, tuple(count // alike for count in of.counts), none, alike)
         for chunks in cases:
-            part = EqualPart(of, homes, alike > 1, chunks, tries, run, prices, alone, alike=alike)
+            part = EqualPart(
+                of, homes, alike > 1, chunks, tries, run, prices, floor, alike=alike,
+                micro_batch=None if shape is None else shape.micro_batch,
+            )  # fmt: skip
             if not part.is_empty:
                 parts.append(part)
     return parts

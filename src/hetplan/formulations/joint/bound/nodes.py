@@ -33,6 +33,7 @@ mean is a solution, too. With whole x, y and s every node has shares of its own.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -43,8 +44,9 @@ from hetplan.formulations.joint.bound.tables import Homes, NodeClass, Relaxation
 from hetplan.replays.arrays import Floats
 from hetplan.solvers.expressions import Linear
 from hetplan.solvers.general import minimise
+from hetplan.solvers.highs import iteration_seconds
 from hetplan.solvers.model import SMALLEST, Model
-from hetplan.solvers.run import Run, Stop
+from hetplan.solvers.run import NativeValue, Run, Stop
 
 # Larger coefficients of a share are lowered to this, which only relaxes a row. In the model's unit,
 # the seconds of computing alone, a share of a millionth then takes 1.
@@ -56,45 +58,74 @@ class NodeModel:
 
     A case is homes, whether there are several replicas, and whether a stage has several chunks.
 
-    alone: seconds that computing alone takes, which are the model's unit. run: whose time limit and
-    wish to stop hold for HiGHS, too.
+    alone: seconds that computing alone takes, which are the model's unit. run: HiGHS ends with it.
+    Iterations of the simplex count towards its budget, and the budget limits them, so that a clock
+    does not decide what the bound is.
     """
 
     def __init__(self, of: Relaxation, alone: float, run: Run) -> None:
         self.of, self.unit, self.run = of, alone, run
         self.known: dict[tuple[Homes, bool, bool], float] = {}
+        # Iterations of the simplex that the linear programme of a case took.
+        self.iterations: dict[tuple[Homes, bool, bool], int] = {}
 
     def seconds(self, homes: Homes, several: bool, chunks: bool) -> float:
         """Seconds that no plan of this case replays below. At least those of computing alone."""
         case = homes, several, chunks
         if case not in self.known:
-            self.known[case] = self.least(*case, nodes=None)
+            self.known[case] = self.by_linear_programme(homes, several, chunks)
         return self.known[case]
 
-    def whole(self, homes: Homes, several: bool, chunks: bool, nodes: int) -> float:
-        """`seconds` with whole x, y and s, after at most `nodes` nodes of HiGHS's search tree.
-        Where the homes are not chosen, `seconds` itself: the tree would be too large."""
-        if not homes.chosen:
-            return self.seconds(homes, several, chunks)
-        return self.least(homes, several, chunks, nodes=nodes)
-
-    def least(self, homes: Homes, several: bool, chunks: bool, nodes: int | None) -> float:
-        """The bound of the linear programme; or of the one with whole x, y and s, after at most
-        `nodes` nodes of its search tree."""
+    def by_linear_programme(self, homes: Homes, several: bool, chunks: bool) -> float:
+        """The bound by the linear programme, as `seconds` keeps it."""
         one_node = not self.of.several  # then no card is in use
         if self.unit <= 0 or one_node:
             return self.unit
-        programme = NodeProgramme(
-            self.of, homes, several, chunks, self.unit, whole=nodes is not None
-        )
+        programme = NodeProgramme(self.of, homes, several, chunks, self.unit, whole=False)
+        most = self.most_iterations(programme)
+        limits = {} if most is None else {"simplex_iteration_limit": most}
+        seconds, iterations = self.minimum(programme, limits)
+        self.iterations[homes, several, chunks] = iterations
+        return seconds
+
+    def whole(self, homes: Homes, several: bool, chunks: bool, nodes: int) -> float:
+        """`seconds` with whole x, y and s, after at most `nodes` nodes of HiGHS's search tree, and
+        no more than the budget allows. Where the homes are not chosen, `seconds` itself: the tree
+        would be too large."""
+        linear = self.seconds(homes, several, chunks)
+        iterations = self.iterations.get((homes, several, chunks), 0)
+        if not homes.chosen or not iterations:
+            return linear
+        programme = NodeProgramme(self.of, homes, several, chunks, self.unit, whole=True)
+        most = self.most_iterations(programme)
+        if most is not None:
+            # A node takes no more iterations than the linear programme did, on the average.
+            nodes = min(nodes, most // iterations)
+        if nodes < 1:
+            return linear
+        seconds, _ = self.minimum(programme, {"mip_max_nodes": nodes})
+        return max(linear, seconds)
+
+    def most_iterations(self, programme: "NodeProgramme") -> int | None:
+        """The iterations of the simplex that are left of the budget; None without a budget."""
+        if self.run.budget is None:
+            return None
+        return int(self.run.remaining / iteration_seconds(programme.model))
+
+    def minimum(
+        self, programme: "NodeProgramme", limits: Mapping[str, NativeValue]
+    ) -> tuple[float, int]:
+        """(the bound that HiGHS proves of a programme, iterations of the simplex), which count
+        towards the budget. limits: HiGHS's options for them."""
         run_left = self.run.part()
-        limits = {} if nodes is None else {"mip_max_nodes": nodes}
         native = {"highs": {**run_left.options.native.get("highs", {}), **limits}}
         run = Run(replace(run_left.options, native=native), cancel=run_left.cancel)
         answer = minimise("milp", programme.model, run, lambda incumbent, bound: None)
+        iterations = int(str(answer.statistics.get("iterations", 0)))
+        self.run.count(iterations * iteration_seconds(programme.model))
         if answer.stop is Stop.INFEASIBLE:
-            return math.inf
-        return self.unit * max(1.0, answer.bound or 0.0)
+            return math.inf, iterations
+        return self.unit * max(1.0, answer.bound or 0.0), iterations
 
 
 class NodeProgramme:

@@ -1,5 +1,6 @@
 """The instance as the bound sees it: least seconds and bytes by type, tensor degree and rows."""
 
+import copy
 import itertools
 import math
 from functools import cached_property, lru_cache
@@ -118,10 +119,22 @@ class Relaxation:
             if t <= max(n.devices for n in nodes)
         }
 
-    def least_work(self, q: int) -> Floats:
-        """[L] seconds of a device of the type for one sample, in micro-batches of any size."""
-        sizes = np.arange(1, self.data.global_batch + 1)[:, None]
-        each = [t * self.seconds[k, t].sum(axis=1) / sizes for k, t in self.seconds if k == q]
+    def without_links(self) -> "Relaxation":
+        """The same instance where messages and joins take no time."""
+        freed = copy.copy(self)
+        freed.sent = np.zeros_like(self.sent)
+        freed.least_sent = freed.joined = freed.tied = 0.0
+        return freed
+
+    def least_work(self, q: int, most: int | None = None) -> Floats:
+        """[L] seconds of a device of the type for one sample, in micro-batches of so many samples
+        at most; None: of any number."""
+        sizes = np.arange(1, (most or self.data.global_batch) + 1)[:, None]
+        each = [
+            t * self.seconds[k, t][: len(sizes)].sum(axis=1) / sizes
+            for k, t in self.seconds
+            if k == q
+        ]
         least: Floats = np.min(each, axis=(0, 1))
         return least
 
