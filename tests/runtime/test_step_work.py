@@ -9,6 +9,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
+from hetplan.plans.shares import split  # noqa: E402
 from hetplan.runtime.engine import data, layout as layouts, pipeline  # noqa: E402
 from hetplan.runtime.engine.buckets import Bucket, BucketPlan, Piece  # noqa: E402
 from hetplan.runtime.engine.chain import Cut  # noqa: E402
@@ -42,8 +43,12 @@ def test_every_bit_counts_on_both_sides_of_the_limit(words: int) -> None:
 
 def test_rows_are_divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    split = layouts.split
-    monkeypatch.setattr(layouts, "split", lambda *given: asked.append(given) or split(*given))
+
+    def counted(*given: Any) -> Any:
+        asked.append(given)
+        return split(*given)
+
+    monkeypatch.setattr(layouts, "split", counted)
     layout = Layout(TWO_STAGES)
     first = [layout.rows(0, stage, batch) for stage in (0, 1) for batch in (0, 1, 2)]
     again = [layout.rows(0, stage, batch) for stage in (0, 1) for batch in (0, 1, 2)]

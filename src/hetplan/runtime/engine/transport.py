@@ -147,9 +147,11 @@ class Transport:
         return self._begun(dist.irecv, into, tag)
 
     def _begun(self, act: Any, rows: Sequence[tuple[Tensor, int]], tag: int) -> list[Message]:
-        """Begin sends or receives, as one batch on a lane. Without lanes they begin one by one, which
-        saves the checks of a batch. act: dist.isend or dist.irecv. rows: (tensor, the other
-        rank)."""
+        """Begin sends or receives, on a lane as one batch. Without lanes they begin one by one,
+        which saves the checks of a batch.
+
+        act: dist.isend or dist.irecv. rows: (tensor, the other rank).
+        """
         group, tag = self.lane(tag)
         if not self.lanes:
             return [(act(x, rank, group, tag), [x]) for x, rank in rows]
