@@ -10,8 +10,10 @@ import pytest
 import hetplan as hp
 from fakes.noting import Noting
 from fakes.workloads import cluster, cluster_document, one_thread, profile_document, small
+from hetplan.cli.plan import proven_text
 from hetplan.errors import InputError
 from hetplan.planner.criteria import Criteria, pareto, winner_of
+from hetplan.planner.joint import SCHEDULES, Joint, JointProblem
 from hetplan.planner.phases import search_all
 from hetplan.planner.planning import Planning
 from hetplan.planner.ranking import make_plans
@@ -23,6 +25,7 @@ from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.replay import replay
 from hetplan.replays.stages import stage_table
+from hetplan.solvers.run import Run
 from present import present
 
 
@@ -151,6 +154,44 @@ def test_only_the_levels_of_zero_that_are_asked_for_win(workload: Workload) -> N
         make_plans(workload, poplar, criteria=Criteria(zero_levels=(4,)))
 
 
+def test_joint_and_astra_search_only_the_levels_of_zero_that_are_asked_for(
+    workload: Workload,
+) -> None:
+    """A filter at the end would leave them without a plan, where their best has another level."""
+    plain = present(make_plans(workload, make_strategies(["astra"])).best)
+    other = 1 - present(plain.plan).zero
+    planning = make_plans(
+        workload, make_strategies(["astra"]), criteria=Criteria(zero_levels=(other,))
+    )
+    levels = {present(candidate.plan).zero for candidate in planning.candidates}
+    best = present(planning.best)
+    assert levels == {other} and best.status == "optimal"
+    assert plain.bound is not None and best.bound is not None and best.bound > plain.bound
+    none = make_plans(workload, make_strategies(["astra"]), criteria=Criteria(zero_levels=(3,)))
+    assert [c.message for c in none.candidates] == ["Astra's space has no plans of ZeRO 3"]
+    joint = Joint().within_levels((1, 0)).beginning_with([present(best.plan)])
+    problem = joint.pose(workload, Run())[0]
+    assert isinstance(problem, JointProblem) and problem.data.zero_levels == [0, 1]
+
+
+def test_the_answer_says_which_levels_of_zero_its_bounds_are_of(workload: Workload) -> None:
+    strategies = make_strategies(["poplar"])
+    planning = make_plans(workload, strategies, criteria=Criteria(zero_levels=(1, 2)))
+    best = present(planning.best)
+    joint = replace(best, strategy="joint", bound=0.9 * present(best.predicted_seconds))
+    of_joint = replace(planning, candidates=(joint,), winner=0)
+    whole = "no plan of stages with ZeRO 1 or 2 and with whole backward passes is faster"
+    assert whole in proven_text(joint, of_joint)
+    chosen = replace(joint, method=SCHEDULES)
+    of_any_order = replace(planning, candidates=(chosen,), winner=0)
+    assert "no plan of stages with ZeRO 1 or 2 is faster" in proven_text(chosen, of_any_order)
+    assert planning.document()["zero_levels"] == [1, 2]
+    # A plan file has no place to say so.
+    assert best.bound is not None and present(present(best.plan).prediction).bound is None
+    usual = present(present(make_plans(workload, strategies).best).plan)
+    assert present(usual.prediction).bound is not None
+
+
 def test_the_winner_is_the_cheapest_if_asked_for(workload: Workload) -> None:
     cheapest = make_plans(workload, make_strategies(["dp"]), criteria=Criteria(cheapest_within=1e9))
     explained = present(cheapest.explanation)
@@ -256,14 +297,15 @@ def test_parts_name_the_precision() -> None:
 
 
 def test_joint_on_a_part_begins_with_the_plans_of_that_part(workload: Workload) -> None:
-    """In the part's own numbers; on the whole cluster with those of the whole."""
+    """In the part's own numbers; on the whole cluster with those of the whole, and again for the
+    choice of a schedule."""
     joint, plans = Noting(), make_strategies(["dp"])
     run, part = one_thread(), parts_of_cluster(workload)
     variants = [PLAIN, *(Variant(part=each) for each in part)]
     searches = [StrategySearch(s, workload, run, v) for v in variants for s in (*plans, joint)]
     candidates = search_all(searches, run)
-    assert [{len(plan.devices) for plan in noted} for noted in joint.noted] == [{4}, {2}, {2}]
-    assert all({*plan.ranks} == {0, 1} for noted in joint.noted[1:] for plan in noted)
+    assert [{len(plan.devices) for plan in noted} for noted in joint.noted] == [{4}, {2}, {2}, {4}]
+    assert all({*plan.ranks} == {0, 1} for noted in joint.noted[1:3] for plan in noted)
     best = {(c.strategy, c.variant.part): present(c.predicted_seconds) for c in candidates}
     for variant in variants:
         assert best["joint", variant.part] <= best["dp", variant.part]

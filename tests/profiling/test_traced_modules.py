@@ -14,6 +14,7 @@ from hetplan.profiling.models.operators import Layer
 torch: Any = pytest.importorskip("torch", reason="tracing needs torch")
 
 from fakes import networks  # noqa: E402
+from fakes.lora import with_lora  # noqa: E402
 from hetplan.runtime.tracing import (  # noqa: E402
     counter,
     layers as traced,
@@ -71,6 +72,18 @@ def test_layers_parameters_and_what_is_sent_on() -> None:
     assert len({layer.operators for layer in model.layers[1:4]}) == 1
     skipping = traced.trace(networks.Text(skip=True), name="x", precision="fp16").chain()
     assert [layer.output for layer in skipping] == [S * H, 2 * S * H, 2 * S * H, S * H, 0]
+
+
+def test_frozen_parameters_are_counted_apart() -> None:
+    """Beside them adapters are trained, and no product computes the gradient of a frozen weight."""
+    module = networks.Text()
+    full = traced.trace(module, name="text", precision="fp16").chain()
+    found = traced.trace(with_lora(networks.Text(), 2), name="text", precision="fp16").chain()
+    assert [layer.frozen for layer in found] == [layer.params for layer in full]
+    assert found[-1].frozen_tied == full[-1].tied_params == V * H
+    adapters = sum(p.numel() for p in with_lora(networks.Text(), 2).parameters() if p.requires_grad)
+    assert sum(layer.trained for layer in found) == adapters > 0
+    assert sum(map(flops, found[1:-1])) < 0.8 * sum(map(flops, full[1:-1]))
 
 
 def test_what_is_kept_is_what_the_kernels_of_a_gpu_keep() -> None:
@@ -148,3 +161,36 @@ def test_what_cannot_be_traced_says_why() -> None:
     broken[1] = torch.nn.Linear(5, 5)
     with pytest.raises(InputError, match="x: 1: module does not run on fake tensors"):
         traced.trace(broken, name="x", precision="fp32")
+
+
+def of_loss(loss: Any) -> list[Layer]:
+    """The layers of a text model with a loss of (logits summed over the words, targets)."""
+    module = networks.Text(loss=lambda logits, targets: loss(logits.sum(-1), targets))
+    return traced.trace(module, name="x", precision="fp32").chain()
+
+
+def test_masks_of_the_data_select_everything() -> None:
+    def selecting(y: Any, targets: Any) -> Any:
+        mask = targets > 1
+        places = mask.flatten().nonzero().squeeze(1)
+        means = y[mask].mean() + y.masked_select(mask).mean() + y.flatten()[places].mean()
+        return means + y[torch.where(mask)].mean() + (y * mask).sum() / mask.sum()
+
+    layers, everything = of_loss(selecting), of_loss(lambda y, _: y.mean())
+    assert [flops(layer, 3) for layer in layers] == [flops(layer, 3) for layer in everything]
+    assert all(operator.ruled for operator in layers[-1].operators)
+    with pytest.raises(UnsupportedError, match=r"nonzero.*depends on values"):
+        of_loss(lambda y, _: y[y > 0].mean())
+
+
+@pytest.mark.parametrize(
+    ("loss", "cause"),
+    [
+        (lambda y, _: sum(y[k].mean() for k in range(len(y))), r"len\(x\) at \w+.py:\d+'"),
+        (lambda y, _: sum(row.mean() for row in y), r"a loop over the rows at \w+.py:\d+'"),
+        (lambda y, _: sum(y[k].mean() for k in range(y.shape[0])), r"samples \(expected"),
+    ],
+)
+def test_what_fixes_the_rows_is_named(loss: Any, cause: str) -> None:
+    with pytest.raises(InputError, match=cause):
+        of_loss(loss)

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.checkpoint
@@ -42,13 +42,15 @@ from hetplan.runtime.tracing.counter import (
     Fused,
     Layers,
     Product,
+    Selected,
     numbered,
     saved_by_autograd,
     storage,
     tree_leaves,
     tree_map,
 )
-from hetplan.runtime.tracing.failures import exporting
+from hetplan.runtime.tracing.failures import FIXING, exporting, noting, with_number
+from hetplan.runtime.tracing.module_state import ModuleState
 
 SAMPLES = (2, 3)  # two sizes, as a straight line is through two points
 # Exceptions of modules that do not run on tensors without values.
@@ -72,6 +74,10 @@ class Passes:
     """[layer] number of parameters that this layer is the first to use."""
     tied: tuple[int, ...]
     """[layer] number of parameters that this layer shares with an earlier one."""
+    frozen: tuple[int, ...]
+    """[layer] the part of `params` that is not trained."""
+    frozen_tied: tuple[int, ...]
+    """[layer] the part of `tied` that is not trained."""
     tokens: int | None
     """Tokens of a sample; None where the inputs are no texts."""
 
@@ -84,14 +90,22 @@ def trace(module: nn.Module, *, name: str, precision: Precision) -> ModelFile:
     UnsupportedError where an operator's size depends on values, InputError where the module does
     not run or has no method `batch`.
     """
-    few, more = (run(module, samples, precision, name) for samples in SAMPLES)
+    passes, numbers = [], []
+    for samples in SAMPLES:
+        with noting(FIXING) as noted:
+            passes.append(run(module, samples, precision, name))
+        numbers.append(set(with_number(noted, {samples}.__contains__)))
+    few, more = passes
     few_operators, more_operators = (
         [(call.name, call.layer, call.backward) for call in passes.calls] for passes in (few, more)
     )
+    # what asked for a number, and was told that of the samples in both runs
+    seen = sorted(numbers[0] & numbers[1])
     require(
         few_operators == more_operators,
         "runs other operators for another number of samples",
         where=name,
+        got=", ".join(seen) or None,
         expected="the same for 2 and 3",
     )
     lists: dict[tuple[Counted, ...], int] = {}  # the operators of a layer -> number of the list
@@ -107,6 +121,8 @@ def trace(module: nn.Module, *, name: str, precision: Precision) -> ModelFile:
                 name=layer,
                 params=few.params[k],
                 tied_params=few.tied[k],
+                frozen=few.frozen[k],
+                frozen_tied=few.frozen_tied[k],
                 # elements for one sample, with those that do not grow with the samples
                 output=sum(growth(few.crossing[k], more.crossing[k], layer)) / width,
                 saved=sum(growth(few.saved[k], more.saved[k], layer)) / width,
@@ -222,12 +238,15 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
         data = tree_map(lambda value: fake(value, dtype), rows)
         of_parameters = {storage(tensor) for tensor in state.values()}
         of_data = {storage(value) for value in tree_leaves(data) if isinstance(value, Tensor)}
-        counter = Counter(layers, of_parameters | of_data)
+        counter, selected = Counter(layers, of_parameters | of_data), Selected(set(of_data))
         try:
-            with Fused(), saved_by_autograd(of_parameters, keep), _watched(module, layers), counter:
+            with (
+                Fused(), saved_by_autograd(of_parameters, keep), _watched(module, layers),
+                selected, counter,
+            ):  # fmt: skip
                 out = torch.func.functional_call(Called(module), state, data)
             ones, counter.backward = torch.ones_like(out), True
-            with counter:
+            with selected, counter:
                 torch.autograd.backward([out], [ones])
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise UnsupportedError(
@@ -242,14 +261,16 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
             ) from error
     if not layers.names:
         layers.enter(type(module).__name__)
-    params, tied = _owned(module, state, counter, len(layers.names))
+    trained, frozen = _owned(module, state, counter, len(layers.names))
     return Passes(
         names=tuple(layers.names),
         calls=tuple(counter.calls),
         saved=tuple(saved[k] for k in range(len(layers.names))),
         crossing=tuple(counter.crossing()),
-        params=tuple(params),
-        tied=tuple(tied),
+        params=tuple(sum(pair) for pair in zip(trained.own, frozen.own, strict=True)),
+        tied=tuple(sum(pair) for pair in zip(trained.tied, frozen.tied, strict=True)),
+        frozen=tuple(frozen.own),
+        frozen_tied=tuple(frozen.tied),
         tokens=tokens_of(rows[0]),
     )
 
@@ -318,14 +339,14 @@ class Called(nn.Module):
 
 def graph_of(module: nn.Module, arguments: Any, where: str, **options: Any) -> Any:
     """The program with gradients that torch.export makes of a module. Raises UnsupportedError with
-    the cause of an exception of torch or of the module."""
-    in_training = {submodule: submodule.training for submodule in module.modules()}
+    the cause of an exception of torch or of the module. Afterwards the module's attributes are as
+    before: what a first call does is done by the first real one."""
+    state = ModuleState(module, None)
     try:
         with torch.enable_grad(), without_reentrant_checkpoints(), exporting(where):
             return torch.export.export(module, arguments, strict=False, **options)
     finally:
-        for submodule, training in in_training.items():
-            submodule.training = training
+        state.restore()
 
 
 @contextmanager
@@ -441,17 +462,27 @@ def _above(path: str) -> list[str]:
     return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
+class Owned(NamedTuple):
+    """Numbers of parameters, all of them trained or none."""
+
+    own: list[int]
+    """[layer] that the layer is the first to use."""
+    tied: list[int]
+    """[layer] that the layer shares with an earlier one."""
+
+
 def _owned(
     module: nn.Module, state: dict[str, Tensor], counter: Counter, count: int
-) -> tuple[list[int], list[int]]:
-    """`params` and `tied` of `Passes`, for so many layers. A parameter that no layer uses counts in
-    layer 0."""
-    params, tied = [0] * count, [0] * count
+) -> tuple[Owned, Owned]:
+    """The trained and the frozen parameters of so many layers. A parameter that no layer uses
+    counts in layer 0."""
+    trained, frozen = (Owned([0] * count, [0] * count) for _ in range(2))
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     parameters = [state[f"module.{name}"] for name in names]
     for key, tensor in {storage(p): p for p in parameters}.items():
+        owned = trained if tensor.requires_grad else frozen
         first, *others = sorted(set(counter.users.get(key, [0])))
-        params[first] += tensor.numel()
+        owned.own[first] += tensor.numel()
         for other in others:
-            tied[other] += tensor.numel()
-    return params, tied
+            owned.tied[other] += tensor.numel()
+    return trained, frozen
