@@ -97,7 +97,7 @@ class Doubling:
 
 def test_whole_gradients_are_views_of_their_sum() -> None:
     """Part of a parameter, and one that is divided along another dimension, are copied."""
-    shapes = {"whole": (3, 2), "number": (), "across": (2, 3), "frozen": (2,)}
+    shapes = {"whole": (3, 2), "number": (), "across": (2, 3), "without": (2,)}
     parameters = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
     dims = {"across": 1}
     both = frozenset({0, 1})
@@ -108,7 +108,7 @@ def test_whole_gradients_are_views_of_their_sum() -> None:
         size = parameters[name].numel()
         pieces.append(Piece(name, dim, 0, length, size // length, size, both))
         cuts[name] = Cut(dim, ((0, length),))
-    plan = BucketPlan((0, 1), ((0, 1),), torch.float32, (), tuple(pieces))
+    plan = BucketPlan((0, 1), ((0, 1),), torch.float32, (), tuple(pieces), True)
     collectives: Any = Doubling()
     bucket = Bucket(
         plan=plan, rank=0, shard_group=(0, 1), owner_collectives=collectives,
@@ -116,7 +116,7 @@ def test_whole_gradients_are_views_of_their_sum() -> None:
     )  # fmt: skip
     given = {}
     for number, (name, parameter) in enumerate(parameters.items()):
-        if name != "frozen":
+        if name != "without":
             parameter.grad = torch.rand(parameter.shape) + number
             given[name] = parameter.grad.clone()
     before = {name: parameters[name].grad.data_ptr() for name in given}
@@ -124,4 +124,4 @@ def test_whole_gradients_are_views_of_their_sum() -> None:
     for name, gradient in given.items():
         assert torch.equal(parameters[name].grad, 2 * gradient), name
         assert (parameters[name].grad.data_ptr() == before[name]) == (name != "whole"), name
-    assert parameters["frozen"].grad is None
+    assert parameters["without"].grad is None

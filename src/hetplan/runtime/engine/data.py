@@ -207,8 +207,9 @@ def tensor_checksum(x: Tensor) -> int:
 
     The checksum of a large tensor is the sum modulo 2^64 of all words of 8 bytes, each times an odd
     factor for its place. The factor is that of the place in a chunk of CHUNK words times that of
-    the chunk. Sums of more than CHUNK chunks are added up in the same way again. Each level has factors of its own: with the
-    same ones, the second word of the first chunk and the first word of the second would be alike.
+    the chunk. Sums of more than CHUNK chunks are added up in the same way again. Each level has
+    factors of its own: with the same ones, the second word of the first chunk and the first word of
+    the second would be alike.
 
     Modulo 2^64, the high bits of a word reach only the high bits of its product. A round
     floating-point number has zeros in all low bits, so the low bits of a sum of such words would be
