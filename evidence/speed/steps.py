@@ -5,9 +5,11 @@
 Two gloo ranks, one thread each; on a GPU one rank alone, with a larger GPT in bf16 autocast. Both
 engines are in the same processes and take their steps in turns, each pair in the other order, so
 that what else the machine does disturbs both. A step is forward and backward passes and what ranks
-exchange, without the update; it counts as long as its slowest rank. `by itself` is torch's own
-wrapper around the module as it is, without any of hetplan's code: DistributedDataParallel, or FSDP2
-of each block and the whole.
+exchange, without the update. Its seconds are those of its slowest rank. Its processor seconds are
+those of all ranks together, which other processes on the machine hardly change. `by itself` is
+torch's own engine around the module as it is, without any of hetplan's code:
+DistributedDataParallel, FSDP2 of each block and the whole, or two stages that a user of
+torch.distributed.pipelining writes by hand.
 
 The engine's own time per micro-batch is that of one rank less the same layers in a plain loop. A
 step on a GPU ends when the GPU is done with it.
@@ -31,8 +33,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from evidence.speed.harness import markdown, save
@@ -42,6 +47,7 @@ from hetplan.plans.plan import Plan, parse_plan
 ROWS, BATCHES = 4, 4  # of a micro-batch, of a replica
 KINDS = {"data parallel": (1, 0), "ZeRO 2": (1, 2), "ZeRO 3": (1, 3), "1F1B": (2, 0)}
 Step = Callable[[], object]
+Times = dict[str, list[float]]  # engine -> seconds of each step
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,55 @@ def by_itself(network: Network, zero: int) -> Step:
     return step
 
 
+class HandmadeStage(nn.Module):  # type: ignore[misc]
+    """One of two stages of a GPT, as a user of torch.distributed.pipelining writes it."""
+
+    def __init__(self, own: Any, rank: int) -> None:
+        super().__init__()
+        body, half = own.transformer, len(own.transformer.h) // 2
+        self.rank = rank
+        self.blocks = body.h[half * rank : half * (rank + 1)]
+        if rank == 0:
+            self.words, self.places = body.wte, body.wpe
+        else:
+            self.norm, self.head = body.ln_f, own.lm_head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Activations for the next stage, or scores of the words. x: words, or activations."""
+        if self.rank == 0:
+            x = self.words(x) + self.places(torch.arange(x.shape[1], device=x.device))
+        for block in self.blocks:
+            x = block(x)
+        if self.rank == 1:
+            x = self.head(self.norm(x))
+        return x
+
+
+def pipeline_by_itself(network: Network) -> Step:
+    """A step of torch's own 1F1B schedule over two stages."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    part = HandmadeStage(module(network), rank)
+    stage = PipelineStage(part, rank, world, torch.device(network.device))
+
+    def loss_of(scores: Tensor, words: Tensor) -> Tensor:
+        """The mean loss of the words that follow."""
+        return F.cross_entropy(scores[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+
+    schedule = Schedule1F1B(stage, BATCHES, loss_fn=loss_of)
+
+    def step() -> object:
+        words = rows(network, 0, 0, ROWS * BATCHES)["input_ids"]
+        losses: list[Tensor] = []
+        if rank == 0:
+            schedule.step(words)
+        else:
+            schedule.step(target=words, losses=losses)
+        part.zero_grad()
+        return sum(float(loss.detach()) for loss in losses) / BATCHES
+
+    return step
+
+
 def plain_step(network: Network) -> Step:
     """One process: the passes of all micro-batches, a loop around the module."""
     own = module(network).to(network.device)
@@ -179,28 +234,36 @@ def plain_step(network: Network) -> Step:
     return step
 
 
-def in_turns(network: Network, steps: dict[str, Step], count: int) -> dict[str, list[float]]:
-    """Seconds of the slowest rank, step by step; two of each are not timed."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
+def in_turns(network: Network, steps: dict[str, Step], count: int) -> tuple[Times, Times]:
+    """(seconds of the slowest rank, processor seconds of all ranks), step by step; two of each are
+    not timed."""
+    seconds: Times = {name: [] for name in steps}
+    processor: Times = {name: [] for name in steps}
     for turn in range(count + 2):
         order = list(steps) if turn % 2 else list(reversed(steps))
         for name in order:
             dist.barrier()
-            begun = time.perf_counter()
+            begun, used = time.perf_counter(), time.process_time()
             steps[name]()
             if network.device == "cuda":
                 torch.cuda.synchronize()
+            spent = torch.tensor(time.process_time() - used, dtype=torch.float64)
             slowest = torch.tensor(time.perf_counter() - begun, dtype=torch.float64)
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            dist.all_reduce(spent)
             if turn > 1:
-                times[name].append(float(slowest))
-    return times
+                seconds[name].append(float(slowest))
+                processor[name].append(float(spent))
+    return seconds, processor
 
 
-def compared(network: Network, world: int, count: int) -> dict[str, dict[str, list[float]]]:
-    """Kind of plan -> engine -> seconds of each step."""
+def compared(
+    network: Network, world: int, count: int, kinds: Sequence[str]
+) -> dict[str, tuple[Times, Times]]:
+    """Kind of plan -> the times of each engine, see `in_turns`."""
     made = {}
-    for kind, (stages, zero) in (KINDS if world > 1 else {"one": (1, 0)}).items():
+    chosen = {kind: KINDS[kind] for kind in kinds} if world > 1 else {"one": (1, 0)}
+    for kind, (stages, zero) in chosen.items():
         plan = plan_of(network, stages, zero, ranks=world)
         steps = {
             "ours": by_plan(network, plan, "hetplan"),
@@ -210,11 +273,13 @@ def compared(network: Network, world: int, count: int) -> dict[str, dict[str, li
             steps["by itself"] = plain_step(network)
         elif stages == 1:
             steps["by itself"] = by_itself(network, zero)
+        else:
+            steps["by itself"] = pipeline_by_itself(network)
         made[kind] = in_turns(network, steps, count)
     return made
 
 
-def ranks(network: Network, world: int, count: int) -> Any:
+def ranks(network: Network, world: int, count: int, kinds: Sequence[str] = ()) -> Any:
     """What rank 0 of forked ranks measured."""
     with tempfile.TemporaryDirectory() as folder:
         children = []
@@ -225,7 +290,7 @@ def ranks(network: Network, world: int, count: int) -> Any:
                 try:
                     store = dist.FileStore(f"{folder}/store", world)
                     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-                    made = compared(network, world, count)
+                    made = compared(network, world, count, kinds)
                     if rank == 0:
                         torch.save(made, f"{folder}/made.pt")
                     dist.barrier()
@@ -247,41 +312,53 @@ def ratio(one: Sequence[float], other: Sequence[float]) -> str:
     return f"{middle:.3f} ({low:.3f} – {high:.3f})"
 
 
+def row(kind: str, seconds: Times, processor: Times) -> tuple[str, ...]:
+    """A line of the table of steps on two ranks."""
+    medians = [
+        f"{1e3 * statistics.median(seconds[name]):.1f}" for name in ("ours", "stock", "by itself")
+    ]
+    ratios = [
+        ratio(times["ours"], times[other])
+        for times in (seconds, processor)
+        for other in ("stock", "by itself")
+    ]
+    return kind, *medians, *ratios
+
+
 def main() -> int:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=NETWORKS, default="cpu")
     parser.add_argument("--width", type=int, help="of a block; default 128, on a GPU 768")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS), metavar="KIND")
     parser.add_argument("--output")
     options = parser.parse_args()
     torch.set_num_threads(1)
     network = NETWORKS[options.device]
     network = replace(network, width=options.width or network.width)
     table, kept = [], []
-    for kind, times in ranks(network, 2, options.steps).items() if network.device == "cpu" else ():
-        itself = times.get("by itself")
-        seconds = {name: f"{1e3 * statistics.median(own):.1f}" for name, own in times.items()}
-        table.append(
-            (kind, seconds["ours"], seconds["stock"], seconds.get("by itself"),
-             ratio(times["ours"], times["stock"]),
-             None if itself is None else ratio(times["ours"], itself))
-        )  # fmt: skip
-        kept.append({"kind": kind, "seconds": times})
-    one = ranks(network, 1, options.steps)["one"]
-    kept.append({"kind": "one rank", "seconds": one})
+    if network.device == "cpu" and options.kinds:
+        measured = ranks(network, 2, options.steps, options.kinds)
+        for kind, (seconds, processor) in measured.items():
+            table.append(row(kind, seconds, processor))
+            kept.append({"kind": kind, "seconds": seconds, "processor_seconds": processor})
+    seconds, processor = ranks(network, 1, options.steps)["one"]
+    kept.append({"kind": "one rank", "seconds": seconds, "processor_seconds": processor})
     lines = []
     for name in ("ours", "stock"):
-        more = [1e3 * (a - b) / BATCHES for a, b in zip(one[name], one["by itself"], strict=True)]
-        share = ratio(one[name], one["by itself"])
+        pairs = zip(processor[name], processor["by itself"], strict=True)
+        more = [1e3 * (a - b) / BATCHES for a, b in pairs]
+        share = ratio(processor[name], processor["by itself"])
         lines.append((name, f"{statistics.median(more):.2f}", share))
-    header = ("plan", "ours, ms", "--backend torch, ms", "torch by itself, ms", "ours / stock",
-              "ours / by itself")  # fmt: skip
+    header = (
+        "plan", "ours, ms", "--backend torch, ms", "torch by itself, ms", "ours / stock",
+        "ours / by itself", "processor, ours / stock", "processor, ours / by itself",
+    )  # fmt: skip
+    header_of_one = ("engine", "processor ms per micro-batch", "processor ratio")
     tables = [
         *([markdown("A step on two ranks", header, table)] if table else []),
-        markdown(
-            "An engine's own time on one rank", ("engine", "ms per micro-batch", "ratio"), lines
-        ),
+        markdown("An engine's own time on one rank", header_of_one, lines),
     ]
     save(options.output, tables, kept)
     return 0

@@ -264,9 +264,12 @@ class Bucket:
     """Whether the parameters have their values."""
 
     def rows(self, piece: Piece, tensor: Tensor) -> Tensor:
-        """A view of a piece's rows in a tensor that is laid out like the local parameter."""
+        """A view of a piece's rows in a tensor that is laid out like the local parameter; the
+        tensor itself where they are all of it, in its order."""
         if tensor.dim() == 0:
             return tensor.reshape(1)
+        if piece.dim == 0 and piece.size == tensor.numel():
+            return tensor
         cut = self.cuts[piece.name]
         ranges = cut.ranges if cut.dim == piece.dim else ((0, tensor.shape[piece.dim]),)
         rows_before = sum(
@@ -296,6 +299,20 @@ class Bucket:
             tensor = tensors[piece.name]
             if tensor is not None:
                 rows = self.rows(piece, tensor)
+                rows.copy_(values.view_as(rows))
+
+    def write_gradients(self, flat: Tensor) -> None:
+        """Write a flat gradient's pieces to the gradients of the parameters. A gradient that is one
+        whole piece becomes a view of the flat tensor, which saves a copy."""
+        sizes = [piece.size for piece in self.plan.pieces]
+        for piece, values in zip(self.plan.pieces, flat.split(sizes), strict=True):
+            parameter = self.parameters[piece.name]
+            if parameter.grad is None:
+                continue
+            rows = self.rows(piece, parameter.grad)
+            if rows is parameter.grad:
+                parameter.grad = values.view_as(rows)
+            else:
                 rows.copy_(values.view_as(rows))
 
     @property
@@ -381,7 +398,7 @@ class Bucket:
         def end() -> None:
             finish()
             if self.shard is None:
-                self.unflatten(flat, gradients)
+                self.write_gradients(flat)
                 return
             if self.copy_collectives is not None:
                 self.copy_collectives.total(flat[slice(*self.shard_range)])

@@ -36,6 +36,7 @@ WORD_BYTES = 8
 LOW = (1 << 32) - 1  # mask of a word's low half
 SHOWN = 4  # largest number of keys, of ranks, and of groups of ranks in an error
 CHUNK = 1 << 16  # words that are multiplied at once: they fit into the cache of a core
+HASHED_BYTES = 1 << 16  # size of the largest tensor whose bytes are hashed
 # Types whose values have the same `repr` in every process.
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
@@ -201,10 +202,14 @@ def short_hash(text: str) -> int:
 def tensor_checksum(x: Tensor) -> int:
     """A checksum of shape, type and every bit of a tensor.
 
-    It is the sum modulo 2^64 of all words of 8 bytes, each times an odd factor for its place. The
-    factor is that of the place in a chunk of CHUNK words times that of the chunk. Sums of more than
-    CHUNK chunks are added up in the same way again. Each level has factors of its own: with the
-    same ones, the second word of the first chunk and the first word of the second would be alike.
+    The bytes of a small tensor, such as a micro-batch of words, are hashed on the host. For a large
+    one that would take longer than the sum below, which takes at least as long as ten small hashes.
+
+    The checksum of a large tensor is the sum modulo 2^64 of all words of 8 bytes, each times an odd
+    factor for its place. The factor is that of the place in a chunk of CHUNK words times that of
+    the chunk. Sums of more than CHUNK chunks are added up in the same way again. Each level has
+    factors of its own: with the same ones, the second word of the first chunk and the first word of
+    the second would be alike.
 
     Modulo 2^64, the high bits of a word reach only the high bits of its product. A round
     floating-point number has zeros in all low bits, so the low bits of a sum of such words would be
@@ -215,6 +220,9 @@ def tensor_checksum(x: Tensor) -> int:
     if x.layout != torch.strided:
         x = x.to_dense()
     flat = x.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    if len(flat) <= HASHED_BYTES:
+        digest = blake2b(flat.cpu().numpy(), digest_size=WORD_BYTES).hexdigest()
+        return short_hash(f"{shape_and_type} {digest}")
     bytes_in_words = len(flat) // WORD_BYTES * WORD_BYTES
     total = 0
     if bytes_in_words:

@@ -114,6 +114,19 @@ class Layout:
 
     def rows(self, replica: int, stage: int, batch: int) -> list[Range]:
         """[row group] global rows [first, last) of a micro-batch."""
+        known = self._known_rows.get((replica, stage, batch))
+        if known is None:
+            known = self._rows(replica, stage, batch)
+            self._known_rows[replica, stage, batch] = known
+        return known
+
+    @cached_property
+    def _known_rows(self) -> dict[tuple[int, int, int], list[Range]]:
+        """(replica, stage, micro-batch) -> answers of `rows`, which every pass asks for."""
+        return {}
+
+    def _rows(self, replica: int, stage: int, batch: int) -> list[Range]:
+        """As `rows`, from the shares."""
         first, last = self.micro_batches[replica][batch]
         if self.context > 1:
             return [(first, last)] * self.context

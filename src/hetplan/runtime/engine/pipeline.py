@@ -63,6 +63,8 @@ class Mail:
     expected: dict[Transfer, tuple[list[Tensor], list[Message]]] = field(default_factory=dict)
     # tensors that the rank sends to itself
     local: dict[Transfer, list[Tensor]] = field(default_factory=dict)
+    # all messages of each transfer that has been asked for
+    planned: dict[Transfer, list[tuple[Stream, Range]]] = field(default_factory=dict)
 
     def send(self, values: Sequence[Tensor], hop: int, batch: int, *, forward: bool) -> None:
         """Begin to send this rank's rows over a hop, to every rank that needs some of them.
@@ -97,9 +99,14 @@ class Mail:
         begun = self.transport.fetch(incoming, self._tag(hop, forward=forward))
         self.expected[hop, batch, forward] = buffers, begun
 
-    def _messages(self, hop: int, batch: int, *, forward: bool) -> Iterator[tuple[Stream, Range]]:
-        """All messages of a hop of the rank's replica, see `messages`."""
-        return messages(self.layout, self.place.replica, hop, batch, forward=forward)
+    def _messages(self, hop: int, batch: int, *, forward: bool) -> list[tuple[Stream, Range]]:
+        """All messages of a hop of the rank's replica, see `messages`. They are the same in every
+        iteration."""
+        key = (hop, batch, forward)
+        if key not in self.planned:
+            replica = self.place.replica
+            self.planned[key] = list(messages(self.layout, replica, hop, batch, forward=forward))
+        return self.planned[key]
 
     def _tag(self, hop: int, *, forward: bool) -> int:
         """The tag of a hop of the rank's replica, see `tag_of`."""
@@ -391,11 +398,12 @@ class Pipeline:
             local_rows = (first_row, last_row)
             data = self.chain.read(rows, local_rows, first, last, device, self.totals)
         kept: list[Saved] = []
+        position = replace(self.position, first_row=first_row)
         with self.watch.during("forward", chunk, batch):
             for k in range(first, last):
                 self.states.before_layer(k)
                 if has_rows:
-                    kept.append(self._layer(k, x, data[k - first], first_row))
+                    kept.append(self._layer(k, x, data[k - first], position))
                     x = tuple(value.detach() for value in kept[-1].outputs)
                 self.states.after_layer(k, completes=False)
         self.saved[chunk, batch] = kept
@@ -440,18 +448,18 @@ class Pipeline:
         with self.watch.during("receive", chunk, batch):
             return self.mail.receive(stage - 1 if forward else stage, batch, forward=forward)
 
-    def _layer(self, k: int, x: Values, data: tuple[Any, ...], row: int) -> Saved:
+    def _layer(self, k: int, x: Values, data: tuple[Any, ...], position: Position) -> Saved:
         """A layer's forward pass on an autograd graph of its own.
 
-        x: outputs of the layer before. data: the parts of the data that the layer reads. row:
-        global number of the first row.
+        x: outputs of the layer before. data: the parts of the data that the layer reads. position:
+        that of the micro-batch's rows.
         """
         inputs = tuple(value.detach().requires_grad_(value.is_floating_point()) for value in x)
         outputs = layer_pass(
             self.chain,
             k,
             (*inputs, *data),
-            replace(self.position, first_row=row),
+            position,
             self.recomputations[k],
             self.mail.transport.device,
         )
