@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -88,6 +88,43 @@ def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
     brief = joint.JointSettings(seconds=0.5)
     monkeypatch.setattr(joint, "JointSettings", lambda: brief)
+
+
+def left_out(metafunc: pytest.Metafunc, layer: str) -> bool:
+    """Whether the expression after `-m` leaves out all tests of the layer."""
+    return f"not {layer}" in metafunc.config.option.markexpr
+
+
+def is_quick(value: object) -> bool:
+    """Whether a value of a parameter belongs to the default layer."""
+    return all(mark.name != "wide" for mark in getattr(value, "marks", ()))
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest reads the marks `parametrize` of the test
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make no test items for values of the layer `wide` where that layer is left out.
+
+    They are three quarters of all items, and pytest would make all of them only to leave them out.
+    """
+    if not left_out(metafunc, "wide"):
+        return
+    own_layer = any(metafunc.definition.get_closest_marker(layer) for layer in LAYERS)
+    parametrize = metafunc.parametrize
+
+    def parametrize_quickly(
+        argnames: str | Sequence[str], argvalues: Iterable[Any], *options: Any, **named: Any
+    ) -> None:
+        values = list(argvalues)
+        quick = [number for number, value in enumerate(values) if is_quick(value)]
+        if argnames == "seed" and not own_layer:
+            quick = quick[:DEFAULT_SEEDS]
+        # those behind the last one; others stay, so that pytest numbers the rest as in `wide`
+        end = quick[-1] + 1 if quick else len(values)
+        if isinstance(named.get("ids"), Sequence):
+            named["ids"] = named["ids"][:end]
+        parametrize(argnames, values[:end], *options, **named)
+
+    metafunc.parametrize = parametrize_quickly  # type: ignore[method-assign]
 
 
 def pytest_collection_finish() -> None:

@@ -18,7 +18,7 @@ from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapData, HapDecision
 from hetplan.formulations.hap.pricing import ELEMENT_BYTES, Theory, theory_of
 from hetplan.profiling.models.transformer import Transformer, transformer
-from hetplan.programs.links import ring
+from hetplan.programs.links import ring, three_steps
 from hetplan.programs.networks import bert, vgg19, vit
 from hetplan.programs.program import SingleProgram
 from hetplan.programs.timed import Prices, Timed
@@ -29,6 +29,7 @@ SPEED = {"V100": 3.86e12, "P100": 2.15e12, "A100": 2.15e12 * 19.5 / 9.3}
 GBIT = 10.4  # between machines (§7.1)
 NO_LIMIT = 1e9  # Gbit/s of a network on which communication takes no time
 RATIOS = 21  # ratios between even ones and those by speed
+MACHINES = {"V100": 2, "P100": 6}  # §7.1, each with equally many GPUs
 Counts = tuple[tuple[str, int], ...]
 Floats = NDArray[np.float64]
 # Table 1 for m devices.
@@ -46,7 +47,7 @@ def shape(layers: int, hidden: int = 768) -> Transformer:
 
 
 def mixed(gpus: int) -> Counts:
-    """Two machines of V100 and six of P100 with equally many GPUs."""
+    """The GPUs of all `MACHINES`, of each type."""
     return ("V100", gpus // 4), ("P100", gpus - gpus // 4)
 
 
@@ -63,10 +64,28 @@ def theory_on(program: SingleProgram, counts: Counts, gbit: float, machines: int
     )
 
 
+def theory_on_machines(
+    program: SingleProgram, counts: Counts, machines: int, inside: float
+) -> Theory:
+    """A program's theory where every machine is a device, as fast as its GPUs together (§3).
+
+    Collectives take three steps (§6), of which those inside machines run at `inside` bytes/s.
+    """
+    gpus = sum(n for _, n in counts)
+    each = gpus // machines
+    every = [
+        Device(name=kind, flops_per_second=each * SPEED[kind])
+        for kind, n in counts
+        for _ in range(n // each)
+    ]
+    links = three_steps(ring(machines, GBIT / 8 * 1e9), inside)
+    return theory_of(program, every, links, slices=gpus)
+
+
 @cache
-def network(name: str, counts: Counts, gbit: float = GBIT) -> Theory:
-    """A model of Table 1; the 64 GPUs of §7.1 stand in eight machines."""
-    return theory_on(NETWORKS[name](sum(n for _, n in counts)), counts, gbit, 8)
+def network(name: str, counts: Counts, gbit: float = GBIT, machines: int = 8) -> Theory:
+    """A model of Table 1; all GPUs of §7.1 stand in eight machines."""
+    return theory_on(NETWORKS[name](sum(n for _, n in counts)), counts, gbit, machines)
 
 
 @cache
@@ -85,9 +104,11 @@ def solved(data: HapData, method: str) -> Result[Any]:
 
 
 @cache
-def answer(name: str, counts: Counts, method: str, gbit: float = GBIT) -> Result[Any]:
+def answer(
+    name: str, counts: Counts, method: str, gbit: float = GBIT, machines: int = 8
+) -> Result[Any]:
     """An iteration of a model by a method."""
-    return solved(network(name, counts, gbit).data, method)
+    return solved(network(name, counts, gbit, machines).data, method)
 
 
 def search_text(*results: Result[Any]) -> Row:
@@ -112,7 +133,9 @@ def iterations(fixed: Row, row: Row) -> Row:
     gpus = row["GPUs"]
     counts = mixed(gpus) if fixed["mixed"] else (("P100", gpus),)
     results = {
-        name: answer(row["model"], counts, method, row.get("Gbit/s", GBIT))
+        name: answer(
+            row["model"], counts, method, row.get("Gbit/s", GBIT), fixed.get("machines", 8)
+        )
         for name, method in fixed["methods"].items()
     }
     seconds: Row = {name: result.objective for name, result in results.items()}
@@ -184,6 +207,17 @@ def fewer_samples(fixed: Row, row: Row) -> Row:
     return {"DP-EV, s": even.objective, "joint, s": joint.objective, "speed-up": speed_up}
 
 
+def virtual_devices(fixed: Row, row: Row) -> Row:
+    """Figures 13 and 14 where every machine is a device, and nothing takes time inside machines."""
+    name, gpus = row["model"], row["GPUs"]
+    counts, machines = (mixed(gpus), 8) if row["cluster"] == "mixed" else ((("P100", gpus),), 4)
+    data = theory_on_machines(NETWORKS[name](gpus), counts, machines, np.inf).data
+    baselines = ("deepspeed",) if name == "bert-moe" else ("dp-even", "dp-proportional")
+    seconds = [solved(data, method).objective for method in baselines]
+    best, hap = min(filter(None, seconds), default=None), solved(data, "paper").objective
+    return {"best baseline, s": best, "HAP, s": hap, "ours, speed-up": over(best, hap)}
+
+
 def gathers(fixed: Row, row: Row) -> Row:
     """Figure 4: GB/s of both ways to gather 4 MB whose largest slice is `share`."""
     links = ring(4, fixed["gbit"] / 8 * 1e9, fixed["latency"])
@@ -207,15 +241,51 @@ def ablation(fixed: Row, row: Row) -> Row:
 
 
 def concurrent(fixed: Row, row: Row) -> Row:
-    """Figure 16: HAP on all GPUs against a model on each type, in samples per second together."""
-    counts = mixed(row["GPUs"])
-    groups = [counts, *((one,) for one in counts)]
-    results = [answer(row["model"], group, "paper") for group in groups]
-    rates = [
-        sum(n for _, n in group) / (result.objective or np.inf)
-        for group, result in zip(groups, results, strict=True)
-    ]
-    return {"ours, %": 100 * rates[0] / sum(rates[1:])} | search_text(*results)
+    """Figure 16: HAP on all GPUs against a model on each type, in samples per second together.
+
+    Further columns change one assumption each: every machine is a device, without or with time for
+    what its GPUs pass to each other; communication takes no time; the types train the model of all
+    GPUs, with as many experts.
+    """
+    name, gpus = row["model"], row["GPUs"]
+    all_gpus = mixed(gpus)
+    # the GPUs of each model that is trained, and the machines that they stand in
+    groups = [(all_gpus, 8), *(((each,), MACHINES[each[0]]) for each in all_gpus)]
+
+    def percent(solve_group: Callable[[Counts, int], Result[Any]]) -> float:
+        """The samples per second on all GPUs in % of those of the types together."""
+        rates = [
+            sum(n for _, n in counts) / (solve_group(counts, machines).objective or np.inf)
+            for counts, machines in groups
+        ]
+        return 100 * rates[0] / sum(rates[1:])
+
+    def on_gpus(counts: Counts, machines: int) -> Result[Any]:
+        return answer(name, counts, "paper", machines=machines)
+
+    def on_machines(inside: float) -> Callable[[Counts, int], Result[Any]]:
+        def solve_group(counts: Counts, machines: int) -> Result[Any]:
+            program = NETWORKS[name](sum(n for _, n in counts))
+            return solved(theory_on_machines(program, counts, machines, inside).data, "paper")
+
+        return solve_group
+
+    def without_network(counts: Counts, machines: int) -> Result[Any]:
+        return answer(name, counts, "paper", NO_LIMIT, machines)
+
+    def with_all_experts(counts: Counts, machines: int) -> Result[Any]:
+        program = bert(32 * sum(n for _, n in counts), shape(12), 128, 30522, gpus)
+        return solved(theory_on(program, counts, GBIT, machines).data, "paper")
+
+    made: Row = {
+        "ours, %": percent(on_gpus),
+        "machines as devices, %": percent(on_machines(np.inf)),
+        f"with {fixed['inside']:g} GB/s inside, %": percent(on_machines(fixed["inside"] * 1e9)),
+        "no network, %": percent(without_network),
+    }
+    if name == "bert-moe":
+        made["equal experts, %"] = percent(with_all_experts)
+    return made | search_text(*(on_gpus(counts, machines) for counts, machines in groups))
 
 
 def uneven_experts(fixed: Row, row: Row) -> Row:

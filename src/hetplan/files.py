@@ -296,6 +296,7 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
 
 def check_target(path: Path) -> None:
     """Raise InputError for a path where no file can be written."""
+    check_name(path)
     folder = path.parent
     require(not os.path.isdir(path), "is a folder, expected a file name", where=str(path))
     require(
@@ -305,6 +306,13 @@ def check_target(path: Path) -> None:
     )
     require(os.path.isdir(folder), "no such folder", where=str(folder))
     require(os.access(folder, os.W_OK), "folder cannot be written to", where=str(folder))
+
+
+def check_name(path: Path) -> None:
+    """Raise InputError for a path that can name nothing: one that is too long, or that goes through
+    a link to itself. What asks whether such a path exists may say no, or raise an OSError."""
+    with writable(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.lstat(path)
 
 
 def check_utf8(path: str) -> None:
@@ -318,6 +326,7 @@ def check_utf8(path: str) -> None:
 def check_folder_target(path: Path) -> None:
     """Raise InputError for a path where no folder can be made, or into which no file can be
     written."""
+    check_name(path)
     exists = os.path.lexists(path)  # a link to nothing is in the way, too
     require(not exists or os.path.isdir(path), "is a file, expected a folder", where=str(path))
     if not exists:

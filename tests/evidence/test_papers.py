@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from evidence import papers
 from evidence.papers import amp, astra, hap, poplar
 from hetplan.formulations import family
+from hetplan.programs.networks import vgg19
 from hetplan.solvers.registry import load, solve
 from hetplan.solvers.run import Options, Run
 
@@ -98,6 +101,41 @@ def test_poplar_without_the_slow_devices() -> None:
     flops = poplar.paper_workload("poplar-b", "llama-0.5b").flops_per_iteration / 1e12
     assert third["any"] == pytest.approx(flops / alone, rel=1e-2)
     assert first["used"] == "2 V100-PCIE-16GB, 2 T4" and first["gain, %"] == 0
+
+
+def test_hap_loses_on_all_gpus_where_machines_are_the_devices() -> None:
+    """Figure 16: rings of 2 and of 8 machines pass unlike shares of a gradient, rings of 16 and of
+    64 GPUs nearly the same."""
+    row = hap.concurrent({"inside": 12.0}, {"model": "vgg19", "GPUs": 64})
+    assert 64 < row["machines as devices, %"] < row["ours, %"] - 10
+    assert row["no network, %"] == pytest.approx(100.0, abs=0.1)
+    assert row["with 12 GB/s inside, %"] == pytest.approx(row["machines as devices, %"], abs=2)
+    assert "equal experts, %" not in row  # VGG19 has none
+
+
+def test_hap_groups_of_gpus_stand_in_their_own_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """§7.1: the V100 in two machines, the P100 in six; Figure 14's 32 P100 in four."""
+    stood: dict[Any, int] = {}
+
+    def answer(name: str, counts: Any, method: str, gbit: float = 0.0, machines: int = 8) -> Any:
+        stood[counts] = machines
+        return SimpleNamespace(objective=1.0, details={}, message="")
+
+    monkeypatch.setattr(hap, "answer", answer)
+    monkeypatch.setattr(hap, "solved", lambda data, method: answer("", (), method))
+    row = hap.concurrent({"inside": 12.0}, {"model": "vgg19", "GPUs": 64})
+    assert row["ours, %"] == pytest.approx(100.0)  # 64 samples against 16 and 48, in the same time
+    del stood[()]
+    assert stood == {hap.mixed(64): 8, (("V100", 16),): 2, (("P100", 48),): 6}
+    made("hap", "Figure 14")
+    assert stood[("P100", 32),] == 4
+
+
+def test_hap_machines_are_as_fast_as_their_gpus() -> None:
+    program = vgg19(64, 64, 7, 10, 64)
+    theory = hap.theory_on_machines(program, hap.mixed(64), 8, np.inf)
+    speeds = [device.flops_per_second for device in theory.data.devices]
+    assert speeds == [8 * hap.SPEED["V100"]] * 2 + [8 * hap.SPEED["P100"]] * 6
 
 
 def test_hap_says_what_became_of_its_search() -> None:

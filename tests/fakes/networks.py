@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,13 +35,20 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.after(x))))
 
 
+def summed(logits: Tensor, targets: Tensor) -> Tensor:
+    """The sum of losses."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+
+
 class Text(nn.Module):
     """No chain: embedding, a list of blocks, norm, tied head, loss; the first block's input meets
     the last's output."""
 
-    def __init__(self, skip: bool = False) -> None:
+    def __init__(
+        self, skip: bool = False, loss: Callable[[Tensor, Tensor], Tensor] = summed
+    ) -> None:
         super().__init__()
-        self.skip = skip
+        self.skip, self.loss = skip, loss
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.body = nn.Module()
         self.body.blocks = nn.ModuleList(Block() for _ in range(3))
@@ -48,15 +56,13 @@ class Text(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The sum of losses."""
+        """The loss."""
         first = x = self.embed(tokens)
         for block in self.body.blocks:
             x = block(x)
         if self.skip:
             x = x + first
-        return F.cross_entropy(
-            self.head(x).flatten(0, 1).float(), targets.flatten(), reduction="sum"
-        )
+        return self.loss(self.head(x), targets)
 
     def batch(self, step: int, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Tokens and targets."""

@@ -163,6 +163,54 @@ class ScaledGradient(Net):
         return 0.1 * x + (0.9 * x).detach()
 
 
+@is_("has a name that torch.fx needs itself")
+class Named(Net):
+    """A table under the name of an attribute of torch's own graphs."""
+
+    def more(self) -> None:
+        self.code = nn.Embedding(CLASSES, WIDTH)
+
+    def between(self, x: Tensor) -> Tensor:
+        return x + self.code(x.argmax(-1) % CLASSES)
+
+
+@is_("the name of a word of Python")
+class Worded(Net):
+    def more(self) -> None:
+        self.register_parameter("lambda", nn.Parameter(torch.ones(WIDTH)))
+
+    def between(self, x: Tensor) -> Tensor:
+        return x * getattr(self, "lambda")
+
+
+@is_("gradients of an embedding are sparse")
+class Sparse(Net):
+    def more(self) -> None:
+        self.table = nn.Embedding(CLASSES, WIDTH, sparse=True)
+
+    def between(self, x: Tensor) -> Tensor:
+        return x + self.table(x.argmax(-1) % CLASSES)
+
+
+@is_(RIGHT)
+class TimeFirst(Net):
+    """A recurrent block whose samples are in the second dimension."""
+
+    def more(self) -> None:
+        self.rnn = nn.LSTM(WIDTH, WIDTH)
+
+    def between(self, x: Tensor) -> Tensor:
+        return x + self.rnn(x.transpose(0, 1))[0].transpose(0, 1)
+
+
+@is_(RIGHT)
+class Compiled(Net):
+    """A block that torch.compile wraps."""
+
+    def more(self) -> None:
+        self.blocks[1] = torch.compile(self.blocks[1], backend="eager")
+
+
 # ---- samples that meet -------------------------------------------------------------------------
 
 
@@ -394,6 +442,46 @@ class StraightThrough(Net):
         return Sign.apply(x)
 
 
+@is_(BACKWARD)
+class ReversedBeforeFrozen(Net):
+    """Own backward code behind which nothing trains, until somebody unfreezes the embedding."""
+
+    def more(self) -> None:
+        self.embed.requires_grad_(False)
+
+    def first(self, x: Tensor) -> Tensor:
+        return Reversed.apply(self.embed(x))
+
+
+@is_(RIGHT)
+class WeighedByInputs(Net):
+    """Weights of tokens that are real numbers of the data, and are counted over the batch."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        weights = x[..., 0].abs()
+        y = self.blocks[1](self.blocks[0](self.embed(x)))
+        each = F.cross_entropy(self.head(y).flatten(0, 1), labels.flatten(), reduction="none")
+        return (each.view_as(labels) * weights).sum() / weights.sum()
+
+
+@is_(RIGHT)
+class ScaledInPlace(Net):
+    """Data that are changed in place once they are the layer's."""
+
+    def first(self, x: Tensor) -> Tensor:
+        return self.embed((x * 1.0).mul_(0.5))
+
+
+@is_(RIGHT)
+class OfNumbers(Net):
+    """Code that does not take data with gradients."""
+
+    def first(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            raise TypeError("data have no gradients")
+        return self.embed(x)
+
+
 @is_(RIGHT)
 class DetachedStraightThrough(Net):
     def between(self, x: Tensor) -> Tensor:
@@ -508,6 +596,17 @@ class ReentrantWithoutGradient(Net):
 class Quantised(Net):
     def between(self, x: Tensor) -> Tensor:
         return torch.fake_quantize_per_tensor_affine(x, 0.05, 0, -128, 127)
+
+
+@is_("forward computes gradients itself")
+class Adversarial(Net):
+    """Inputs that move along their gradient."""
+
+    def first(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            moved = x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.embed(moved).square().sum(), moved)
+        return self.embed(x + 0.1 * gradient.sign())
 
 
 # ---- state -------------------------------------------------------------------------------------
@@ -628,6 +727,30 @@ class Queue(Net):
 
 
 @is_(STATE)
+class FirstCall(Net):
+    """A scale that the first batch decides, as of an ActNorm."""
+
+    def more(self) -> None:
+        self.scale, self.is_made = nn.Parameter(torch.ones(WIDTH)), False
+
+    def between(self, x: Tensor) -> Tensor:
+        if not self.is_made:
+            self.scale.data = 1.0 / (1.0 + x.detach().std((0, 1)))
+            self.is_made = True
+        return x * self.scale
+
+
+@is_(BACKWARD)
+class HookedByTheFirstCall(Net):
+    """A hook that the first call adds."""
+
+    def between(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "hook"):
+            self.hook = self.head.weight.register_hook(lambda gradient: 0.5 * gradient)
+        return x
+
+
+@is_(STATE)
 class SpectralNorm(Net):
     def more(self) -> None:
         self.embed = parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))
@@ -671,6 +794,16 @@ class Cached(Net):
         if x.shape[1] not in self.positions:
             self.positions[x.shape[1]] = torch.arange(x.shape[1]).to(x.dtype)[:, None] / 10
         return self.embed(x + self.positions[x.shape[1]])
+
+
+@is_("forward asks for ranks or seeds a generator")
+class Seeded(Net):
+    """The same noise in every step."""
+
+    def between(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            return x + 0.1 * torch.randn_like(x)
 
 
 # ---- noise -------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from hetplan.profiling.models import class_defaults
 from hetplan.profiling.models.class_defaults import CLASSES
 from hetplan.profiling.models.configuration_keys import Key, takes_nothing
 from hetplan.profiling.models.configurations import KNOWN
+from hetplan.profiling.models.configured_functions import DEFAULTED, KINDS, ONE_NAME
 
 # Sizes of small models, in the names of all classes. Widths differ from each other, so that no two
 # parameters are confused.
@@ -77,6 +78,21 @@ def key_defaults(kind: str, keys: dict[str, Key]) -> dict[str, Any]:
     return found
 
 
+def function_defaults_of(kind: str) -> dict[str, Any]:
+    """Key -> default of the class of a type, for the keys that say what a model computes."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config_class = CONFIG_MAPPING[CLASSES.get(kind, kind)]
+    values = {"rope_theta": getattr(config_class, "default_theta", None)}
+    for key, value in static_defaults(config_class).items():
+        values.setdefault(ONE_NAME.get(key, key), value)
+    return {
+        key: value
+        for key, value in sorted(values.items())
+        if key in DEFAULTED and isinstance(value, bool | int | float | str)
+    }
+
+
 def static_defaults(config_class: Any) -> dict[str, Any]:
     """The defaults of a configuration class, by all names that it has for them. Values that an
     object computes from its other sizes are left out: they are None here."""
@@ -96,6 +112,18 @@ def listed_types() -> list[str]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     return sorted(kind for kind in KNOWN if kind in CONFIG_MAPPING)
+
+
+def unlisted_types() -> list[str]:
+    """The types of causal language models that transformers has and hetplan does not list."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return sorted(
+        kind
+        for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        if kind in CONFIG_MAPPING and kind not in KNOWN
+    )
 
 
 def small_sizes(kind: str) -> dict[str, Any]:
@@ -159,10 +187,17 @@ def main() -> None:
     }
     defaults |= {CLASSES[tower]: key_defaults(tower, keys) for tower, keys in TOWERS.items()}
     path = Path(class_defaults.__file__).with_name("class_defaults.json")
-    lines = [f" {json.dumps(kind)}: {json.dumps(defaults[kind])}" for kind in sorted(defaults)]
+    functions = {
+        CLASSES.get(kind, kind): function_defaults_of(kind)
+        for kind in KINDS
+        if CLASSES.get(kind, kind) in CONFIG_MAPPING
+    }
     head = {"source": f"transformers {transformers.__version__}"}
-    text = json.dumps(head)[:-1] + ', "defaults": {\n' + ",\n".join(lines) + "\n}}\n"
-    path.write_text(text, encoding="utf-8")
+    text = json.dumps(head)[:-1]
+    for name, table in (("defaults", defaults), ("functions", functions)):
+        lines = [f" {json.dumps(kind)}: {json.dumps(table[kind])}" for kind in sorted(table)]
+        text += f', "{name}": {{\n' + ",\n".join(lines) + "\n}"
+    path.write_text(text + "}\n", encoding="utf-8")
     rows = []
     for kind in listed_types():
         config, params = small_model(kind)

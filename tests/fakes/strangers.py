@@ -3,6 +3,7 @@ manner, a perceptron with a skip, and one with operators that have no rule."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -169,15 +170,15 @@ def chain(plan: Any = None) -> nn.Module:
 
 
 class Regression(nn.Module):
-    """A linear map and its mean squared error."""
+    """A linear map and a loss, its mean squared error unless another one is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor] = F.mse_loss) -> None:
         super().__init__()
-        self.linear = nn.Linear(6, 3)
+        self.linear, self.loss = nn.Linear(6, 3), loss
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         """The loss of x [b, 6] and labels [b, 3]."""
-        return F.mse_loss(self.linear(x), labels)
+        return self.loss(self.linear(x), labels)
 
     def batch(self, step: int, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Numbers that follow from the rows."""
@@ -190,3 +191,14 @@ def hooked(plan: Any = None) -> nn.Module:
     module = Regression()
     module.linear.weight.register_hook(lambda gradient: 2 * gradient)
     return module
+
+
+def masked(plan: Any = None) -> nn.Module:
+    """A module whose loss is a mean over the positive labels."""
+
+    def loss(y: Tensor, labels: Tensor) -> Tensor:
+        counted = (labels > 0).to(y.dtype)
+        return ((y - labels).square() * counted).sum() / counted.sum()
+
+    torch.manual_seed(0)
+    return Regression(loss)

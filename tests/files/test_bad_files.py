@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hetplan import files
+from hetplan.cli.main import main
 from hetplan.errors import InputError
-from hetplan.files import read_json, read_yaml
+from hetplan.files import check_folder_target, check_target, read_json, read_yaml
 from hetplan.profiling import source_files
 from hetplan.profiling.hardware.cluster import ClusterFile
 from hetplan.profiling.models.configurations import from_config
@@ -157,3 +159,29 @@ def test_of_large_files_and_of_pipes_nothing_is_said(
     assert noted.difference() is None
     path.unlink()
     assert noted.difference() == "is not there"
+
+
+NAMES_OF_NOTHING = ["l" * 300, "x/" * 3000 + "y", "a\0b", "loop/x"]
+
+
+@pytest.mark.parametrize("check", [check_target, check_folder_target], ids=["file", "folder"])
+@pytest.mark.parametrize("name", NAMES_OF_NOTHING, ids=["name", "path", "null", "loop"])
+def test_targets_whose_names_can_name_nothing(
+    tmp_path: Path, name: str, check: Callable[[Path], None]
+) -> None:
+    """Before the long work whose result would be written there."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(InputError, match=r"cannot be written|no such folder"):
+        check(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", NAMES_OF_NOTHING[:3], ids=["name", "path", "null"])
+@pytest.mark.parametrize(
+    "words",
+    ["study report NAME", "study tiny-mixed -m paper -o NAME", "profile import metis NAME"],
+)
+def test_files_whose_names_can_name_nothing(
+    words: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name if word == "NAME" else word for word in words.split()]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

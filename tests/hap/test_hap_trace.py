@@ -328,6 +328,12 @@ def test_what_torch_cannot_export_is_one_line() -> None:
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
+def test_sizes_that_depend_on_values_are_one_line() -> None:
+    module = Written(lambda m, x, y: m.two(m.one(x))[y > 1].mean())
+    with pytest.raises(UnsupportedError, match=r"aten\.index: the size of what it gives depends"):
+        trace(module, (torch.randn(3, 4), torch.tensor([2, 1, 3])))
+
+
 def flat_view(m: Any, x: Any) -> Any:
     z = m.one(x)
     z.view(-1).mul_(2)

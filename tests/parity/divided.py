@@ -88,6 +88,11 @@ class Case:
         return planned(self.name, self.world, replicas, self.layers, **self.options, **more)
 
 
+def batches_of(rows: Any) -> list[int]:
+    """The samples of micro-batches of at most two, or those that a list says."""
+    return rows if isinstance(rows, list) else [min(rows, 2)] * -(-rows // 2)
+
+
 def planned(
     name: str,
     world: int,
@@ -95,7 +100,8 @@ def planned(
     layers: Sequence[str] = CONFIGURED,
     **options: Any,
 ) -> Plan:
-    """A plan of replicas of (stages, samples) in micro-batches of at most two samples."""
+    """A plan of replicas of (stages, samples), in micro-batches of at most two samples or as a list
+    of samples says."""
     workload = {
         "model": name, "cluster": "made up", "global_batch": ROWS, "sequence": TOKENS,
         "precision": "fp32", "layers": list(layers),
@@ -106,7 +112,7 @@ def planned(
         "replicas": [
             {
                 "stages": stages,
-                "micro_batches": [{"count": -(-rows // 2), "samples": min(rows, 2)}],
+                "micro_batches": [{"count": 1, "samples": samples} for samples in batches_of(rows)],
             }
             for stages, rows in replicas
         ],

@@ -10,8 +10,10 @@ import pytest
 import hetplan as hp
 from fakes.noting import Noting
 from fakes.workloads import cluster, cluster_document, one_thread, profile_document, small
+from hetplan.cli.plan import proven_text
 from hetplan.errors import InputError
 from hetplan.planner.criteria import Criteria, pareto, winner_of
+from hetplan.planner.joint import Joint, JointProblem
 from hetplan.planner.phases import search_all
 from hetplan.planner.planning import Planning
 from hetplan.planner.ranking import make_plans
@@ -23,6 +25,7 @@ from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.replay import replay
 from hetplan.replays.stages import stage_table
+from hetplan.solvers.run import Run
 from present import present
 
 
@@ -149,6 +152,40 @@ def test_only_the_levels_of_zero_that_are_asked_for_win(workload: Workload) -> N
     assert {c.message for c in refused} == {"ZeRO 2 is not among the levels asked for"}
     with pytest.raises(InputError, match="--zero"):
         make_plans(workload, poplar, criteria=Criteria(zero_levels=(4,)))
+
+
+def test_joint_and_astra_search_only_the_levels_of_zero_that_are_asked_for(
+    workload: Workload,
+) -> None:
+    """A filter at the end would leave them without a plan, where their best has another level."""
+    plain = present(make_plans(workload, make_strategies(["astra"])).best)
+    other = 1 - present(plain.plan).zero
+    planning = make_plans(
+        workload, make_strategies(["astra"]), criteria=Criteria(zero_levels=(other,))
+    )
+    levels = {present(candidate.plan).zero for candidate in planning.candidates}
+    best = present(planning.best)
+    assert levels == {other} and best.status == "optimal"
+    assert plain.bound is not None and best.bound is not None and best.bound > plain.bound
+    none = make_plans(workload, make_strategies(["astra"]), criteria=Criteria(zero_levels=(3,)))
+    assert [c.message for c in none.candidates] == ["Astra's space has no plans of ZeRO 3"]
+    joint = Joint().within_levels((1, 0)).beginning_with([present(best.plan)])
+    problem = joint.pose(workload, Run())[0]
+    assert isinstance(problem, JointProblem) and problem.data.zero_levels == [0, 1]
+
+
+def test_the_answer_says_which_levels_of_zero_its_bounds_are_of(workload: Workload) -> None:
+    strategies = make_strategies(["poplar"])
+    planning = make_plans(workload, strategies, criteria=Criteria(zero_levels=(1, 2)))
+    best = present(planning.best)
+    joint = replace(best, strategy="joint", bound=0.9 * present(best.predicted_seconds))
+    of_joint = replace(planning, candidates=(joint,), winner=0)
+    assert "no plan of stages with ZeRO 1 or 2 is faster" in proven_text(joint, of_joint)
+    assert planning.document()["zero_levels"] == [1, 2]
+    # A plan file has no place to say so.
+    assert best.bound is not None and present(present(best.plan).prediction).bound is None
+    usual = present(present(make_plans(workload, strategies).best).plan)
+    assert present(usual.prediction).bound is not None
 
 
 def test_the_winner_is_the_cheapest_if_asked_for(workload: Workload) -> None:

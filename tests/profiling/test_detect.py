@@ -62,6 +62,7 @@ def detected(
         ("[2001:db8::1]:8\n2001:db8::2 slots=4\n", [("2001:db8::1", 8), ("2001:db8::2", 4)]),
         ("[fd00::2] slots=2\n[fd00::3]\n", [("fd00::2", 2), ("fd00::3", None)]),
         ("a:4:mlx5_0\nb::mlx5_1\n[fd00::2]:2:hca\n", [("a", 4), ("b", 1), ("fd00::2", 2)]),
+        ("a:4:mlx5_0\n[fd00::2]::hca\n", [("a", 4), ("fd00::2", 1)]),
         ("me@a:4\nb slots=2 port=2222\n", [("a", 4), ("b", 2)]),
         ("a 8 all.q@a UNDEFINED\nb 4\n", [("a", 8), ("b", 4)]),
     ],
@@ -475,6 +476,123 @@ def test_broken_scontrol(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["cluster", "detect", "--scontrol", written(tmp_path, text)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+LIST = """\
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)
+GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a78)
+"""
+SLICES = """\
+GPU {index}: A100-SXM4-40GB (UUID: GPU-aa)
+  MIG 3g.20gb     Device  0: (UUID: MIG-c6d4f1ef)
+  MIG {second}     Device  1: (UUID: MIG-c6d4f1f0)
+"""
+QUERY = """\
+index, name, memory.used [MiB], memory.total [MiB], mig.mode.current
+0, NVIDIA H100 80GB HBM3, 12 MiB, 81559 MiB, Disabled
+1, NVIDIA H100 80GB HBM3, 12 MiB, 81559 MiB, {mig}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "entries", "told"),
+    [
+        (LIST, [(1, 2, "A100-SXM4-80GB")], "A100-SXM4-80GB is taken for A100-SXM4-80GB"),
+        (QUERY.format(mig="[N/A]"), [(1, 2, "H100-SXM5-80GB")], "within a node are assumed"),
+        (QUERY.format(mig="Enabled"), [(1, 1, "H100-SXM5-80GB")], "MIG divides 1 other"),
+        (LIST + SLICES.format(index=2, second="1g.5gb"), [(1, 2, "A100-SXM4-80GB")], "MIG divides"),
+        ("0, Tesla T4, 3, 15360\n1, Tesla T4, 12, 15360\n", [(1, 2, "T4")], "as in usual"),
+        ("A100-SXM4-40GB\nA100-SXM4-40GB\n", [(1, 2, "A100-SXM4-40GB")], "is taken for"),
+        ("name\nNVIDIA L4\n", [(1, 1, "L4")], "is taken for"),
+        (
+            "".join(f"{host}: {line}\n" for host in "ab" for line in LIST.splitlines())
+            + "c: bash: nvidia-smi: command not found\nconnection closed\n",
+            [(2, 2, "A100-SXM4-80GB")],
+            "c is left out: it shows no GPU, and says bash: nvidia-smi: command not found",
+        ),
+        (
+            "[WARNING]: python\na | CHANGED | rc=0 >>\nGPU 0: NVIDIA L4 (UUID: GPU-1)\n\n"
+            'b | UNREACHABLE! => {\n    "changed": false\n}\n',
+            [(1, 1, "L4")],
+            "b is left out: it shows no GPU, and says UNREACHABLE! => {",
+        ),
+        (
+            "a | CHANGED | rc=0 | (stdout) GPU 0: NVIDIA L4 (UUID: G-1)\\nGPU 1: NVIDIA L4\n",
+            [(1, 2, "L4")],
+            "is taken for L4",
+        ),
+        (
+            "----\nnode[1-3] (3)\n----\nname, memory.total [MiB]\nNVIDIA L40S, 46068 MiB\n"
+            "----\nlogin\n----\nNVIDIA-SMI has failed\n",
+            [(3, 1, "L40S")],
+            "login is left out: it shows no GPU, and says NVIDIA-SMI has failed",
+        ),
+        (
+            "=== titan-1 ===\nNVIDIA GeForce RTX 2080 Ti, 11264 MiB\n==> b.txt <==\n"
+            "NVIDIA TITAN RTX, 24576 MiB\n",
+            [(1, 1, "RTX-2080Ti"), (1, 1, "Titan-RTX")],
+            "between nodes are assumed",
+        ),
+        (
+            f"Unable to determine the device handle for GPU1: Unknown Error\n{LIST}",
+            [(1, 2, "A100-SXM4-80GB")],
+            "passed over: Unable to determine",
+        ),
+    ],
+)
+def test_lists_of_nvidia_smi(
+    text: str,
+    entries: list[tuple[int, int, str]],
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found, assumed = detected(capsys, "--gpus", written(tmp_path, text))
+    assert found == entries
+    assert any(told in line for line in assumed), assumed
+
+
+def test_a_list_of_nvidia_smi_for_each_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text(QUERY.format(mig="Disabled"))
+    arguments = ["--gpus", written(tmp_path, LIST), "--gpus", str(other)]
+    found, _ = detected(capsys, *arguments)
+    assert found == [(1, 2, "A100-SXM4-80GB"), (1, 2, "H100-SXM5-80GB")]
+    assert main(["cluster", "detect", *arguments, "--gpus", str(other)]) == 2
+    assert "other.txt: other: host stands twice" in capsys.readouterr().err
+    assert main(["cluster", "detect", *arguments, "--slurm", "a"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no GPU (expected the output of nvidia-smi -L"),
+        ("NVIDIA-SMI has failed\n", "hosts: passed over: NVIDIA-SMI has failed"),
+        (LIST + LIST, "GPU stands twice"),
+        (LIST + QUERY.format(mig="Disabled"), "two lists of one host's GPUs"),
+        (QUERY.format(mig="Disabled") * 2, "two queries of one host"),
+        ("0, GPU-aa\n", "hosts: no GPU"),
+        ("index, uuid\n0, GPU-aa\n", "a query without the column name"),
+        ("NVIDIA L4, 23034\nTesla T4, 15360\n", "the GPUs of this node differ"),
+        ("NVIDIA GeForce RTX 3080, 10240\nNVIDIA GeForce RTX 3080, 12288\n", "differ"),
+        ("name, mig.mode.current\nNVIDIA H200, Enabled\n", "MIG divides all GPUs"),
+        (SLICES.format(index=0, second="3g.20gb"), "this is a slice (MIG) of a device"),
+        (SLICES.format(index=0, second="1g.5gb"), "the GPUs of this node differ"),
+        ("GPU 0: NVIDIA GeForce RTX 4090 Laptop GPU (UUID: GPU-1)\n", "held to fewer watts"),
+        ("NVIDIA L4\n" * 600, "number of devices is not usable"),
+        ("| NVIDIA-SMI 525.85.12  Driver Version: 525 |\nNVIDIA L4\n", "table cuts names"),
+    ],
+)
+def test_broken_lists_of_nvidia_smi(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cluster", "detect", "--gpus", written(tmp_path, text)]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

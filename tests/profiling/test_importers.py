@@ -16,8 +16,9 @@ import pytest
 
 from fakes.foreign import DEEPSPEED, PIPEDREAM, imported, metis, piper, placement, write
 from fakes.sailor import KEPT, LAYERS, OUTPUT, PARAMS, sailor_folder
-from hetplan.adapters.importers import READERS, import_file
+from hetplan.adapters.importers import READERS, import_cluster, import_file
 from hetplan.adapters.importers.common import Settings
+from hetplan.adapters.importers.sailor_cluster import line_of
 from hetplan.cli.main import main
 from hetplan.errors import InputError
 from hetplan.profiling.hardware.cluster import load_cluster
@@ -144,6 +145,63 @@ def test_sailor(tmp_path: Path) -> None:
         assert found.layers[0].saved_bytes == pytest.approx(KEPT)
         table = found.table("slow", 2, 4)
         assert table is not None and sum(table.layer_seconds()) == pytest.approx(4 * 4 * 0.009 / 2)
+
+
+def sailor_of_known_gpus(root: Path) -> Path:
+    """Sailor's folder with GPUs of the catalogue: its name of the fast one is the catalogue's, that
+    of the slow one Sailor's own."""
+    sailor_folder(root)
+    for name, known in (("fast", "RTX-3090"), ("slow", "V100-16")):
+        (root / "profiles/TOY" / name).rename(root / "profiles/TOY" / known)
+        for file in root.glob("*_*.json"):
+            file.write_text(file.read_text().replace(f'"{name}"', f'"{known}"'))
+    return root
+
+
+def test_sailor_brings_its_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """10 GB/s in a node, 1 GB/s for one pair of GPUs of two nodes, 2 GB/s for two pairs."""
+    root = sailor_of_known_gpus(tmp_path / "s")
+    file = tmp_path / "cluster.yaml"
+    arguments = ["--cluster-output", str(file), "--nodes", "3"]
+    found = imported("sailor", root / "profiles/TOY", tmp_path, *arguments)
+    told = capsys.readouterr().err
+    assert "V100-16 is taken for the catalogue's V100-SXM2-16GB" in told
+    assert "off by at most" in told and "--cluster-output" not in told
+    cluster = load_cluster(file)
+    assert [node.device for node in cluster.nodes] == ["RTX-3090"] * 3 + ["V100-16"] * 3
+    assert set(cluster.types) == set(found.devices())
+    assert cluster.specs["V100-16"].memory_gib == 16
+    node = cluster.nodes[0]
+    assert (node.devices, node.all_reduce) == (2, ((2, 10e9),))
+    assert node.intra_bandwidth == pytest.approx(10e9) and node.intra_latency < 1e-9
+    assert node.network_bandwidth == pytest.approx(2e9) and node.flow == pytest.approx(1e9)
+
+
+def test_a_rate_of_sailor_that_depends_on_the_size_becomes_a_rate_and_a_latency() -> None:
+    seconds_of_none, rate = 1e-3, 4e9
+    line = line_of(lambda size: size / (seconds_of_none + size / rate))
+    assert line.rate == pytest.approx(rate) and line.latency == pytest.approx(seconds_of_none)
+    assert line.error < 1e-6
+    # Small messages that are faster than large ones have no latency.
+    falling = line_of(lambda size: 4e9 if size < 1e7 else 2e9)
+    assert falling.latency == 0 and 2e9 < falling.rate < 4e9
+    assert 0.1 < falling.error < 1
+
+
+def test_links_of_sailor_that_are_of_no_use(tmp_path: Path) -> None:
+    root = sailor_folder(tmp_path / "s")
+    place = root / "profiles/TOY"
+    with pytest.raises(InputError, match=r"fast: the catalogue has no such device.*--device-type"):
+        import_cluster("sailor", place, Settings())
+    document = import_cluster("sailor", place / "slow", Settings(device="T4")).document
+    assert [node["device"] for node in document["nodes"]] == ["T4"]
+    with pytest.raises(InputError, match="--cluster-output: brings no links"):
+        import_cluster("metis", place, Settings())
+    assert "--cluster-output" in import_file("sailor", place, Settings()).notes[-1]
+    (root / "network_coeffs_x.json").unlink()
+    assert "--cluster-output" not in "".join(import_file("sailor", place, Settings()).notes)
+    with pytest.raises(InputError, match=r"no file network_coeffs"):
+        import_cluster("sailor", place / "slow", Settings(device="T4"))
 
 
 def test_sailor_tells_what_every_rank_keeps(tmp_path: Path) -> None:

@@ -31,10 +31,12 @@ NO_PYTHON = "#!/bin/sh\nexit 127\n"
 TWO = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tPHB\t0-15\nGPU1\tPHB\t X \t0-15\n"
 
 
-def smi_of(gpus: str, topology: str = "") -> str:
+def smi_of(gpus: str, topology: str = "", listed: str = "") -> str:
+    """An nvidia-smi. gpus: rows of a query of name and memory."""
     return (
         "#!/bin/sh\n"
-        f"if [ \"$1\" = topo ]; then printf '%s' '{topology}'; else printf '%s' '{gpus}'; fi\n"
+        f"case $1 in topo) printf '%s' '{topology}';; -L) printf '%s' '{listed}';;\n"
+        f"*) printf '%s' 'name, memory.total [MiB]\n{gpus}';; esac\n"
     )
 
 
@@ -50,10 +52,10 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     executable(tmp_path / "bin" / "ssh", SSH.format(folder=tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     smi = {
-        "desk": smi_of("NVIDIA GeForce RTX 3090, 24576\n" * 2, TWO),
-        "attic": smi_of("NVIDIA GeForce RTX 4090, 24564\n"),
+        "desk": smi_of("NVIDIA GeForce RTX 3090, 24576 MiB\n" * 2, TWO),
+        "attic": smi_of("NVIDIA GeForce RTX 4090, 24564 MiB\n"),
         "pi": "#!/bin/sh\necho nvidia-smi has failed >&2\nexit 9\n",
-        "mixed": smi_of("NVIDIA GeForce RTX 3090, 24576\nNVIDIA GeForce RTX 4090, 24564\n"),
+        "mixed": smi_of("NVIDIA GeForce RTX 3090, 24576 MiB\nNVIDIA GeForce RTX 4090, 24564 MiB\n"),
     }
     for host, text in smi.items():
         executable(tmp_path / host / "nvidia-smi", text)
@@ -131,6 +133,22 @@ def test_every_host_that_cannot_be_asked_is_named(
     assert "this machine has no ssh" in refused(capsys, "--hosts", "desk,attic")
 
 
+def test_slices_of_a_host_s_gpus_are_told(
+    machines: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A query of a machine whose GPUs MIG divides shows whole GPUs; the list shows the slices."""
+    listed = "GPU 0: NVIDIA A30 (UUID: G-0)\n  MIG 2g.12gb Device 0: (UUID: MIG-1)\n"
+    gpus = "NVIDIA A30, 24576 MiB\n"
+    executable(machines / "lab" / "nvidia-smi", smi_of(gpus, listed=listed))
+    executable(machines / "lab" / "python3", NO_PYTHON)
+    assert "this is a slice (MIG) of a device" in refused(capsys, "--hosts", "lab")
+    listed = f"{listed}GPU 1: NVIDIA A30 (UUID: G-1)\n"
+    executable(machines / "lab" / "nvidia-smi", smi_of(gpus * 2, listed=listed))
+    document = detected(capsys, "--hosts", "lab")
+    assert (document["nodes"][0]["device"], document["nodes"][0]["devices"]) == ("A30", 1)
+    assert any("MIG divides 1 other" in line for line in document["assumed"])
+
+
 @pytest.mark.parametrize(
     ("hosts", "message"),
     [
@@ -169,13 +187,19 @@ def test_hosts_of_ssh(host: str, words: list[str]) -> None:
 def test_ports_of_the_answer() -> None:
     """InfiniBand counts before Ethernet; a port that is down says -1 or nothing."""
     lines = (
-        "motd\n== gpus\n== topology\n== infiniband\n{}== ethernet\n1000\n-1\n== address\n== end\n"
+        "motd\n== gpus\n== list\n== topology\n== infiniband\n{}== ethernet\n1000\n-1\n"
+        "== address\n== end\n"
     )
     for infiniband, gbit in (("", 1), ("100 Gb/sec (4X EDR)\n", 100)):
         answer = answer_of("desk", sections_of(lines.format(infiniband)))
         assert answer.host.network_gbit == gbit and answer.address == "desk"
     with pytest.raises(InputError, match="one type"):
-        answer_of("a", sections_of("== gpus\nA, 1\nB, 1\n"))
+        answer_of(
+            "a",
+            sections_of(
+                "== gpus\nname, memory.total\nA, 1\nB, 1\n== list\n== infiniband\n== ethernet\n"
+            ),
+        )
 
 
 def test_programs_of_the_measurement_are_old_python(tmp_path: Path) -> None:

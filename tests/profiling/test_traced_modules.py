@@ -148,3 +148,36 @@ def test_what_cannot_be_traced_says_why() -> None:
     broken[1] = torch.nn.Linear(5, 5)
     with pytest.raises(InputError, match="x: 1: module does not run on fake tensors"):
         traced.trace(broken, name="x", precision="fp32")
+
+
+def of_loss(loss: Any) -> list[Layer]:
+    """The layers of a text model with a loss of (logits summed over the words, targets)."""
+    module = networks.Text(loss=lambda logits, targets: loss(logits.sum(-1), targets))
+    return traced.trace(module, name="x", precision="fp32").chain()
+
+
+def test_masks_of_the_data_select_everything() -> None:
+    def selecting(y: Any, targets: Any) -> Any:
+        mask = targets > 1
+        places = mask.flatten().nonzero().squeeze(1)
+        means = y[mask].mean() + y.masked_select(mask).mean() + y.flatten()[places].mean()
+        return means + y[torch.where(mask)].mean() + (y * mask).sum() / mask.sum()
+
+    layers, everything = of_loss(selecting), of_loss(lambda y, _: y.mean())
+    assert [flops(layer, 3) for layer in layers] == [flops(layer, 3) for layer in everything]
+    assert all(operator.ruled for operator in layers[-1].operators)
+    with pytest.raises(UnsupportedError, match=r"nonzero.*depends on values"):
+        of_loss(lambda y, _: y[y > 0].mean())
+
+
+@pytest.mark.parametrize(
+    ("loss", "cause"),
+    [
+        (lambda y, _: sum(y[k].mean() for k in range(len(y))), r"len\(x\) at \w+.py:\d+'"),
+        (lambda y, _: sum(row.mean() for row in y), r"a loop over the rows at \w+.py:\d+'"),
+        (lambda y, _: sum(y[k].mean() for k in range(y.shape[0])), r"samples \(expected"),
+    ],
+)
+def test_what_fixes_the_rows_is_named(loss: Any, cause: str) -> None:
+    with pytest.raises(InputError, match=cause):
+        of_loss(loss)

@@ -61,7 +61,8 @@ def test_modules_are_right_or_refused(name: str) -> None:
         drawing = [node for node in chain.source.nodes if draws(node)]
         # numbers that every rank read as data would be others on each
         assert all(chain.source.kinds[node] == LAYER for node in drawing)
-        assert bool(drawing) == (expected == NOISY) or name == "drawn mixup"
+        refused_for_more = name in ("drawn mixup", "seeded")
+        assert bool(drawing) == (expected == NOISY) or refused_for_more
         # ranks seed the generators for these layers alone
         assert any(chain.drawing) == bool(drawing)
     assert "\n" not in found
@@ -204,6 +205,19 @@ def test_the_modules_own_parameters_are_not_stepped(single: None) -> None:
     model.train_step()
     model.gather()
     behind.step()  # the module has its trained weights
+
+
+def test_a_loss_that_depends_on_the_ranks_is_refused(single: None) -> None:
+    from parity.research import PLANS
+
+    for ask in ("get_world_size", "get_rank"):
+        module = made("plain")
+        loss = module.loss
+        module.loss = lambda x, y, loss=loss, ask=ask: (
+            loss(x, y) * (1 + getattr(torch.distributed, ask)())
+        )
+        with pytest.raises(UnsupportedError, match=rf"{ask}\(\) at test_probe.py:\d+: its forward"):
+            distribute(module, PLANS["one"])
 
 
 @pytest.mark.engine

@@ -17,6 +17,7 @@ from fakes.hugging import FACTORIES, NAMES, with_data  # noqa: E402
 from hetplan.errors import InputError, UnsupportedError  # noqa: E402
 from hetplan.plans.plan import load_plan  # noqa: E402
 from hetplan.runtime.engine.chain import describe  # noqa: E402
+from hetplan.runtime.engine.models import check_planned  # noqa: E402
 from hetplan.runtime.tracing.layers import Called  # noqa: E402
 from parity.asking import HUGGING, request, run_forked, served  # noqa: E402
 from parity.commanded import made, widened  # noqa: E402
@@ -166,6 +167,15 @@ def described(act: Any, names: list[str]) -> None:
 def test_what_cannot_be_split_is_refused(act: Any, names: list[str], message: str) -> None:
     with pytest.raises((InputError, UnsupportedError), match=message):
         described(act, names)
+
+
+def test_planning_says_that_a_module_cannot_be_split() -> None:
+    rows = torch.ones(2, 4), torch.ones(2, 4)
+    module = with_data(Strange(lambda m, x, t: (x - t).mean() / len(x)), lambda *_: rows)
+    note = check_planned(module, ["linear"], None)
+    assert note is not None and "refuse all plans but those of hap: Strange: forward fixes" in note
+    assert re.search(r"by len\(x\) at test_splits.py:\d+;", note)
+    assert check_planned(module, ["linear"], wanted=False) is None
 
 
 def attended(seen: Any) -> Any:

@@ -42,6 +42,7 @@ from hetplan.runtime.launch.devices import gpus  # noqa: E402
 from hetplan.runtime.launch.local import launch  # noqa: E402
 from hetplan.runtime.measured import Measured  # noqa: E402
 from hetplan.runtime.spmd.models import synthetic_batch, synthetic_initial  # noqa: E402
+from hetplan.runtime.spmd.runs import check_runs  # noqa: E402
 from hetplan.runtime.tracing.program import trace_samples  # noqa: E402
 from parity.asking import run_forked  # noqa: E402
 from parity.gradients import TOLERANCE  # noqa: E402
@@ -224,6 +225,70 @@ def test_a_modules_training_is_compared_first(capsys: pytest.CaptureFixture[str]
         assert "is not compared with one process's (as asked for)" in told(capsys)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def in_runs(plan: Plan, runs: int) -> Plan:
+    """A plan of one run with several."""
+    (replica,) = plan.replicas
+    (batch,) = replica.micro_batches
+    batches = (batch.model_copy(update={"count": runs}),)
+    rows = {"global_batch": runs * batch.samples}
+    return plan.model_copy(
+        update={
+            "replicas": (replica.model_copy(update={"micro_batches": batches}),),
+            "workload": plan.workload.model_copy(update=rows),
+        }
+    )
+
+
+def test_several_runs_train_a_mean_over_samples_alone() -> None:
+    """One run counts right what a mask leaves."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        theory = every_rule(trace_samples(strangers.masked(), 4).program, 1)
+        alone = HapDecision(program=drawn_program(theory, 0), ratios=[[1.0]])
+        one = plan_of(theory, alone)
+        module: Any = strangers.masked()
+        loss = float(module(*module.batch(0, 0, 4)).detach())
+        assert distribute(strangers.masked(), one).train_step() == pytest.approx(loss)
+        unequal = "its loss of a batch is not the mean of those of its parts"
+        with pytest.raises(UnsupportedError, match=unequal):
+            distribute(strangers.masked(), in_runs(one, 2))
+        with pytest.raises(UnsupportedError, match=unequal):
+            check_job(Job(plan=in_runs(one, 2), factory="fakes.strangers:masked"))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def weighed(y: Any, labels: Any) -> Any:
+    """A mean by weights that the data say."""
+    weights = labels[:, 1].square()
+    return ((y - labels).square().sum(1) * weights).sum() / weights.sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "equal"),
+    [
+        (lambda y, labels: (y - labels).square().sum() / y.shape[0], True),
+        (lambda y, labels: ((y - labels).square() * (labels > 0)).mean(), True),
+        (lambda y, labels: (y - labels).square().sum(), False),
+        (lambda y, labels: (y - labels).square().mean().sqrt(), False),
+        (lambda y, labels: (y - labels)[labels > 0].square().mean(), False),
+        (lambda y, labels: (y - y.mean(0) - labels).square().mean(), False),
+        (weighed, False),
+    ],
+)
+def test_a_loss_is_the_mean_of_those_of_its_parts_or_is_refused(loss: Any, *, equal: bool) -> None:
+    torch.manual_seed(0)
+    module = strangers.Regression(loss)
+    if equal:
+        assert check_runs(module, 8, None) is None
+        return
+    with pytest.raises(UnsupportedError, match="not the mean of those of its parts") as caught:
+        check_runs(module, 8, None)
+    assert "\n" not in str(caught.value)
+    assert check_runs(module, 8, wanted=False) is not None
 
 
 def test_synthetic_data_do_not_depend_on_the_runs() -> None:

@@ -104,11 +104,10 @@ def test_rows_without_columns_and_models_without_rows(method: str) -> None:
     assert minimise(method, model, a_run()).stop is Stop.OPTIMAL
     model.row("never", nothing >= 1)
     assert minimise(method, model, a_run()).stop is Stop.INFEASIBLE
-    if method != "pyomo":
-        empty = Model("no columns")
-        empty.minimize(nothing + 5)
-        answer = minimise(method, empty, a_run())
-        assert answer.stop is Stop.OPTIMAL and answer.objective == answer.bound == 5.0
+    empty = Model("no columns")
+    empty.minimize(nothing + 5)
+    answer = minimise(method, empty, a_run())
+    assert answer.stop is Stop.OPTIMAL and answer.objective == answer.bound == 5.0
 
 
 @telling_method

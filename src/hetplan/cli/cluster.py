@@ -2,6 +2,7 @@
 and tools tell of nodes."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from hetplan.errors import one_line, require
 from hetplan.files import to_yaml, write_text
 from hetplan.profiling.hardware.cluster import GBIT, ClusterFile, build_cluster
 from hetplan.profiling.hardware.detect import Options, described as described_nodes, located
+from hetplan.profiling.hardware.gpu_lists import read_gpu_lists
 from hetplan.profiling.hardware.hostfiles import read_hostfile
 from hetplan.profiling.hardware.hosts import Host
 from hetplan.profiling.hardware.jobs import job_hosts, with_gpus
@@ -44,8 +46,8 @@ from hetplan.text import (
             "hetplan cluster detect --hosts desk,ann@attic:2222 -o cluster.yaml",
         ),
         (
-            "The nodes that `kubectl get nodes -o json > nodes.json` wrote",
-            "hetplan cluster detect --kubernetes nodes.json -o cluster.yaml",
+            "The nodes of which `pdsh -w a,b nvidia-smi -L > gpus.txt` wrote",
+            "hetplan cluster detect --gpus gpus.txt -o cluster.yaml",
         ),
     ),
 )
@@ -78,6 +80,15 @@ def detect(
         Path | None,
         typer.Option(
             "--kubernetes", metavar="FILE", help="Nodes, as `kubectl get nodes -o json` prints."
+        ),
+    ] = None,
+    gpus: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--gpus",
+            metavar="FILE",
+            help="GPUs, as `nvidia-smi -L` or `nvidia-smi --query-gpu=name,memory.total "
+            "--format=csv` prints; once per node, or one file with `HOST: ` before each line.",
         ),
     ] = None,
     topology: Annotated[
@@ -129,13 +140,14 @@ def detect(
     json: JsonOption = False,
 ) -> int:
     """Describe the cluster that is here: local GPUs and links (through torch), machines that are
-    asked over ssh, the nodes of a hostfile, of a scheduler's job or of Kubernetes. Each assumption
+    asked over ssh, the nodes of a hostfile, of a scheduler's job, of Kubernetes or of
+    nvidia-smi's lists. Each assumption
     is a line of the answer."""
-    sources = (hosts_over_ssh, hostfile, slurm, scontrol, kubernetes)
+    sources = (hosts_over_ssh, hostfile, slurm, scontrol, kubernetes, gpus or None)
     given = [option for option in sources if option is not None]
     require(
         len(given) <= 1,
-        "--hosts, --hostfile, --slurm, --scontrol and --kubernetes exclude each other",
+        "--hosts, --hostfile, --slurm, --scontrol, --kubernetes and --gpus exclude each other",
     )
     options = Options(
         device=[] if device is None else [part.strip() for part in device.split(",")],
@@ -148,7 +160,7 @@ def detect(
         hosts = ask_hosts(hosts_over_ssh, where="--hosts")
         local = Host("")  # nothing is assumed to be as on this machine
     else:
-        hosts, left_out = found_hosts(hostfile, slurm, scontrol, kubernetes)
+        hosts, left_out = found_hosts(hostfile, slurm, scontrol, kubernetes, gpus)
         local = located(hosts, local_node())
     links = None if topology is None else read_topology(str(topology))
     nodes = described_nodes(hosts or [local], options, local, usual_intra_gbit, links)
@@ -166,7 +178,11 @@ def detect(
 
 
 def found_hosts(
-    hostfile: Path | None, slurm: str | None, scontrol: Path | None, kubernetes: Path | None
+    hostfile: Path | None,
+    slurm: str | None,
+    scontrol: Path | None,
+    kubernetes: Path | None,
+    gpus: Sequence[Path] | None,
 ) -> tuple[list[Host], list[str]]:
     """(the nodes that an option or this process's job names, lines on nodes that are left out); no
     nodes where nothing names any."""
@@ -176,6 +192,8 @@ def found_hosts(
         return read_nodes(str(kubernetes))
     if scontrol is not None:
         return read_slurm_nodes(str(scontrol))
+    if gpus:
+        return read_gpu_lists(gpus)
     if slurm is not None:
         return with_gpus(node_names(slurm, where="node list"), os.environ), []
     return job_hosts(os.environ) or [], []

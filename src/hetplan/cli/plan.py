@@ -535,7 +535,7 @@ def no_winner(planning: "Planning") -> Table:
         notes = (needs(planning.workload), *advice, *undecided)
         return Table("no winner: nothing found fits in memory", (), (), notes)
     if planning.criteria.zero_levels:
-        levels = ", ".join(map(str, planning.criteria.zero_levels))
+        levels = planning.criteria.levels_text
         title = f"no winner: no plan that fits has a ZeRO level of {levels} and exceeds no limit"
         return Table(title, (), ())
     seconds_limit = planning.criteria.seconds_limit
@@ -700,6 +700,8 @@ def proven_text(best: "Candidate", planning: "Planning") -> str:
     bound = planning.bound
     gap = relative_gap(best.predicted_seconds, bound)
     plans = "plan of stages"
+    if planning.criteria.zero_levels:
+        plans += f" with ZeRO {planning.criteria.levels_text}"
     if planning.computing_alone:
         plans += ", with context and expert ranks or without,"
     if gap is None:

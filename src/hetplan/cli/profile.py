@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from hetplan.adapters.importers import import_file
+from hetplan.adapters.importers import import_cluster, import_file
 from hetplan.adapters.importers.common import Imported, Settings
 from hetplan.cli.help_page import described
 from hetplan.cli.options import (
@@ -40,7 +40,7 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit, note
 from hetplan.errors import InputError, require
 from hetplan.files import read_json, to_json, to_yaml, write_text
-from hetplan.profiling.hardware.cluster import GIB, Cluster
+from hetplan.profiling.hardware.cluster import GIB, Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.models.operators import Precision, load_stack
 from hetplan.profiling.profiles.batch_curve import BatchCurve
@@ -61,6 +61,7 @@ from hetplan.profiling.rates.efficiency import (
 )
 from hetplan.profiling.rates.products import measured_products
 from hetplan.runtime.launch.devices import required_torch
+from hetplan.schema import parse
 from hetplan.text import (
     Column,
     Table,
@@ -338,8 +339,12 @@ def import_(
     nodes: Annotated[
         int | None,
         typer.Option(
-            "--nodes", metavar="N", help="Nodes, of a system; default 1.", min=1, max=LARGEST
+            "--nodes", metavar="N", help="Nodes, of a cluster; default 1.", min=1, max=LARGEST
         ),
+    ] = None,
+    cluster_output: Annotated[
+        Path | None,
+        target("--cluster-output", help="Write a cluster file with the links (of sailor)."),
     ] = None,
     json: JsonOption = False,
 ) -> int:
@@ -357,14 +362,21 @@ def import_(
         sequence=sequence,
         micro_batch=micro_batch,
         nodes=nodes,
+        with_links=cluster_output is not None,
     )
     imported = import_file(kind, path, settings)
     document = imported.document
+    notes = imported.notes
+    if cluster_output is not None:
+        cluster = import_cluster(kind, path, settings)
+        build_cluster(parse(ClusterFile, cluster.document, where="the imported cluster"))
+        write_text(cluster_output, to_yaml(cluster.document))
+        notes += cluster.notes
     if output is not None:
         # Cluster files are read as YAML. JSON is YAML, too, but people edit cluster files.
         text = to_yaml(document) if imported.kind == "cluster" else to_json(document)
         write_text(output, text)
-    note(*imported.notes)
+    note(*notes)
     return emit(document, [summary(imported, output)], json=json)
 
 

@@ -210,7 +210,9 @@ def run(
     names = "-".join(re.sub(r"[^\w.]+", "-", name).strip("-") for name in sets or ["smoke"])
     folder = output or Path(f"study-{names[:80]}")  # a file system takes 255 bytes
     require(
-        folder.is_dir() or not folder.exists(), "is a file, expected a folder", where=str(folder)
+        os.path.isdir(folder) or not os.path.exists(folder),
+        "is a file, expected a folder",
+        where=str(folder),
     )
     arrow()  # raises where pyarrow is missing, before any run
     _, threads = workers.jobs_and_threads()
@@ -318,7 +320,7 @@ def report(
     Exit code 1 where rows contradict each other.
     """
     require(
-        folder.is_dir(),
+        os.path.isdir(folder),
         "is no folder of a study",
         where=str(folder),
         expected="a folder",

@@ -7,6 +7,7 @@ study's row says so, or the finding's own decision has its stated objective here
 record's bound; and no known decision refutes it.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,7 +103,7 @@ def entries_to_update(folder: Path | None) -> list[Entry]:
     files in a folder and its subfolders."""
     if folder is None:
         return library()
-    require(folder.is_dir(), "no such folder", where=str(folder))
+    require(os.path.isdir(folder), "no such folder", where=str(folder))
     return entries_in(folder)
 
 

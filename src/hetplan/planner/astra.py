@@ -50,6 +50,7 @@ from hetplan.plans.shares import split
 from hetplan.profiling.workload import Workload
 from hetplan.replays.assumptions import Assumptions
 from hetplan.replays.facts import model_facts
+from hetplan.replays.model_states import STAGES
 from hetplan.replays.offers import offers_of_cluster
 from hetplan.replays.replay import replay
 from hetplan.runtime.execution.choice import refusal
@@ -71,6 +72,7 @@ class Limits:
 
 
 LIMITS = Limits()
+DEGREES = "degrees"  # the name of the problem with further degrees
 
 
 class Astra(Strategy):
@@ -80,18 +82,30 @@ class Astra(Strategy):
     methods = (StrategyMethod("search", exact=True),)
     slow = True
 
+    def __init__(self, levels: Sequence[int] = STAGES) -> None:
+        self.levels = levels  # ZeRO levels that plans may have
+
+    def within_levels(self, levels: Sequence[int]) -> "Astra":
+        """The strategy whose spaces have only plans of these ZeRO levels."""
+        return Astra(tuple(levels))
+
     def pose(self, workload: Workload, run: Run) -> "list[PoolProblem]":
-        """One problem for each pool of devices, and one for the space with further degrees."""
+        """One problem for each pool of devices, and one for the space with further degrees. Raises
+        NoPlan where no space has an allowed ZeRO level."""
         offers = offers_of_cluster(workload.cluster)  # one for each device type
         devices = sum(offer.most for offer in offers)
         several = len(offers) > 1
         whole = heterogeneous(devices, offers) if several else homogeneous(offers[0])
-        problems = [PoolProblem(workload, whole.mode, whole)]
+        pools: list[tuple[str, Pool]] = [(whole.mode, whole)]
         if several:
-            for offer in offers:
-                problems.append(PoolProblem(workload, f"only-{offer.name}", homogeneous(offer)))
+            pools += [(f"only-{offer.name}", homogeneous(offer)) for offer in offers]
         if with_degrees(workload):
-            problems.append(PoolProblem(workload, "degrees", whole))
+            pools.append((DEGREES, whole))
+        problems = [PoolProblem(workload, name, pool, tuple(self.levels)) for name, pool in pools]
+        problems = [problem for problem in problems if problem.possible_levels]
+        if not problems:
+            levels = ", ".join(map(str, self.levels))
+            raise NoPlan("infeasible", f"Astra's space has no plans of ZeRO {levels}")
         return problems
 
 
@@ -112,13 +126,21 @@ class PoolProblem(Problem):
     """Astra's search over one pool of devices."""
 
     workload: Workload
-    name: str  # of the pool and its candidates; `degrees` for the space with further degrees
+    name: str  # of the pool and its candidates; DEGREES for the space with further degrees
     pool: Pool
+    levels: tuple[int, ...] = STAGES  # ZeRO levels that plans may have
 
     @property
     def has_further_degrees(self) -> bool:
         """Whether the searched space has further degrees."""
-        return self.name == "degrees"
+        return self.name == DEGREES
+
+    @property
+    def possible_levels(self) -> set[int]:
+        """The allowed ZeRO levels of the space: replicated or sharded optimizer states (0, 1), and
+        with further degrees fully sharded weights (3)."""
+        of_space = {0, 1, 3} if self.has_further_degrees else {0, 1}
+        return of_space & {*self.levels}
 
     def as_listed(self, method: StrategyMethod) -> StrategyMethod:
         """The method under the pool's name."""
@@ -193,10 +215,13 @@ class PoolProblem(Problem):
     def plannable(self) -> Space:
         """The space of the strategies that a plan file can express, with the tensor degrees and
         micro-batches for which the profile has tables of every device type."""
+        levels = self.possible_levels
+        plain = levels & {0, 1} or {0}  # under level 3 it does not matter whether it is 0 or 1
         space = Space(
             **measured_sizes(self.workload.profile, [offer.name for offer in self.pool.offers]),
             expert=(1,),
             sequence_parallel=(False,),
+            distributed_optimizer=tuple(sorted({level == 1 for level in plain})),
             recompute=(None, "selective", "full"),
             recompute_method=("uniform",),
             recompute_layers=(1,),
@@ -219,7 +244,7 @@ class PoolProblem(Problem):
             exchange=EXCHANGES,
             expert=divisors(mixture.count if mixture else 1),
             whole_experts=(False, True),
-            fsdp=(False, True),
+            fsdp=tuple(sorted({level == 3 for level in levels})),
             uneven=True,
             sequence_parallel=(False, True),
             recompute=(None, "full"),

@@ -25,6 +25,12 @@ class Criteria:
     zero_levels: tuple[int, ...] = ()  # ZeRO levels that the winner may have; empty: all
 
     @property
+    def levels_text(self) -> str:
+        """The ZeRO levels that the winner may have, for people: `0 or 1`."""
+        *first, last = map(str, self.zero_levels)
+        return f"{', '.join(first)} or {last}" if first else last
+
+    @property
     def wants_cheapest(self) -> bool:
         """Whether the cheapest plan within a limit of time wins, in place of the fastest one."""
         return self.cheapest_within is not None or self.seconds_limit is not None
@@ -89,9 +95,9 @@ class Criteria:
         The message of a candidate says that it exceeds one."""
         fits = candidate.plan is not None and candidate.fits_memory is True
         if candidate.plan is not None and self.zero_levels:
-            level, levels = candidate.plan.zero, ", ".join(map(str, self.zero_levels))
+            level = candidate.plan.zero
             if level not in self.zero_levels:
-                text = f"ZeRO {level} is not among the levels asked for ({levels})"
+                text = f"ZeRO {level} is not among the levels asked for ({self.levels_text})"
                 return replace(candidate, message=joined(candidate.message, text)), False
         seconds = candidate.predicted_seconds
         if self.seconds_limit is not None and seconds is not None and seconds > self.seconds_limit:

@@ -34,6 +34,7 @@ from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Plan, check_degrees
 from hetplan.profiling.workload import Workload
 from hetplan.replays.degrees import zero_costs
+from hetplan.replays.model_states import STAGES
 from hetplan.replays.pose import pose
 from hetplan.replays.replay import StageReplayer
 from hetplan.schema import Positive, StrictModel
@@ -60,13 +61,23 @@ class Joint(Strategy):
     Settings = JointSettings
     slow = True
 
-    def __init__(self, settings: JointSettings | None = None, starts: Sequence[Plan] = ()) -> None:
+    def __init__(
+        self,
+        settings: JointSettings | None = None,
+        starts: Sequence[Plan] = (),
+        levels: Sequence[int] = STAGES,
+    ) -> None:
         self.settings = settings or JointSettings()
         self.starts = starts  # plans of the same workload with which the search begins
+        self.levels = levels  # ZeRO levels that plans may have
 
     def beginning_with(self, plans: Iterable[Plan]) -> "Joint":
         """The strategy with further plans with which the search begins."""
-        return Joint(self.settings, [*self.starts, *plans])
+        return Joint(self.settings, [*self.starts, *plans], self.levels)
+
+    def within_levels(self, levels: Sequence[int]) -> "Joint":
+        """The strategy whose problems have only plans of these ZeRO levels."""
+        return Joint(self.settings, self.starts, tuple(levels))
 
     def pose(self, workload: Workload, run: Run) -> "list[Problem]":
         """The problem of plans without further degrees, and the problem of plans with them if these
@@ -77,7 +88,7 @@ class Joint(Strategy):
             where="joint",
             kind=UnsupportedError,
         )
-        data = pose(workload, ("none", *useful_modes(workload)))
+        data = pose(workload, ("none", *useful_modes(workload)), self.levels)
         if not with_degrees(workload):
             return [JointProblem(data, self.starts, self.settings.seconds, self.settings.workers)]
         half = self.settings.seconds / 2
@@ -262,7 +273,8 @@ class FurtherProblem(Problem):
             if len(usable) == self.parameters.replayed:
                 break
             complete = with_all_degrees(plan)
-            if complete is not None and can_be_replayed(complete, self.workload):
+            allowed = plan.zero in self.data.zero_levels
+            if allowed and complete is not None and can_be_replayed(complete, self.workload):
                 usable.append(complete)
         return usable
 

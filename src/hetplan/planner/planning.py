@@ -80,6 +80,7 @@ class Planning:
             ],
             "winner": self.winner,
             "bound": self.bound,
+            "zero_levels": list(self.criteria.zero_levels) or None,
             "pareto": pareto(self.candidates, self.workload),
             "notes": list(self.notes),
             "advice": list(self.advice),

@@ -81,6 +81,8 @@ def make_plans(
         if CUT in candidate.message and candidate.plan is not None:
             all_notes.append(candidate.message)
     candidates = with_inputs_of(in_precisions, candidates)
+    if criteria.zero_levels:
+        candidates = [without_saved_bound(candidate) for candidate in candidates]
     judged = [criteria.judged(candidate, first) for candidate in candidates]
     judged.sort(key=lambda pair: (not pair[1], *rank(pair[0], first)))
     ranked = tuple(candidate for candidate, _ in judged)
@@ -101,6 +103,16 @@ def make_plans(
         precisions=tuple(w.precision for w in in_precisions),
         criteria=criteria,
     )
+
+
+def without_saved_bound(candidate: Candidate) -> Candidate:
+    """The candidate whose plan file states no bound. Readers of the file take it for a bound of all
+    plans, but where the user names ZeRO levels it is of plans of these levels alone."""
+    plan = candidate.plan
+    if plan is None or plan.prediction is None:
+        return candidate
+    prediction = plan.prediction.model_copy(update={"bound": None})
+    return replace(candidate, plan=plan.model_copy(update={"prediction": prediction}))
 
 
 def with_inputs_of(

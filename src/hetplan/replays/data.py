@@ -179,6 +179,8 @@ class ReplayData(StrictModel):
     """The memory that it needs besides the model's."""
     tensor_degrees: list[PositiveCount] = Field(min_length=1)
     """Degrees that plans may choose."""
+    zero_levels: list[Annotated[int, Field(ge=0, le=3)]] = Field(default=[0, 1, 2, 3], min_length=1)
+    """ZeRO levels that plans may choose."""
     nodes: list[Node] = Field(min_length=1, max_length=4096)
     types: dict[Name, DeviceType] = Field(min_length=1)
     layers: list[Layer] = Field(min_length=1, max_length=4096)
@@ -251,6 +253,24 @@ class ReplayData(StrictModel):
     def modes(self) -> tuple[Recomputation, ...]:
         """The modes of recomputation that plans may choose."""
         return tuple(self.layers[0].kept)
+
+    def acting_level(self, zero: int, *, one_virtual_stage: bool) -> int:
+        """The ZeRO level that a level acts as in plans without further degrees: on pipelines a
+        framework treats levels above its highest one for pipelines as that one.
+
+        one_virtual_stage: whether every replica is one stage of one chunk.
+        """
+        if one_virtual_stage:
+            return zero
+        return min(zero, max(self.framework.pipeline_levels))
+
+    def own_levels(self, *, one_virtual_stage: bool) -> list[int]:
+        """The levels of `zero_levels` that act as themselves, ascending."""
+        return [
+            zero
+            for zero in sorted(set(self.zero_levels))
+            if self.acting_level(zero, one_virtual_stage=one_virtual_stage) == zero
+        ]
 
     @property
     def common_fields(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ or from the machines in which the type is usually sold (`offer_of`).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from hetplan.profiling.hardware.cluster import (
     catalogue,
     device,
 )
+from hetplan.profiling.rates.collectives import all_reduce_bus_bandwidth
 from hetplan.text import grouped
 
 
@@ -195,7 +196,20 @@ def offers_of_cluster(cluster: Cluster) -> tuple[Offer, ...]:
             network_latency=max(node.network_latency for node in nodes),
             switch_nodes=min(node.switch_nodes for node in nodes),
             uplink=min(node.uplink for node in nodes),
-            all_reduce=min(node.all_reduce for node in nodes),
+            all_reduce=slowest_all_reduces(nodes),
         )
         offers.append(offer)
     return tuple(offers)
+
+
+def slowest_all_reduces(nodes: Sequence[Node]) -> tuple[tuple[int, float], ...]:
+    """(ranks, bytes/s of bus bandwidth) of all-reduces inside the slowest of the nodes, for every
+    number of ranks that one of them states; none where the nodes state none."""
+    first, *others = nodes
+    if all(node.all_reduce == first.all_reduce for node in others):
+        return first.all_reduce
+    stated = {ranks for node in nodes for ranks, _ in node.all_reduce}
+    return tuple(
+        (ranks, min(all_reduce_bus_bandwidth(node, ranks) for node in nodes))
+        for ranks in sorted(stated)
+    )

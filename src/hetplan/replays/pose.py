@@ -35,6 +35,7 @@ from hetplan.replays.memory import (
     weight_shapes,
     working_gradients,
 )
+from hetplan.replays.model_states import STAGES
 from hetplan.schema import derived
 
 # Modes of recomputation in which the blocks do not keep gathered inputs, but gather them again.
@@ -42,13 +43,18 @@ GATHERED_AGAIN = ("operators", "full")
 PLAIN: tuple[Recomputation, ...] = ("none",)
 
 
-def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> ReplayData:
+def pose(
+    workload: Workload,
+    modes: Sequence[Recomputation] = PLAIN,
+    zero_levels: Sequence[int] = STAGES,
+) -> ReplayData:
     """The instance of a workload.
 
     Learned efficiency of links is not part of it; `Costs` takes it apart. Raises InputError where a
     number is out of range.
 
-    modes: the modes of recomputation that plans may choose; the first one is `none`.
+    modes: the modes of recomputation that plans may choose; the first one is `none`. zero_levels:
+    the ZeRO levels that they may choose.
     """
     model, cluster, profile = workload.model, workload.cluster, workload.profile
     element_bytes = ELEMENT_BYTES[workload.precision]
@@ -107,6 +113,7 @@ def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> ReplayDa
             reserved_bytes=workload.reserved_bytes,
             hidden_reduces=workload.stack.hidden_reduces,
             framework=workload.framework,
+            zero_levels=sorted(zero_levels),
             tensor_degrees=[t for t in range(1, largest_node + 1) if model.tensor_degree_fits(t)],
             nodes=[node_of(node, switches) for node in cluster.nodes],
             types=types,

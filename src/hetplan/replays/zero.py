@@ -149,8 +149,7 @@ class ZeroCosts:
         without further degrees it is at most the highest level that the framework offers there."""
         if self.divided is not None or self.costs.degrees is not None:
             return self.plan.zero
-        highest = max(self.costs.data.framework.pipeline_levels)
-        return min(self.plan.zero, highest)
+        return self.costs.data.acting_level(self.plan.zero, one_virtual_stage=False)
 
     def shared_parts(self) -> dict[tuple[Owner, ...], tuple[float, float]]:
         """Owners -> (bytes of the weights that they hold, without experts; bytes of experts).

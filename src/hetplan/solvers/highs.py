@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.errors import require
-from hetplan.solvers.model import LinearArrays, Model, ModelAnswer
+from hetplan.solvers.model import LinearArrays, Model, ModelAnswer, trivial_answer
 from hetplan.solvers.native import GAP_SHARE, UNCLEAR, Latest, Scale, Sink, drive
 from hetplan.solvers.run import NativeValue, Options, Run, Stop, stop_reason
 
@@ -84,8 +84,8 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     """
     arrays, units, scale = model.arrays(), model.milp_units(), model.milp_scale()
     run.check()
-    if arrays.shape[1] == 0:
-        return _without_columns(arrays, scale)
+    if (trivial := trivial_answer(arrays, scale, SOLVER)) is not None:
+        return trivial
     highs = _prepared(arrays, run)
     run.check()
     latest = Latest()
@@ -109,16 +109,6 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
         statistics=statistics,
         model=model,
         **values,
-    )
-
-
-def _without_columns(arrays: LinearArrays, scale: Scale) -> ModelAnswer:
-    """The answer to a model without columns, which HiGHS does not solve: its rows hold or not."""
-    if (arrays.row_lower > 0).any() or (arrays.row_upper < 0).any():
-        return ModelAnswer(stop=Stop.INFEASIBLE, solver=SOLVER)
-    value, bound = scale.value(arrays.constant), scale.value(arrays.constant)
-    return ModelAnswer(
-        stop=Stop.OPTIMAL, objective=value, bound=bound, x=np.zeros(0), solver=SOLVER
     )
 
 

@@ -133,6 +133,22 @@ class LinearArrays:
         """(rows, columns)."""
         return len(self.row_lower), len(self.cost)
 
+    def satisfied_by(self, x: Floats, tolerance: float = 1e-6) -> bool:
+        """Whether x [n] keeps to integers, to the bounds and to the rows.
+
+        tolerance: of columns, and of rows relative to the size of their terms.
+        """
+        off = np.maximum(self.lower - x, x - self.upper)
+        if (off > tolerance).any() or (np.abs(x - np.round(x))[self.integer] > tolerance).any():
+            return False
+        rows = np.repeat(np.arange(len(self.row_lower)), np.diff(self.starts))
+        terms = self.values * x[self.columns]
+        sums = np.bincount(rows, terms, minlength=len(self.row_lower))
+        slack = tolerance * (1.0 + np.bincount(rows, np.abs(terms), minlength=len(sums)))
+        return bool(
+            (self.row_lower - slack <= sums).all() and (sums <= self.row_upper + slack).all()
+        )
+
 
 class TooLarge(Exception):
     """A model has more terms than `most_terms` allows."""
@@ -468,6 +484,23 @@ class ModelAnswer:
     def counts(self, columns: Columns | str) -> Ints:
         """The incumbent's values of integer columns as integers, see `values`."""
         return np.asarray(np.rint(self.values(columns)), dtype=np.int64)
+
+
+def trivial_answer(arrays: LinearArrays, scale: Scale, solver: str) -> ModelAnswer | None:
+    """The answer that follows without a solver; None where there is none.
+
+    A row without entries, whose sum is 0, holds or makes the model infeasible. Solvers take neither
+    such rows nor a model without columns all in the same way. solver: its name, for the answer.
+    """
+    is_empty = np.diff(arrays.starts) == 0
+    if (((arrays.row_lower > 0) | (arrays.row_upper < 0)) & is_empty).any():
+        return ModelAnswer(stop=Stop.INFEASIBLE, solver=solver)
+    if arrays.shape[1] > 0:
+        return None
+    value = scale.value(arrays.constant)
+    return ModelAnswer(
+        stop=Stop.OPTIMAL, objective=value, bound=value, x=np.zeros(0), solver=solver
+    )
 
 
 def _merged(columns: Ints, values: Floats) -> tuple[Ints, Floats]:

@@ -38,6 +38,7 @@ class Settings:
     sequence: int | None = None  # tokens of a sample
     micro_batch: int | None = None  # samples in one measured pass
     nodes: int | None = None  # number of nodes of a cluster
+    with_links: bool = False  # whether the user also wants a cluster file with the links
 
     def check_one_device_type(self, kinds: Iterable[str]) -> None:
         """Raise InputError where the user names one device type, but the files have several.

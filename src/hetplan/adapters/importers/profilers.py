@@ -46,7 +46,13 @@ from hetplan.adapters.importers.common import (
     profile,
     table_of_sums,
 )
-from hetplan.adapters.importers.sailor import ModelData, SizesFile, load_model_data
+from hetplan.adapters.importers.sailor import (
+    ModelData,
+    SizesFile,
+    has_links,
+    load_model_data,
+    located,
+)
 from hetplan.errors import InputError, T, require
 from hetplan.files import read_foreign_json
 from hetplan.profiling.models.configuration_keys import CALCULON_KEYS
@@ -71,29 +77,10 @@ from hetplan.schema import (
 
 def read_sailor(path: str, settings: Settings) -> Imported:
     """A profile from Sailor's, with a table per GPU type, tensor degree and micro-batch."""
-    require(os.path.exists(path), "no such file or folder", where=path)
-    start = Path(os.path.abspath(path))  # a relative path may not name the folders above
-    folder = start.parent if start.is_file() else start
-    gpu: str | None = None  # None: all GPU types of the model
-    if (folder / "profile.json").is_file():
-        model, gpu = folder.parent.resolve(), folder.name
-    else:
-        model = folder.resolve()
-    roots = (above for above in model.parents if (above / "llm_info.json").is_file())
-    root = next(roots, None)
-    if root is None:
-        raise InputError(
-            "no llm_info.json in a folder above", where=path, expected="sizes of the model's layers"
-        )
-    name = model.name
-    require(
-        model == root / "profiles" / name,
-        "not in its place",
-        where=path,
-        expected=f"{root}/profiles/<model>/<GPU>/profile.json",
-    )
+    place = located(path)
+    root, name = place.root, place.model
     data = load_model_data(root, name, read_foreign(SizesFile, root / "llm_info.json"))
-    kinds = list(data.tables) if gpu is None else [gpu]
+    kinds = place.kinds
     settings.check_one_device_type(kinds)
     tables = []
     for kind in kinds:
@@ -112,6 +99,8 @@ def read_sailor(path: str, settings: Settings) -> Imported:
     if ends_with_norm(layers):
         layers, tables = norm_in_head(layers, tables)
         notes.append("the norm before the head is a layer in the file, and a part of the head here")
+    if has_links(root) and not settings.with_links:
+        notes.append("the folder has links: --cluster-output FILE writes a cluster file with them")
     return profile(
         settings,
         model=name,
@@ -233,7 +222,7 @@ def read_metis(path: str, settings: Settings) -> Imported:
     size.
     """
     start = Path(path)
-    paths = sorted(start.glob("DeviceType.*.json")) if start.is_dir() else [start]
+    paths = sorted(start.glob("DeviceType.*.json")) if os.path.isdir(start) else [start]
     files: dict[tuple[str, int, int], MetisFile] = {}  # by (device type, tensor degree, batch)
     for file in paths:
         match = NAME.match(file.name)

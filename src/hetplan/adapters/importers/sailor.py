@@ -19,6 +19,7 @@ the measured seconds and bytes.
 """
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -92,6 +93,41 @@ class ModelData:
     tables: dict[str, Tables]  # GPU type -> its measured tables
     sizes: dict[int, LayerSizes]  # tensor degree -> sizes of the layers
     sequence: int  # tokens of a sample; 0: unknown
+
+
+@dataclass(frozen=True)
+class Place:
+    """A model's profiles among Sailor's files."""
+
+    root: Path  # the folder that holds `profiles` and `llm_info.json`
+    model: str
+    kinds: list[str]  # GPU types, one where a path names a profile
+
+
+def located(path: str) -> Place:
+    """The place of a `profile.json`, of its folder, or of a model's folder. Raises InputError."""
+    require(os.path.exists(path), "no such file or folder", where=path)
+    start = Path(os.path.abspath(path))  # a relative path may not name the folders above
+    folder = start.parent if start.is_file() else start
+    if (folder / "profile.json").is_file():
+        model, kinds = folder.parent.resolve(), [folder.name]
+    else:
+        model = folder.resolve()
+        kinds = sorted(file.parent.name for file in model.glob("*/profile.json"))
+    roots = (above for above in model.parents if (above / "llm_info.json").is_file())
+    root = next(roots, None)
+    if root is None:
+        raise InputError(
+            "no llm_info.json in a folder above", where=path, expected="sizes of the model's layers"
+        )
+    require(
+        model == root / "profiles" / model.name,
+        "not in its place",
+        where=path,
+        expected=f"{root}/profiles/<model>/<GPU>/profile.json",
+    )
+    require(kinds, "no profile", where=str(model), expected="<GPU>/profile.json")
+    return Place(root, model.name, kinds)
 
 
 def model_names(folder: Path) -> list[str]:
@@ -174,7 +210,7 @@ class Fit(NamedTuple):
     """A fitted bandwidth over the size of messages: a x^2 + b x + c GB/s with x = log2(MB)."""
 
     factors: Annotated[tuple[float, float, float], Strict(False)]  # a, b, c
-    cap: Annotated[float, Field(ge=1e-6)]  # most bytes/s
+    cap: Annotated[float, Field(ge=1e-6, le=1e18)]  # most bytes/s; no link reaches 1e18
 
     def bandwidth(self, size: float) -> float:
         """Bytes/s of messages of `size` bytes; the cap where the parabola is not positive."""
@@ -226,6 +262,11 @@ class Links(Foreign):
         at_least_ranks = [count for count in fits if count >= ranks]
         nearest = min(at_least_ranks) if at_least_ranks else max(fits)
         return fits[nearest].bandwidth(size)
+
+
+def has_links(folder: Path) -> bool:
+    """Whether a folder has a file of bandwidths between nodes."""
+    return any(folder.glob("network_coeffs*.json"))
 
 
 def load_links(folder: Path) -> Links:

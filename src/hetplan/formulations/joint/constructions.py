@@ -21,7 +21,9 @@ LEAST_SECONDS = 1e-30  # what a replica counts at least when speeds are compared
 
 
 def constructions(space: Space) -> Iterator[Design]:
-    """GPipe designs of many shapes, each with every micro-batch size of `MICRO_BATCHES`."""
+    """GPipe designs of many shapes, each with every micro-batch size of `MICRO_BATCHES`, under ZeRO
+    0 or the nearest level that is allowed. Where no level is possible for pipelines, every replica
+    is one tensor group."""
     # device type -> seconds of one sample's forward and backward pass through all layers
     seconds = {kind: space.prefix_seconds(kind, 1, 1, "none")[-1] for kind in space.device_types}
     devices = range(len(space.device_types))
@@ -35,11 +37,21 @@ def constructions(space: Space) -> Iterator[Design]:
             ),
         )
         groups = list(tensor_groups(space, order, width))
-        for count in replica_counts(space, groups):
-            for dealt, size in product(deals(groups, count), MICRO_BATCHES):
-                design = replicas_of(space, dealt, size)
-                if design is not None:
-                    yield design
+        for dealt, size in product(all_deals(space, groups), MICRO_BATCHES):
+            design = replicas_of(space, dealt, size)
+            if design is not None and design.zero not in space.zero_levels:
+                design = space.repaired(design)
+            if design is not None:
+                yield design
+
+
+def all_deals(space: Space, groups: list[Group]) -> Iterator[list[list[Group]]]:
+    """The stages of each replica, for every way to deal the tensor groups that is tried."""
+    if not space.data.own_levels(one_virtual_stage=False):
+        yield [[group] for group in groups[: space.batch]]
+        return
+    for count in replica_counts(space, groups):
+        yield from deals(groups, count)
 
 
 def replica_counts(space: Space, groups: list[Group]) -> Iterator[int]:
@@ -104,7 +116,7 @@ def variations(space: Space, design: Design) -> Iterator[Callable[[Design], Desi
         yield partial(rotated, by)
     for schedule, chunks in SCHEDULES:
         yield partial(space.with_schedule, schedule=schedule, chunks=chunks)
-    for zero in range(4):
+    for zero in space.zero_levels:
         yield partial(replace, zero=zero)
     for mode in space.modes:
         yield partial(replace, recomputation=mode)

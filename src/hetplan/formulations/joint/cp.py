@@ -191,7 +191,9 @@ def keep_the_rules(v: Variables) -> None:  # (5)
         cp.add_allowed_assignments([v.schedule, v.depth[s], v.count[s]], allowed)
     cp.add(sum(v.used) + v.chunks == v.replicas + 1).only_enforce_if(v.in_steps)
     cp.add(sum(v.used) + v.chunks > v.replicas + 1).only_enforce_if(~v.in_steps)
-    highest = max(v.prices.data.framework.pipeline_levels)
+    data = v.prices.data
+    cp.add_allowed_assignments([v.zero], [(zero,) for zero in data.zero_levels])
+    highest = max(data.framework.pipeline_levels)
     cp.add(v.zero <= highest).only_enforce_if(~v.in_steps)
     divided = v.at_least(v.zero, 2, "divided")
     for s in v.stages:

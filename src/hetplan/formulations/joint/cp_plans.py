@@ -56,7 +56,7 @@ def of_one_shape(decision: JointDecision, data: JointData) -> Iterator[JointDeci
     chunks = len(decision.replicas[0].stages[0].layers)
     schedules = SCHEDULES if chunks == 1 else SCHEDULES[INTERLEAVED:]
     sizes = product(*(range(1, replica.samples + 1) for replica in decision.replicas))
-    for chosen, schedule, zero, mode in product(sizes, schedules, range(4), data.modes):
+    for chosen, schedule, zero, mode in product(sizes, schedules, data.zero_levels, data.modes):
         replicas = [
             replica.model_copy(update={"micro_batches": micro_batches(replica.samples, size)})
             for replica, size in zip(decision.replicas, chosen, strict=True)
@@ -74,7 +74,7 @@ def on_one_device(data: JointData) -> Iterator[JointDecision]:
     ):
         stage = Stage(layers=[(0, len(data.layers))], devices=[[kinds.index(kind)]])
         replica = Replica(stages=[stage], micro_batches=micro_batches(data.global_batch, size))
-        yield JointDecision(recomputation=mode, replicas=[replica])
+        yield JointDecision(zero=min(data.zero_levels), recomputation=mode, replicas=[replica])
 
 
 class Best:

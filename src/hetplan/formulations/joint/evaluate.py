@@ -5,7 +5,8 @@ Data   see data.py.
 
 Constraints, each checked by the function of its number:
 (1) the decision keeps the rules of a plan file (plans/plan.py)
-(2) its mode of recomputation is one that the data have
+(2) its mode of recomputation is one that the data have, and the ZeRO level that its level acts as
+    is among `zero_levels`
 (3) the devices of a stage are of one type
 (4) the devices of a tensor group, which is one row group of a stage, are on one node
 (5) the tensor degree of a stage is among `tensor_degrees`
@@ -88,7 +89,7 @@ def broken_rules_of_the_file(data: JointData, decision: JointDecision) -> Iterat
 def broken(data: JointData, plan: Plan) -> Iterator[str]:
     """Every violation of (2) to (7), which a plan file may break. The plan need not have been
     validated."""
-    yield from mode_exists(data, plan)
+    yield from mode_and_level_exist(data, plan)
     for i, replica in enumerate(plan.replicas):
         for j, stage in enumerate(replica.stages):
             where = f"replicas[{i}].stages[{j}]"
@@ -99,10 +100,15 @@ def broken(data: JointData, plan: Plan) -> Iterator[str]:
             yield from chunks_are_few(stage, where)
 
 
-def mode_exists(data: JointData, plan: Plan) -> Iterator[str]:  # (2)
-    """A violation where the data lack the plan's mode of recomputation."""
+def mode_and_level_exist(data: JointData, plan: Plan) -> Iterator[str]:  # (2)
+    """A violation where the data lack the plan's mode of recomputation or its ZeRO level."""
     if plan.recomputation not in data.modes:
         yield f"recomputation {plan.recomputation}, expected one of {', '.join(data.modes)}"
+    stages = [replica.stages for replica in plan.replicas]
+    one_virtual_stage = all(len(each) == len(each[0].layers) == 1 for each in stages)
+    level = data.acting_level(plan.zero, one_virtual_stage=one_virtual_stage)
+    if level not in data.zero_levels:
+        yield f"ZeRO {level}, expected one of {', '.join(map(str, data.zero_levels))}"
 
 
 def devices_are_of_one_type(plan: Plan, stage: Stage, where: str) -> Iterator[str]:  # (3)

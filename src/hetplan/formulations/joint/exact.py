@@ -200,19 +200,15 @@ class Branching:
             yield bound, plan._replace(cuts=tuple(cuts for _, cuts in chosen))
 
     def replay(self, plan: PartialPlan) -> None:
-        """Replay the plan under every ZeRO level, and offer those that fit in memory as the
+        """Replay the plan under every allowed ZeRO level, and offer those that fit in memory as the
         incumbent."""
         pipelines = tuple(
             Pipeline(groups=stages, cuts=cuts[1:-1], micro_batch=b, samples=g)
             for stages, (g, b), cuts in zip(plan.layout, plan.batches, plan.cuts, strict=True)
         )
         one_virtual_stage = plan.deepest == plan.chunks == 1
-        # The replay takes a higher ZeRO level of pipelines for this one, so higher ones are left
-        # out. A data file may list any number as a level; ZeRO has none above 3.
-        highest_for_pipelines = min(max(self.data.framework.pipeline_levels), 3)
-        highest = 3 if one_virtual_stage else highest_for_pipelines
         equal_steps = len({pipeline.steps for pipeline in pipelines}) == 1
-        for zero in range(highest + 1):
+        for zero in self.data.own_levels(one_virtual_stage=one_virtual_stage):
             if zero > 1 and not equal_steps:  # a rule of plan files
                 break
             design = Design(pipelines, plan.schedule, plan.chunks, zero, plan.mode)

@@ -312,7 +312,8 @@ class Moves:
 
     def zero(self, design: Design) -> Design | None:
         """The design gets a random ZeRO level, level 1 twice as often as any other."""
-        return replace(design, zero=self.rng.choice((0, 1, 1, 2, 3)))
+        levels = [zero for zero in (0, 1, 1, 2, 3) if zero in self.space.zero_levels]
+        return replace(design, zero=self.rng.choice(levels))
 
     def mode(self, design: Design) -> Design | None:
         """The design gets a random mode of recomputation."""

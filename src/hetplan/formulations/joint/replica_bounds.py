@@ -64,6 +64,7 @@ class ReplicaBounds:
     def __init__(self, data: JointData, space: Space, relaxation: Relaxation) -> None:
         self.data, self.space, self.relaxation = data, space, relaxation
         self.cached_seconds: dict[Any, Floats] = {}  # results of `pass_seconds`
+        self.cached_speeds: dict[Any, float] = {}  # results of `replica_speed`
 
     def pass_seconds(self, row_groups: Group, mode: Recomputation, samples: int) -> Floats:
         """[2, L + 1, L + 1] seconds of a stage's forward and backward pass over layers [a, b).
@@ -73,8 +74,7 @@ class ReplicaBounds:
         """
         costs = self.space.replayer.costs(mode)
         L = len(self.data.layers)
-        kinds = tuple((costs.device_types[row[0]], costs.node[row[0]]) for row in row_groups)
-        key = (kinds, len(row_groups[0]), mode, samples)
+        key = (self.places(row_groups), mode, samples)
         if key not in self.cached_seconds:
             stage = self.space.stage(row_groups, (0, 1))
             seconds = np.zeros((2, L + 1, L + 1))
@@ -86,6 +86,12 @@ class ReplicaBounds:
                     seconds[direction, a, b] = together
             self.cached_seconds[key] = seconds
         return self.cached_seconds[key]
+
+    def places(self, row_groups: Group) -> tuple[object, ...]:
+        """What the seconds of a stage's passes depend on: the device type and the node of each row
+        group, and the number of tensor ranks."""
+        types, nodes = self.space.device_types, self.space.node
+        return (len(row_groups[0]), *((types[row[0]], nodes[row[0]]) for row in row_groups))
 
     def hop(self, here: Group, there: Group, samples: int) -> tuple[float, float]:
         """(seconds per byte of one sample's activation, seconds of latency) of a message of
@@ -246,18 +252,25 @@ class ReplicaBounds:
     def computation_bound(self, plan: PartialPlan) -> float:
         """A lower bound in seconds by computation alone: every stage computes whole samples all the
         time, with the micro-batch size at which the replica is fastest."""
-        speed = 0.0  # samples per second of all replicas
-        for stages in plan.layout:
+        # samples per second of all replicas
+        speed = sum(self.replica_speed(stages, plan.mode) for stages in plan.layout)
+        return float(self.data.global_batch / speed) if speed < np.inf else 0.0
+
+    def replica_speed(self, stages: Sequence[Group], mode: Recomputation) -> float:
+        """The most samples per second of a replica, over all micro-batch sizes: every stage
+        computes whole samples all the time."""
+        key = (*(self.places(row_groups) for row_groups in stages), mode)
+        if key not in self.cached_speeds:
             best = 0.0
             for b in range(1, self.data.global_batch + 1):
-                replica_speed = 0.0
+                speed = 0.0
                 for row_groups in stages:
                     # forward and backward pass through all layers, [0, L)
-                    seconds = self.pass_seconds(row_groups, plan.mode, b)[:, 0, -1].sum()
-                    replica_speed += b / seconds if seconds else np.inf
-                best = max(best, replica_speed)
-            speed += best
-        return float(self.data.global_batch / speed) if speed < np.inf else 0.0
+                    seconds = self.pass_seconds(row_groups, mode, b)[:, 0, -1].sum()
+                    speed += b / seconds if seconds else np.inf
+                best = max(best, speed)
+            self.cached_speeds[key] = best
+        return self.cached_speeds[key]
 
     def number_of_cuts(self, plan: PartialPlan) -> int:
         """The number of ways to cut the layers of the replica with the most virtual stages."""

@@ -41,6 +41,7 @@ class Space:
         self.batch = data.global_batch  # samples of an iteration
         self.tensor_degrees = sorted(data.tensor_degrees)
         self.modes = data.modes  # modes of recomputation
+        self.zero_levels = data.zero_levels  # ZeRO levels
         self.renaming = Renaming(data)  # gives designs their canonical form
         self._common_fields = data.common_fields
         self.prefix_seconds = cache(self._prefix_seconds)  # without a limit: few arguments occur
@@ -179,13 +180,16 @@ class Space:
 
     def repaired(self, design: Design) -> Design | None:
         """A near design that keeps the rules of plan files, in canonical form; None where no
-        micro-batch size keeps them.
+        micro-batch size keeps them, and where no allowed ZeRO level is possible.
 
         With an interleaved schedule, a replica's number of micro-batches is a multiple of its
         number of stages. Under ZeRO 2 and 3 all replicas have the same number of micro-batches.
         """
         several_stages = any(len(pipeline.groups) > 1 for pipeline in design.pipelines)
-        design = replace(design, zero=effective_zero(design, several_stages))
+        zero = self._allowed_zero(design, several_stages)
+        if zero is None:
+            return None
+        design = replace(design, zero=zero)
         if design.schedule == "interleaved-1f1b" and not several_stages:
             design = as_plain_1f1b(design)
         common_steps = design.pipelines[0].steps if design.zero > 1 else None
@@ -199,18 +203,17 @@ class Space:
             pipelines.append(replace(pipeline, micro_batch=micro_batch))
         return self.renaming.canonical(replace(design, pipelines=tuple(pipelines)))
 
+    def _allowed_zero(self, design: Design, several_stages: bool) -> int | None:
+        """The ZeRO level of `zero_levels` that is nearest to what the design's level acts as; None
+        where all of them act as other levels. With further degrees level 2 acts as level 1."""
 
-def effective_zero(design: Design, several_stages: bool) -> int:
-    """The lowest ZeRO level with the same effect as the design's level.
-
-    With several stages the levels 2 and 3 have the effect of level 1. With further degrees level 2
-    has the effect of level 1, and level 3 differs from both.
-    """
-    if design.degrees is not None:
-        equals_level_1 = design.zero == 2
-    else:
-        equals_level_1 = design.zero > 1 and several_stages
-    return 1 if equals_level_1 else design.zero
+        if design.degrees is None:
+            wanted = self.data.acting_level(design.zero, one_virtual_stage=not several_stages)
+            possible = self.data.own_levels(one_virtual_stage=not several_stages)
+        else:
+            wanted = 1 if design.zero == 2 else design.zero
+            possible = [zero for zero in self.zero_levels if zero != 2]
+        return min(possible, key=lambda zero: abs(zero - wanted), default=None)
 
 
 def as_plain_1f1b(design: Design) -> Design:

@@ -54,13 +54,9 @@ def all_ways(data: JointData, space_of: Callable[[int], Space], run: Run) -> Ite
 
 
 def all_layouts(data: JointData) -> Iterator[Design]:
-    """All layouts under all schedules, ZeRO levels and modes of recomputation. Of layouts that
-    differ in interchangeable devices only, one is listed.
-
-    A framework treats ZeRO levels above its highest one for pipelines as that highest one, so those
-    levels are not listed for layouts with several virtual stages.
-    """
-    highest_for_pipelines = max(data.framework.pipeline_levels)
+    """All layouts under all schedules, allowed ZeRO levels and modes of recomputation. Of layouts
+    that differ in interchangeable devices only, one is listed. Levels that act as others are not
+    listed."""
     for replicas in layouts(data):
         most_stages = max(map(len, replicas))
         for schedule, chunks in SCHEDULES:
@@ -77,8 +73,8 @@ def all_layouts(data: JointData) -> Iterator[Design]:
                 for groups in replicas
             )
             one_virtual_stage = most_stages == 1 and chunks == 1
-            highest = 3 if one_virtual_stage else highest_for_pipelines
-            for zero, mode in product(range(highest + 1), data.modes):
+            levels = data.own_levels(one_virtual_stage=one_virtual_stage)
+            for zero, mode in product(levels, data.modes):
                 yield Design(pipelines, schedule, chunks, zero, mode)
 
 

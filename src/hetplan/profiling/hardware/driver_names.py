@@ -144,6 +144,16 @@ def known_names() -> tuple[tuple[str, str], ...]:
     return tuple(_known_names())
 
 
+def is_known(name: str) -> bool:
+    """Whether some entry of the catalogue has this name but for words of memory."""
+    return product_words(significant_words(name)) in _known_products()
+
+
+@cache
+def _known_products() -> frozenset[str]:
+    return frozenset(product_words(known) for _, known in known_names())
+
+
 def _known_names() -> Iterator[tuple[str, str]]:
     further = catalogue_file().driver_names
     for entry in catalogue():

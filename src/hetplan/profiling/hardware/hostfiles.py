@@ -39,8 +39,7 @@ LIMITS = ("max_slots", "max-slots", "slots_max", "slots-max")
 WITHOUT_EFFECT = ("port", "user", "username", "user_name", "user-name", "binding", "ifname")
 NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 NUMBER = re.compile(r"\d{1,6}")
-# MVAPICH's `host:N:HCA`, where N may be empty. An adapter's name begins with a letter.
-WITH_ADAPTER = re.compile(r"(?P<place>(?:[^:]+|\[[^]]+\])(?::\d+(?=:\w)|(?=::)))::?[A-Za-z]\w*")
+ADAPTER = re.compile(r"[A-Za-z]\w*")  # the name of an InfiniBand adapter, as mlx5_0
 SSH_PORT = 22
 
 
@@ -176,8 +175,7 @@ def hosts_of(piece: str, where: str) -> list[tuple[str, int | None]]:
     """(name, processes or None) of each host in a piece of a line without blanks and commas."""
     if is_ipv6(piece):
         return [(piece, None)]
-    with_adapter = WITH_ADAPTER.fullmatch(piece)
-    place = with_adapter["place"] if with_adapter else piece
+    place = without_adapter(piece)
     name, colon, number = place.rpartition(":")
     if not colon or place.endswith("]"):  # colons within brackets are an address's
         name, colon, number = place, "", ""
@@ -201,6 +199,19 @@ def hosts_of(piece: str, where: str) -> list[tuple[str, int | None]]:
     for each in names:
         require(NAME.fullmatch(each), "not usable", where=where, got=piece, expected=EXPECTED)
     return [(each, processes) for each in names]
+
+
+def without_adapter(piece: str) -> str:
+    """A piece of a line without MVAPICH's adapter: `host:N` of `host:N:HCA`, and `host` of
+    `host::HCA`. A piece without adapter stays as it is."""
+    place, _, adapter = piece.rpartition(":")
+    if not ADAPTER.fullmatch(adapter):
+        return piece
+    if place.endswith(":"):  # the number of processes is left out
+        return place.removesuffix(":")
+    _, colon, number = place.rpartition(":")
+    has_number = colon and NUMBER.fullmatch(number)
+    return place if has_number else piece
 
 
 def is_ipv6(text: str) -> bool:

@@ -6,9 +6,9 @@ with one line per process, Torque also one with a line per GPU. LSF counts cores
 of GPUs.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from hetplan.errors import InputError, require
 from hetplan.files import read_bytes
@@ -174,7 +174,7 @@ def pbs_job(environment: Environment) -> list[Host] | None:
     """The nodes of a PBS job; None outside of jobs. Torque's file of GPUs counts before the file
     with one line per process."""
     gpus, nodes = environment.get("PBS_GPUFILE"), environment.get("PBS_NODEFILE")
-    if gpus and Path(gpus).is_file():
+    if gpus and os.path.isfile(gpus):
         counts: dict[str, int] = {}
         for line in read_bytes(gpus).decode("utf-8", "replace").split():
             match = GPU_OF_HOST.fullmatch(line)

@@ -14,17 +14,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hetplan.errors import InputError, one_line, require
-from hetplan.profiling.hardware.driver_names import catalogued
+from hetplan.profiling.hardware.gpu_lists import gpu_list, host_with
 from hetplan.profiling.hardware.hosts import (
     Host,
-    check_number_of_devices,
     check_number_of_hosts,
     fastest_port,
 )
 from hetplan.profiling.hardware.network_probe import SINK, SOURCE
 from hetplan.profiling.hardware.topologies import topology_of
 
-MIB = 2**20
 CONNECT_SECONDS = 10  # ssh's patience with a host that does not answer
 ANSWER_SECONDS = 60.0  # until a host has answered; nvidia-smi takes seconds on a cold machine
 PROBE_SECONDS = 30.0  # until the network between two hosts is measured
@@ -39,7 +37,9 @@ NETWORK_LINE = re.compile(r"network ([0-9.e+-]+) ([0-9.e+-]+)$")
 # like, whose speeds are no cable's; those of bonds are.
 QUESTION = """\
 echo '== gpus'
-nvidia-smi --query-gpu=name,memory.total --format=csv,noheader,nounits 2>&1
+nvidia-smi --query-gpu=name,memory.total --format=csv 2>&1
+echo '== list'
+nvidia-smi -L 2>/dev/null
 echo '== topology'
 nvidia-smi topo -m 2>/dev/null
 echo '== infiniband'
@@ -179,48 +179,25 @@ def sections_of(text: str) -> dict[str, list[str]]:
 
 def answer_of(name: str, sections: dict[str, list[str]]) -> Answer:
     """The answer of the host `name`. Raises InputError for GPUs of several types."""
-    gpus = [row for row in map(gpu_of, sections["gpus"]) if row is not None]
-    types = sorted({gpu for gpu, _ in gpus})
-    require(
-        len(types) <= 1,
-        "the GPUs of this node differ, and a node of a cluster file has one type",
-        got=", ".join(types),
-        expected="GPUs of one type",
-    )
+    queried = gpu_list(sections["gpus"])
+    gpus = queried.gpus
+    listed = gpu_list(sections["list"]).gpus
+    if any(gpu.divided for gpu in listed):  # a query does not tell the slices of MIG
+        gpus = listed
     network = fastest_port(sections["infiniband"], sections["ethernet"])
-    line = f"links between nodes are assumed: {network:g} Gbit/s" if network else ""
-    host = Host(
-        name,
-        network_gbit=network,
-        network_from=f"{line}, the fastest port of {name}; --network says otherwise"
-        if line
-        else "",
-    )
+    network_from = ""
+    if network:
+        line = f"links between nodes are assumed: {network:g} Gbit/s"
+        network_from = f"{line}, the fastest port of {name}; --network says otherwise"
     if gpus:
-        driver_name, memory = gpus[0]
-        device = catalogued(driver_name, memory)
-        intra, intra_from = links_within(name, device, len(gpus), sections["topology"])
-        host = replace(
-            host,
-            devices=check_number_of_devices(len(gpus), name),
-            device=device,
-            driver_name=driver_name,
-            memory_bytes=memory,
-            intra_gbit=intra,
-            intra_from=intra_from,
-        )
+        host = host_with(name, gpus)
+        intra, intra_from = links_within(name, host.device, len(gpus), sections["topology"])
+        host = replace(host, intra_gbit=intra, intra_from=intra_from)
     else:
-        said = one_line(" ".join(sections["gpus"]))[:100]
-        host = replace(host, devices_from=f"nvidia-smi there says {said or 'nothing'}")
+        said = one_line(" ".join(queried.others))[:100]
+        host = Host(name, devices_from=f"nvidia-smi there says {said or 'nothing'}")
+    host = replace(host, network_gbit=network, network_from=network_from)
     return Answer(host, "".join(sections["address"]).strip() or name)
-
-
-def gpu_of(line: str) -> tuple[str, float] | None:
-    """(name, bytes of memory) of a GPU in nvidia-smi's list; None for a line that is none."""
-    name, comma, memory = line.rpartition(",")
-    if not comma or not memory.strip().isdecimal():
-        return None
-    return name.strip(), float(memory) * MIB
 
 
 def links_within(

@@ -1,7 +1,7 @@
 """Reads what a model computes from its Hugging Face configuration.
 
-`KINDS` has the model types whose modules are known, with the defaults of their configuration
-classes in `transformers` 5. Of any other type the function is unknown: None. A key that changes
+`KINDS` has the model types whose modules are known. What a configuration leaves out has the default
+of its class (`class_defaults`). Of any other type the function is unknown: None. A key that changes
 what a model computes, and for which `Function` has no field, is named in `Function.others` unless
 its value changes nothing.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetplan.errors import printable
+from hetplan.profiling.models.class_defaults import function_defaults
 from hetplan.profiling.models.function import Function, Rope, Router
 from hetplan.profiling.models.transformer import Transformer
 from hetplan.schema import LARGEST
@@ -27,6 +28,7 @@ ALIASES = (
     ("embedding_dropout", "embd_pdrop"),
     ("layer_types", "layers_block_type"),
 )
+ONE_NAME = {alias: names[0] for names in ALIASES for alias in names}
 # Keys that change what a model computes and have no field -> the values that change nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (None, 0),
@@ -56,131 +58,95 @@ OPTIONAL_WINDOW = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3")
 FIRST_BLOCKS_IN_FULL = ("qwen2", "qwen2_moe", "qwen3")
 
 
+# Keys whose class's defaults count where a file leaves them out, under the names of this module.
+DEFAULTED = frozenset(
+    (
+        *("hidden_act", "norm_eps", "initializer_range", "swiglu_limit"),
+        *("attention_dropout", "embedding_dropout", "hidden_dropout"),
+        *("attention_probs_dropout_prob", "hidden_dropout_prob"),
+        *("rope_theta", "partial_rotary_factor", "rope_interleave", "no_rope_layer_interval"),
+        *("sliding_window", "use_sliding_window", "max_window_layers"),
+        *("norm_topk_prob", "n_group", "topk_group", "topk_method", "routed_scaling_factor"),
+        *("query_pre_attn_scalar", "attention_multiplier"),
+        *NEUTRAL,
+    )
+)
+
+
 @dataclass(frozen=True)
 class Kind:
-    """A model type: the defaults of its class, and what all its models share."""
+    """A model type: what all its models share."""
 
-    defaults: Mapping[str, Any] = field(default_factory=dict)
     shared: Mapping[str, Any] = field(default_factory=dict)  # fields of `Function`
     # Fields of `Router` that do not come from keys; None: the type has no experts.
     router: Mapping[str, Any] | None = None
     others: tuple[str, ...] = ()  # what its modules do that `Function` has no field for
+    # Values where a file has none that are no attributes of the class: the class computes them, or
+    # its modules have them in any case.
+    computed: Mapping[str, Any] = field(default_factory=dict)
 
 
-SILU = {"hidden_act": "silu", "norm_eps": 1e-6, "rope_theta": 10000.0}
-EPSILON_5 = {**SILU, "norm_eps": 1e-5}
 SIGMOID = {"scoring": "sigmoid", "expert_bias": True, "float32": True, "group_score_topk": 2}
-GROUPED = {"norm_topk_prob": True, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0}
 GEMMA = ("scaled embeddings", "norms of 1 + weight")
 KINDS: dict[str, Kind] = {
-    "gpt2": Kind({
-        "hidden_act": "gelu_new", "norm_eps": 1e-5, "embedding_dropout": 0.1,
-        "attention_dropout": 0.1, "hidden_dropout": 0.1,
-    }),
-    "calculon": Kind({
-        "hidden_act": "gelu_new", "norm_eps": 1e-5, "embedding_dropout": 0.1,
-        "attention_dropout": 0.1, "hidden_dropout": 0.1,
-    }),
-    "llama": Kind(SILU),
-    "mistral": Kind({**SILU, "sliding_window": 4096}),
-    "mixtral": Kind({**EPSILON_5, "rope_theta": 1e6}, router={}),
+    "gpt2": Kind(),
+    "calculon": Kind(),
+    "llama": Kind(),
+    "mistral": Kind(),
+    "mixtral": Kind(router={}),
     "opt": Kind(
-        {"hidden_act": "relu", "norm_eps": 1e-5, "hidden_dropout": 0.1, "embedding_dropout": 0.1},
         others=("learned positions that begin at 2",),
+        computed={"norm_eps": 1e-5, "embedding_dropout": 0.1},
     ),
-    "bert": Kind(
-        {
-            "hidden_act": "gelu", "norm_eps": 1e-12, "attention_probs_dropout_prob": 0.1,
-            "hidden_dropout_prob": 0.1,
-        },
-        {"norms": "behind"},
-        others=("attention to both sides", "BERT's heads"),
-    ),
-    "qwen2": Kind({**SILU, "sliding_window": 4096, "max_window_layers": 28}),
-    "qwen2_moe": Kind(
-        {**SILU, "sliding_window": 4096, "max_window_layers": 28, "norm_topk_prob": False},
-        router={"shared_gate": True},
-    ),
-    "qwen3": Kind({**SILU, "sliding_window": 4096, "max_window_layers": 28}),
-    "qwen3_moe": Kind({**SILU, "sliding_window": 4096, "norm_topk_prob": False}, router={}),
-    "gemma": Kind({**SILU, "hidden_act": "gelu_pytorch_tanh"}, others=GEMMA),
-    "gemma2": Kind(
-        {
-            **SILU, "hidden_act": "gelu_pytorch_tanh", "sliding_window": 4096,
-            "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
-        {"norms": "both"},
-        others=GEMMA,
-    ),
+    "bert": Kind({"norms": "behind"}, others=("attention to both sides", "BERT's heads")),
+    "qwen2": Kind(),
+    "qwen2_moe": Kind(router={"shared_gate": True}),
+    "qwen3": Kind(),
+    "qwen3_moe": Kind(router={}),
+    "gemma": Kind(others=GEMMA),
+    "gemma2": Kind({"norms": "both"}, others=GEMMA),
     "gemma3_text": Kind(
-        {
-            **SILU, "hidden_act": "gelu_pytorch_tanh", "sliding_window": 4096,
-            "query_pre_attn_scalar": 256, "rope_theta": 1e6,
-        },
         {"norms": "both"},
         others=(*GEMMA, "another rotary base in blocks with a window"),
+        computed={"rope_theta": 1e6},
     ),
-    "phi3": Kind(EPSILON_5),
-    "deepseek_v2": Kind(
-        {
-            **SILU, "topk_method": "greedy", "n_group": None, "topk_group": None,
-            "routed_scaling_factor": 1.0,
-        },
-        # Its router never normalizes the weights, whatever `norm_topk_prob` says.
-        router={"normalized": False, "float32": True, "group_score_topk": 1},
-    ),
-    "deepseek_v3": Kind(
-        {
-            **SILU, "norm_topk_prob": True, "n_group": 8, "topk_group": 4,
-            "routed_scaling_factor": 2.5,
-        },
+    "phi3": Kind(),
+    # Its router never normalizes the weights, whatever `norm_topk_prob` says.
+    "deepseek_v2": Kind(router={"normalized": False, "float32": True, "group_score_topk": 1}),
+    "deepseek_v3": Kind(router=SIGMOID),
+    "kimi_k2": Kind(
         router=SIGMOID,
+        computed={"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0},
     ),
-    "kimi_k2": Kind({**SILU, **GROUPED}, router=SIGMOID),
-    "glm": Kind({
-        **SILU, "norm_eps": 1.5625e-07, "partial_rotary_factor": 0.5, "rope_interleave": True,
-    }),
-    "glm4_moe": Kind({**EPSILON_5, **GROUPED, "partial_rotary_factor": 0.5}, router=SIGMOID),
+    "glm": Kind(computed={"partial_rotary_factor": 0.5, "rope_interleave": True}),
+    "glm4_moe": Kind(router=SIGMOID, computed={"partial_rotary_factor": 0.5}),
     "gpt_oss": Kind(
-        {
-            **EPSILON_5, "sliding_window": 128, "rope_theta": 150000.0, "swiglu_limit": 7.0,
-            "rope_parameters": {
-                "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
-                "truncate": False, "original_max_position_embeddings": 4096,
-            },
-        },
         # Its modules compute x sigmoid(1.702 x) in any case.
         {"activation": "quick_gelu", "sinks": True, "linear_offset": 1.0},
         router={"linear_bias": True},
+        computed={
+            "rope_parameters": {
+                "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                "truncate": False, "original_max_position_embeddings": 4096,
+            }
+        },
     ),
     "llama4_text": Kind(
-        {
-            **EPSILON_5, "rope_theta": 500000.0, "attention_chunk_size": 8192,
-            "attn_temperature_tuning": True,
-        },
         router={"scoring": "sigmoid", "normalized": False},
         others=("router weights on the experts' inputs", "norms of rotated queries and keys"),
     ),
-    "olmo": Kind({"hidden_act": "silu", "norm_eps": 1e-5, "rope_theta": 10000.0}),
-    "olmo2": Kind(EPSILON_5, {"norms": "behind"}),
-    "olmoe": Kind({**EPSILON_5, "norm_topk_prob": False}, router={}),
-    "stablelm": Kind({**EPSILON_5, "partial_rotary_factor": 0.25}),
-    "starcoder2": Kind({
-        "hidden_act": "gelu_pytorch_tanh", "norm_eps": 1e-5, "rope_theta": 10000.0,
-        "initializer_range": 0.018042,
-    }),
-    "falcon": Kind({
-        "hidden_act": "gelu", "norm_eps": 1e-5, "rope_theta": 10000.0, "parallel_attn": True,
-    }),
-    "nemotron_h": Kind(
-        {"hidden_act": "relu2", "norm_eps": 1e-5}, others=("blocks of different kinds",)
-    ),
-    "granite": Kind({**SILU, "attention_multiplier": 1.0}),
-    "smollm3": Kind({**SILU, "rope_theta": 2e6, "no_rope_layer_interval": 4}),
-    "ernie4_5": Kind({**EPSILON_5, "rope_theta": 500000.0, "rope_interleave": True}),
-    "seed_oss": Kind({**SILU, "attention_dropout": 0.1, "hidden_dropout": 0.1}),
-    "arcee": Kind({**EPSILON_5, "hidden_act": "relu2"}),
+    "olmo": Kind(computed={"norm_eps": 1e-5}),
+    "olmo2": Kind({"norms": "behind"}),
+    "olmoe": Kind(router={}),
+    "stablelm": Kind(computed={"partial_rotary_factor": 0.25}),
+    "starcoder2": Kind(),
+    "falcon": Kind(computed={"hidden_act": "gelu"}),
+    "nemotron_h": Kind(others=("blocks of different kinds",)),
+    "granite": Kind(),
+    "smollm3": Kind(),
+    "ernie4_5": Kind(computed={"rope_interleave": True}),
+    "seed_oss": Kind(),
+    "arcee": Kind(),
 }  # fmt: skip
 
 
@@ -194,7 +160,7 @@ def function_of(kind: str, value: Mapping[str, Any], shape: Transformer) -> Func
     known = KINDS.get(kind)
     if known is None:
         return None
-    keys = Keys(known.defaults, value)
+    keys = Keys({**function_defaults(kind), **known.computed}, value)
     has_router = shape.experts is not None and known.router is not None
     fields: dict[str, Any] = {
         "activation": keys.text("hidden_act"),
@@ -223,8 +189,7 @@ class Keys:
     """
 
     def __init__(self, defaults: Mapping[str, Any], value: Mapping[str, Any]) -> None:
-        one_name = {alias: names[0] for names in ALIASES for alias in names}
-        given = {one_name.get(key, key): entry for key, entry in value.items()}
+        given = {ONE_NAME.get(key, key): entry for key, entry in value.items()}
         self.values: dict[str, Any] = {**defaults, **given}
         self.defaults = defaults
         self.unread: list[str] = []

@@ -405,6 +405,14 @@ DECODER_KEYS: dict[str, dict[str, Key]] = {
     },
     "persimmon": {**LATER, "qk_layernorm": Key(("head_qk_norm",), bool, True)},
     "phi": {**LATER, "qk_layernorm": Key(("head_qk_norm",), bool, False)},
+    "orion": {**LATER, **BIAS},
+    # Phi as Microsoft's own code has it, with GPT's keys
+    "phi-msft": {
+        **GPT,
+        "n_head_kv": Key(("kv_heads",), Size | None, None),
+        "n_positions": Key(("context",), CONTEXT, 2048),
+        "tie_word_embeddings": Key(("tied",), bool, False),
+    },
     "phi4_multimodal": {**LATER, "sliding_window": WINDOW},
     "phimoe": {
         **MIXTURE,
@@ -530,6 +538,8 @@ DECODER_ALWAYS: dict[str, dict[str, Any]] = {
     "openai-gpt": {"final_norm": False},
     "persimmon": ROTARY_GPT,
     "phi": {**ROTARY_GPT, "block_norms": 1, "head_bias": True},
+    "orion": {**LLAMA, "norm": "layer"},
+    "phi-msft": {**ROTARY_GPT, "block_norms": 1, "head_bias": True},
     "phimoe": {**LLAMA, "norm": "layer"},
     "qwen": {**LLAMA, "attention_bias": True},
     "qwen3_next": {**LLAMA, "qk_norm": "head", "output_gate": "all", "shared_gate": True},

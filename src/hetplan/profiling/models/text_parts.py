@@ -48,6 +48,7 @@ SAME_AS = {
     "iquestcoder": "llama",
     "kimi_k2": "deepseek_v3",
     "mt5": "t5",
+    "mixformer-sequential": "phi-msft",
     "qwen2_5_omni_text": "qwen2",
     "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2",
@@ -58,6 +59,7 @@ SAME_AS = {
     "qwen3_vl_text": "qwen3",
     "RefinedWeb": "falcon",
     "RefinedWebModel": "falcon",
+    "stablelm_epoch": "stablelm",
 }
 
 

@@ -89,6 +89,13 @@ UNKNOWN_PARTS = {
         "an encoder beside the decoder"
     ),
     r"type_vocab_size|relative_attention|pos_att_type|classifier_pooling": "an encoder of texts",
+    # BERT and its kin, whose decoders have norms behind sums, and a bias of the head
+    r"attention_probs_dropout_prob|n_langs|use_lang_emb": "an encoder of texts",
+    r"segment_types|prompt_types|position_bias_\w+": "positions by segments",
+    r"mem_len|untie_r|bi_data": "memories of earlier texts",
+    r"num_hashes|lsh_\w+|axial_\w+": "attention by hashes",
+    r"depth_decoder_\w+|\w*codebooks?|\w*codebook_\w+": "codes of sounds",
+    r"backbone_hidden_size|num_centroids": "states of another model",
     r"add_cross_attention|cross_attention\w*|cross_attn\w*": "attention to another text or image",
     r"\w*conv\w*": "a convolution",
     r"(ssm|mamba|time_step|dt|lru|rwkv|recurrent|kda|lightning|retention)_\w+|state_size": (
@@ -109,7 +116,7 @@ BIASES = {
     "attention_bias": ("attention_bias", "output_bias"),
     "mlp_bias": ("feed_forward_bias",),
     "use_bias": ("attention_bias", "output_bias", "feed_forward_bias"),
-    "bias": ("attention_bias", "output_bias", "feed_forward_bias"),
+    "bias": ("attention_bias", "output_bias"),  # InternLM's, which has none elsewhere
     "add_bias_linear": ("output_bias", "feed_forward_bias"),
     "qkv_bias": ("attention_bias",),
     "use_qkv_bias": ("attention_bias",),

@@ -21,7 +21,7 @@ checkpoint whose files differ from their digests in the record is refused.
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from errno import EDQUOT, ENOSPC
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from hetplan.errors import HetplanError, InputError, kind_and_text, require
@@ -68,6 +68,13 @@ class Record(StrictModel):
     """Fields of the `LossScale`."""
     files: dict[str, str]
     """File -> its SHA-256; for the record itself its `digest`."""
+
+    @field_validator("scale")
+    @classmethod
+    def _of_a_loss_scale(cls, scale: dict[str, float]) -> dict[str, float]:
+        names = {field.name for field in fields(LossScale)}
+        require(scale.keys() == names, "not the fields of a loss scale", expected=", ".join(names))
+        return scale
 
     def digest(self) -> str:
         """SHA-256 of all fields but `files`."""
@@ -150,14 +157,26 @@ def stored_boxes(folder: Path) -> Iterator[tuple[str, Box]]:
     for file in folder.glob("*.pt"):
         try:
             stored = torch.load(file, mmap=True, weights_only=True)
-            boxes = [
-                (str(name), Box(name, tuple(offsets), tuple(values.shape), tuple(whole), values))
-                for name, offsets, whole, values in stored
-            ]
+            boxes = [(box.name, box) for box in map(stored_box, stored)]
         # Whatever a file holds: torch's own message would advise to run what is in it.
         except Exception as error:
             raise ValueError(f"{file.name} is no file of tensors that a run wrote") from error
         yield from boxes
+
+
+def stored_box(entry: Any) -> Box:
+    """The box of an entry of a rank's file. Raises ValueError or TypeError for what is no range of
+    an unsplit tensor with its values in this process's memory."""
+    name, offsets, whole, values = entry
+    if not isinstance(name, str) or not isinstance(values, Tensor):
+        raise TypeError("an entry has a name and a tensor")
+    if values.layout != torch.strided or values.device.type != "cpu":
+        raise TypeError("the values are a dense tensor in memory")
+    for offset, size, most in zip(offsets, values.shape, whole, strict=True):
+        numbers = isinstance(offset, int) and isinstance(most, int)
+        if not numbers or not 0 <= offset <= offset + size <= most:
+            raise ValueError("the range lies within the whole tensor")
+    return Box(name, tuple(offsets), tuple(values.shape), tuple(whole), values)
 
 
 def read_boxes(folder: Path, boxes: Iterable[Box]) -> None:
@@ -193,13 +212,20 @@ def shared_slices(box: Box, other: Box) -> tuple[slice, ...]:
 def file_digests(folder: Path) -> dict[str, str]:
     """File name -> SHA-256, for all files of a checkpoint but the record. All ranks call this
     together, and each reads some of the files. Raises InputError for a folder or a pipe."""
-    files = sorted(file for file in folder.iterdir() if file.name != RECORD_FILE)
-    others = [file.name for file in files if not file.is_file()]  # a pipe would never end
+    files = files_of_ranks(folder)
+    own_files = files[dist.get_rank() :: dist.get_world_size()]
+    return merged({file.name: digest_of(file) for file in own_files})
+
+
+def files_of_ranks(folder: Path) -> list[Path]:
+    """All files of a checkpoint but the record. Raises InputError for a folder, and for a pipe or a
+    device, which would never end."""
+    entries = sorted(entry for entry in folder.iterdir() if entry.name != RECORD_FILE)
+    others = [entry.name for entry in entries if not entry.is_file()]
     if others:
         what = "holds something that is no file"
         raise InputError(what, where=str(folder), got=others[0])
-    own_files = files[dist.get_rank() :: dist.get_world_size()]
-    return merged({file.name: digest_of(file) for file in own_files})
+    return entries
 
 
 def merged(of_rank: dict[str, T]) -> dict[str, T]:
@@ -297,8 +323,8 @@ def is_whole(checkpoint: Path) -> bool:
     """Whether all files of a checkpoint are those that its record names."""
     try:
         record = read_record(checkpoint)
-        files = [file for file in checkpoint.iterdir() if file.name != RECORD_FILE]
-        return {file.name: digest_of(file) for file in files} == record.files
+        digests = {file.name: digest_of(file) for file in files_of_ranks(checkpoint)}
+        return digests == record.files
     except (InputError, OSError):
         return False
 

@@ -120,18 +120,18 @@ def from_factory(text: str, plan: Plan | None, *, seed: int = 0) -> nn.Module:
 
 def check_planned(module: nn.Module, names: Sequence[str], wanted: bool | None) -> str | None:
     """Compare a module that is to be planned with the layers that a plan would train. Returns a
-    note where nothing was compared. Raises UnsupportedError where they differ.
+    note where nothing was compared, and on a module that cannot be split, which programs alone can
+    train. Raises UnsupportedError where they differ.
 
-    names: the layers of the module's trace. wanted: as in `engine.probe.check_probe`. A module that
-    cannot be split is not compared: the plan says that it does not run.
+    names: the layers of the module's trace. wanted: as in `engine.probe.check_probe`.
     """
     if wanted is False:
         return None
     example = example_of(module)
     try:
         chain = describe(module, names, example)
-    except HetplanError:
-        return None
+    except HetplanError as error:
+        return f"`hetplan run` will refuse all plans but those of hap: {error}"
     return in_a_fork(lambda: check_probe(module, chain, example, wanted=wanted))
 
 

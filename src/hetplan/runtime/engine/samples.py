@@ -14,9 +14,10 @@ from hetplan.runtime.tracing.layers import TARGET_ARGUMENTS
 from hetplan.runtime.tracing.split import has_samples, leaves, mapped
 
 # How unlike samples are: `BOLD` ones may have numbers that the example does not have, and labels
-# that do not count. `MILD` ones have the example's numbers in another order. In `PLAIN` ones only
-# floating-point numbers differ. A module may not take the first ones.
-BOLD, MILD, PLAIN = "bold", "mild", "plain"
+# that do not count. In `COUNTED` ones all labels count. `MILD` ones have the example's numbers in
+# another order. In `PLAIN` ones only floating-point numbers differ. A module may not take the first
+# ones.
+BOLD, COUNTED, MILD, PLAIN = "bold", "counted", "mild", "plain"
 NOT_COUNTED = -100  # the label that losses over classes ignore
 # Of targets: [sample] the number of the change, which is another one than that of the inputs. So
 # the order of targets is not that of outputs.
@@ -25,7 +26,7 @@ CROSSED = (0, 3, 1, 5, 2, 4)
 
 def unlike_samples(example: Any, count: int, level: str) -> Any:
     """(inputs, targets) of `count` unlike samples: the first ones of the example as far as it has
-    different ones, and others made of its first one. level: BOLD, MILD or PLAIN."""
+    different ones, and others made of its first one. level: BOLD, COUNTED, MILD or PLAIN."""
     rows = [row_of(example, 0)]
     number = min(len(x) for x in leaves(example) if has_samples(x))
     for k in range(1, min(number, count)):
@@ -72,13 +73,14 @@ def unlike(value: Any, change: int, name: str, level: str) -> Any:
 
 
 def unlike_floats(value: Tensor, change: int, level: str) -> Tensor:
-    """Floating-point numbers in another order, and smaller. Where the level is BOLD, new ones in
-    place of zeros, and the negatives of numbers of both signs for every second change."""
-    if level == BOLD and not value.any():
+    """Floating-point numbers in another order, and smaller. Where the level is BOLD or COUNTED, new
+    ones in place of zeros, and the negatives of numbers of both signs for every second change."""
+    is_bold = level in (BOLD, COUNTED)
+    if is_bold and not value.any():
         places = torch.arange(value.numel(), device=value.device) * 0.618
         return ((places + 0.3 * change) % 1.0).view(value.shape).to(value.dtype)
     order = value if level == PLAIN else value.reshape(-1).roll(change).view(value.shape)
-    if level == BOLD and change % 2 and bool((value < 0).any() and (value > 0).any()):
+    if is_bold and change % 2 and bool((value < 0).any() and (value > 0).any()):
         order = -order
     # not in the order of the samples, which a module may sort
     return order / (1.0 + 0.25 * crossed(change))
@@ -86,17 +88,18 @@ def unlike_floats(value: Tensor, change: int, level: str) -> Tensor:
 
 def unlike_number(value: Tensor, change: int, level: str) -> Tensor:
     """A whole number of a sample: the one below for every second change, which is valid where the
-    number is. A 0 becomes 1 where the level is BOLD."""
+    number is. A 0 becomes 1 where the level is BOLD or COUNTED."""
     if value.dtype == torch.bool or change % 2 == 0:
         return value
     if int(value) > 0:
         return value - 1
-    return value + 1 if level == BOLD else value
+    return value + 1 if level in (BOLD, COUNTED) else value
 
 
 def unlike_numbers(value: Tensor, change: int, name: str, level: str) -> Tensor:
-    """Several whole numbers in another order; where the level is BOLD some of them more than
-    once, new ones where all are equal, and a first label that does not count."""
+    """Several whole numbers in another order; where the level is BOLD or COUNTED some of them more
+    than once, and new ones where all are equal; where it is BOLD a first label that does not
+    count."""
     flat = value.reshape(-1)
     if level == MILD:
         return flat.roll(change).view(value.shape)
@@ -106,7 +109,7 @@ def unlike_numbers(value: Tensor, change: int, name: str, level: str) -> Tensor:
         return moved.view(value.shape)
     if bool((flat == flat[0]).all()):
         moved = flat + ((places + change) % 2).to(flat.dtype)
-    if name in TARGET_ARGUMENTS:
+    if name in TARGET_ARGUMENTS and level == BOLD:
         moved[0] = NOT_COUNTED
     return moved.view(value.shape)
 

@@ -90,7 +90,7 @@ def backward_of_inputs(
     graph = Graph(outputs, sought)
     groups = grouped_by_parameters(graph.forks())
     # an output on a way to the inputs is reached again from its forks
-    alone = [i for i, y in enumerate(outputs) if y.grad_fn not in graph.to_inputs]
+    alone = [i for i, node in enumerate(graph.roots) if node not in graph.to_inputs]
     later = WeightPass(groups, [outputs[i] for i in alone], [gradients[i] for i in alone])
     found: dict[int, Tensor | None] = {}
     beside = [i for i in range(len(outputs)) if i not in alone]
@@ -122,7 +122,10 @@ class Graph:
     """The autograd graph of a layer."""
 
     def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-        self.nodes = list(nodes_behind([y.grad_fn for y in outputs if y.grad_fn is not None]))
+        self.roots = [torch.autograd.graph.get_gradient_edge(y).node for y in outputs]
+        """[output] the node that its gradient comes to; of an input that passes on as it is, that
+        input's own."""
+        self.nodes = list(nodes_behind(self.roots))
         """Every node behind those that it leads to."""
         leaves = {torch.autograd.graph.get_gradient_edge(x).node for x in inputs}
         self.to_inputs: set[Node] = set()

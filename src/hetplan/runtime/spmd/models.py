@@ -28,6 +28,7 @@ from hetplan.runtime.engine.distributed import example_of
 from hetplan.runtime.engine.models import called
 from hetplan.runtime.engine.probe import check_layers, in_a_fork
 from hetplan.runtime.job import Job
+from hetplan.runtime.spmd.runs import check_runs
 from hetplan.runtime.tracing.layers import requested
 from hetplan.runtime.tracing.program import trace_samples
 
@@ -187,7 +188,11 @@ def check_training(model: Any, plan: Plan, wanted: bool | None) -> str | None:
     """
     if not isinstance(model, nn.Module):
         return None
-    return check_layers(model, plan.workload.layers, example_of(model), wanted)
+    note = check_layers(model, plan.workload.layers, example_of(model), wanted)
+    if plan.replicas[0].steps > 1:
+        # the same note where nothing is compared
+        note = check_runs(model, plan.workload.global_batch, wanted) or note
+    return note
 
 
 def check_program(job: Job) -> None:

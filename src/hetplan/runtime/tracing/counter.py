@@ -1,9 +1,10 @@
 """Records the operators of one pass of a module on fake tensors: the layer and the pass of each,
 the bytes that it reads and writes, and its matrix products.
 
-Fake tensors have shapes and no values, so that an operator cannot run whose output's size depends
-on values. An operator of the backward pass belongs to the layer whose forward pass made its
-autograd node; the nodes are numbered in the order in which they were made.
+Fake tensors have shapes and no values. What a mask of the data selects has as many elements as the
+mask (`Selected`), and any other operator cannot run whose output's size depends on values. An
+operator of the backward pass belongs to the layer whose forward pass made its autograd node; the
+nodes are numbered in the order in which they were made.
 
 Every operator reads its inputs and writes its outputs; a dimension that is broadcast counts once.
 Views read and write nothing. The tables below list the operators with matrix products, those that
@@ -96,6 +97,8 @@ SCATTERS = _aten(
     index_put_ _index_put_impl_ index_add_ scatter_ scatter_add_ index_copy_
     """
 )
+# Operators whose second argument are indices, which may be masks.
+INDEXING = _aten("index index_put index_put_ _index_put_impl_ _unsafe_index")
 # Operators that only move memory, and that torch marks neither as pointwise nor as a reduction.
 MEMORY = _aten(
     """
@@ -114,7 +117,8 @@ MEMORY = _aten(
     unfold_backward mse_loss mse_loss_backward glu glu_backward repeat_interleave scatter
     scatter_add index_add index_put mean sum _foreach_add_ bincount logsumexp var_mean
     linalg_vector_norm argsort slice_scatter select_scatter split_with_sizes_copy pixel_shuffle
-    pixel_unshuffle channel_shuffle as_strided_copy as_strided_scatter
+    pixel_unshuffle channel_shuffle as_strided_copy as_strided_scatter nonzero masked_select
+    masked_scatter
     """
 )
 
@@ -376,6 +380,66 @@ class Counter(TorchDispatchMode):
             for k in range(layer, last_user):
                 sizes[k] += size
         return sizes
+
+
+class Selected(TorchDispatchMode):
+    """Lets a mask that follows from the data alone select as many elements as it has, the most that
+    it can: how many it does depends on values, which fake tensors do not have.
+
+    data: storages of the data. A mask that depends on parameters, such as the choice of experts,
+    selects few elements by far, and is left to torch, which refuses it.
+    """
+
+    def __init__(self, data: set[int]) -> None:
+        super().__init__()
+        self.data = data
+        self.alive: list[Tensor] = []  # keeps storages: a new one could get a freed one's number
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = self._selected(name_of(func), func, args, kwargs)
+        if all(storage(tensor) in self.data for tensor in tensors((args, kwargs))):
+            self.alive += tensors(out)
+            self.data.update(map(storage, tensors(out)))
+        return out
+
+    def _selected(self, name: str, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """The output of an operator, without values."""
+        if name == "aten.nonzero" and storage(args[0]) in self.data:
+            return all_places(args[0])
+        if name == "aten.masked_select" and storage(args[1]) in self.data:
+            x, mask = args
+            return x.new_empty(torch.broadcast_shapes(x.shape, mask.shape).numel())
+        if name in INDEXING:
+            x, indices, *more = args
+            masks = [index for index in indices if index is not None and is_mask(index)]
+            if all(storage(mask) in self.data for mask in masks):
+                places = [place for index in indices for place in places_of(index)]
+                return func(x, places, *more, **kwargs)
+        return func(*args, **kwargs)
+
+
+def is_mask(index: Tensor) -> bool:
+    """Whether an index says of each element whether it is selected."""
+    return index.dtype in (torch.bool, torch.uint8)
+
+
+def all_places(mask: Tensor) -> Tensor:
+    """The indices [elements, dimensions] of all elements of a mask, without values."""
+    return mask.new_empty((mask.numel(), mask.dim()), dtype=torch.long)
+
+
+def places_of(index: Tensor | None) -> list[Tensor | None]:
+    """An index of a tensor, in whose place a mask has an index for each of its dimensions."""
+    if index is None or not is_mask(index):
+        return [index]
+    return list(all_places(index).unbind(1))
 
 
 class Fused(TorchFunctionMode):

@@ -55,7 +55,8 @@ def operator_draws(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
         return False
     values = arguments_of(operator, args, kwargs)
     in_training = values.get("train", values.get("training", True))
-    probabilities = [values[name] for name in ("dropout_p", "p") if name in values]
+    names = ("dropout_p", "dropout", "p")
+    probabilities = [values[name] for name in names if name in values]
     drops_nothing = any(isinstance(p, (int, float)) and p == 0 for p in probabilities)
     return in_training is not False and not drops_nothing
 

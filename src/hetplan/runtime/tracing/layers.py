@@ -42,13 +42,15 @@ from hetplan.runtime.tracing.counter import (
     Fused,
     Layers,
     Product,
+    Selected,
     numbered,
     saved_by_autograd,
     storage,
     tree_leaves,
     tree_map,
 )
-from hetplan.runtime.tracing.failures import exporting
+from hetplan.runtime.tracing.failures import FIXING, exporting, noting, with_number
+from hetplan.runtime.tracing.module_state import ModuleState
 
 SAMPLES = (2, 3)  # two sizes, as a straight line is through two points
 # Exceptions of modules that do not run on tensors without values.
@@ -84,14 +86,22 @@ def trace(module: nn.Module, *, name: str, precision: Precision) -> ModelFile:
     UnsupportedError where an operator's size depends on values, InputError where the module does
     not run or has no method `batch`.
     """
-    few, more = (run(module, samples, precision, name) for samples in SAMPLES)
+    passes, numbers = [], []
+    for samples in SAMPLES:
+        with noting(FIXING) as noted:
+            passes.append(run(module, samples, precision, name))
+        numbers.append(set(with_number(noted, {samples}.__contains__)))
+    few, more = passes
     few_operators, more_operators = (
         [(call.name, call.layer, call.backward) for call in passes.calls] for passes in (few, more)
     )
+    # what asked for a number, and was told that of the samples in both runs
+    seen = sorted(numbers[0] & numbers[1])
     require(
         few_operators == more_operators,
         "runs other operators for another number of samples",
         where=name,
+        got=", ".join(seen) or None,
         expected="the same for 2 and 3",
     )
     lists: dict[tuple[Counted, ...], int] = {}  # the operators of a layer -> number of the list
@@ -222,12 +232,15 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
         data = tree_map(lambda value: fake(value, dtype), rows)
         of_parameters = {storage(tensor) for tensor in state.values()}
         of_data = {storage(value) for value in tree_leaves(data) if isinstance(value, Tensor)}
-        counter = Counter(layers, of_parameters | of_data)
+        counter, selected = Counter(layers, of_parameters | of_data), Selected(set(of_data))
         try:
-            with Fused(), saved_by_autograd(of_parameters, keep), _watched(module, layers), counter:
+            with (
+                Fused(), saved_by_autograd(of_parameters, keep), _watched(module, layers),
+                selected, counter,
+            ):  # fmt: skip
                 out = torch.func.functional_call(Called(module), state, data)
             ones, counter.backward = torch.ones_like(out), True
-            with counter:
+            with selected, counter:
                 torch.autograd.backward([out], [ones])
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise UnsupportedError(
@@ -318,14 +331,14 @@ class Called(nn.Module):
 
 def graph_of(module: nn.Module, arguments: Any, where: str, **options: Any) -> Any:
     """The program with gradients that torch.export makes of a module. Raises UnsupportedError with
-    the cause of an exception of torch or of the module."""
-    in_training = {submodule: submodule.training for submodule in module.modules()}
+    the cause of an exception of torch or of the module. Afterwards the module's attributes are as
+    before: what a first call does is done by the first real one."""
+    state = ModuleState(module, None)
     try:
         with torch.enable_grad(), without_reentrant_checkpoints(), exporting(where):
             return torch.export.export(module, arguments, strict=False, **options)
     finally:
-        for submodule, training in in_training.items():
-            submodule.training = training
+        state.restore()
 
 
 @contextmanager

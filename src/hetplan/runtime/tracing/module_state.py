@@ -22,16 +22,19 @@ PARTS = ("_parameters", "_buffers", "_modules")
 class ModuleState:
     """The state of a module at one time. The values of parameters are compared, and not kept."""
 
-    def __init__(self, module: nn.Module, checksum: Callable[[Tensor], int]) -> None:
-        """checksum: a number that tells the values of a tensor."""
+    def __init__(self, module: nn.Module, checksum: Callable[[Tensor], int] | None) -> None:
+        """checksum: a number that tells the values of a tensor; None: what tensors and arrays hold
+        is neither compared nor kept."""
         self.checksum = checksum
         self.values: dict[str, Any] = {}
         """Path of a value -> the value, or a checksum of it."""
         self.restorations: list[Callable[[], Any]] = []
         """Functions that give what they are about its values at this time."""
         self._seen: set[int] = set()
-        named = (*module.named_parameters(), *module.named_buffers())
-        for path, tensor in named:
+        named = dict((*module.named_parameters(), *module.named_buffers()))
+        self.saved = frozenset(named)
+        """Paths of parameters and buffers, which a checkpoint of the module has."""
+        for path, tensor in named.items():
             self._note(path, tensor, 0)
         for path, submodule in module.named_modules():
             attributes = vars(submodule)
@@ -42,11 +45,15 @@ class ModuleState:
                 if name not in PARTS:
                     self._note(f"{path}.{name}".lstrip("."), value, 0)
 
-    def first_change(self, later: "ModuleState") -> str | None:
+    def first_change(self, later: "ModuleState", *, saved: bool = False) -> str | None:
         """The path of the first value that differs in a later state; None where there is none. A
-        value that only one of the states has does not count: it may be a cache."""
+        value that only one of the states has does not count: it may be a cache.
+
+        saved: look at parameters and buffers alone.
+        """
         for path, value in self.values.items():
-            if path in later.values and later.values[path] != value:
+            counts = path in self.saved or not saved
+            if counts and path in later.values and later.values[path] != value:
                 return path
         return None
 
@@ -67,9 +74,11 @@ class ModuleState:
         if isinstance(value, Tensor):
             self._note_tensor(path, value)
         elif isinstance(value, np.ndarray):
-            self.values[path] = value.tobytes() if value.dtype != object else len(value)
+            if self.checksum is not None:
+                self.values[path] = value.tobytes() if value.dtype != object else len(value)
         elif isinstance(value, torch.Generator):
-            self.values[path] = self.checksum(value.get_state())
+            if self.checksum is not None:
+                self.values[path] = self.checksum(value.get_state())
         elif isinstance(value, np.random.Generator):
             self.values[path] = repr(value.bit_generator.state)
         elif depth < DEPTH:
@@ -77,7 +86,7 @@ class ModuleState:
 
     def _note_tensor(self, path: str, tensor: Tensor) -> None:
         """Note a tensor and, unless it is a parameter, how to give it its values again."""
-        if tensor.is_meta or tensor.layout != torch.strided:
+        if self.checksum is None or tensor.is_meta or tensor.layout != torch.strided:
             return
         self.values[path] = self.checksum(tensor)
         if isinstance(tensor, nn.Parameter):

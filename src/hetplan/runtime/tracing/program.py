@@ -34,6 +34,7 @@ from hetplan.programs.program import PARAMETER, Node, SingleProgram, Writer
 from hetplan.runtime.tracing.aten import RULES, MissingRule, Tensor, Unsupported, Walker
 from hetplan.runtime.tracing.counter import Layers, name_of, tree_leaves
 from hetplan.runtime.tracing.layers import Called, chain_of, graph_of, labels, requested
+from hetplan.runtime.tracing.losses import has_rows, is_symbolic
 from hetplan.text import counted, grouped
 
 # Assertions that torch.export writes into graphs; they have no output.
@@ -324,9 +325,15 @@ def called(walker: Walker, node: Any, values: Mapping[Any, Any]) -> Any:
     if not any(isinstance(leaf, Tensor) for leaf in tree_leaves((arguments, named))):
         return node.target(*arguments, **named)
     kind, shape = name_of(node.target), shape_of(node)
-    walker.output_shape = shape
     if kind in SILENT:
         return None
+    require(
+        shape is not None,
+        f"{kind}: the size of what it gives depends on values, and a program has fixed sizes",
+        where=walker.where or "the module itself",
+        kind=UnsupportedError,
+    )
+    walker.output_shape = shape
     if kind not in RULES:
         return walker.stand_in(kind, "no rule for this operator", shape)
     try:
@@ -343,11 +350,17 @@ def called(walker: Walker, node: Any, values: Mapping[Any, Any]) -> Any:
 
 
 def shape_of(node: Any) -> Any:
-    """The shape of a node's value; a list of shapes for several values."""
+    """The shape of a node's value; a list of shapes for several values; None where a size depends
+    on values."""
     value = node.meta.get("val")
-    if isinstance(value, (tuple, list)):
-        return [[int(n) for n in one.shape] for one in value if hasattr(one, "shape")]
-    return [int(n) for n in value.shape] if hasattr(value, "shape") else []
+    several = isinstance(value, (tuple, list))
+    outputs = value if several else [value]
+    if any(is_symbolic(one) or has_rows(one) for one in outputs):  # all rows are fixed here
+        return None
+    shapes = [[int(n) for n in one.shape] for one in outputs if hasattr(one, "shape")]
+    if several:
+        return shapes
+    return shapes[0] if shapes else []
 
 
 def pruned(program: SingleProgram, loss: str) -> SingleProgram:

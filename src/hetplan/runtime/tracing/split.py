@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
 from itertools import chain, pairwise
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -54,6 +55,7 @@ from hetplan.runtime.tracing.losses import (
     from_numbers,
     name_of,
     sizes_of,
+    values_of,
     without_changes_in_place,
 )
 
@@ -109,6 +111,15 @@ def exported(
     two_rows = mapped(data, lambda x: torch.cat([x[:1], x[:1]]) if has_samples(x) else x)
     dims = mapped(two_rows, lambda x: {0: Dim("rows")} if has_samples(x) else None)
     called, where = Called(module, loss), type(module).__name__
+    words = {word for path in module.state_dict() for word in path.split(".")}
+    require(
+        not any(map(iskeyword, words)),
+        "a submodule or a parameter has the name of a word of Python",
+        where=where,
+        got=next(filter(iskeyword, sorted(words)), None),
+        expected="another name",
+        kind=UnsupportedError,
+    )
     with as_nodes(module, spread) if spread > 1 else nullcontext():
         program = graph_of(called, two_rows, where, dynamic_shapes=dims)
     return move_to_device_pass(program, device).module()
@@ -177,6 +188,7 @@ class Split:
             path = str(node.target).removeprefix("module.")
             value = operator.attrgetter(node.target)(exported_module)
             self.attributes[node] = first_named.get(id(named.get(path)), (path, value))
+        self._check_attributes(type(module).__name__)
         self.kinds: dict[Node, int] = {}
         """Node -> DATA, TABLE or LAYER."""
         self.sources: dict[Node, list[Node]] = {}
@@ -203,6 +215,28 @@ class Split:
         """Round -> the same for the round's totals, from those of earlier rounds."""
         self._drop_causal_masks(data)
         self.layers, self.outputs, self.inlets = self._cut(self._places(module, names), len(names))
+
+    def _check_attributes(self, where: str) -> None:
+        """Raise UnsupportedError where layers cannot have a parameter, a buffer or a constant."""
+        kept = set(dir(fx.GraphModule({}, fx.Graph()))) - set(dir(nn.Module()))
+        for node, (path, _) in self.attributes.items():
+            first = path.partition(".")[0]
+            require(
+                first not in kept,
+                "a submodule or a parameter has a name that torch.fx needs itself",
+                where=where,
+                got=first,
+                expected="another name",
+                kind=UnsupportedError,
+            )
+            sparse = [user for user in node.users if values_of(user).get("sparse") is True]
+            require(
+                not sparse,
+                "gradients of an embedding are sparse",
+                where=f"{where}, {path}",
+                expected="sparse=False",
+                kind=UnsupportedError,
+            )
 
     def _add_up(self, graph: fx.Graph, where: str) -> list[list[Node]]:
         """Make the loss a sum over micro-batches, see `tracing.losses`. Returns the totals in

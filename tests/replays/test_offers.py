@@ -1,0 +1,43 @@
+"""Offers of a cluster whose nodes of one type differ."""
+
+from dataclasses import replace
+
+import pytest
+
+from hetplan.profiling.hardware.cluster import GBIT, Cluster, example_cluster
+from hetplan.profiling.rates.collectives import all_reduce_bus_bandwidth
+from hetplan.replays.offers import offers_of_cluster
+
+Rates = tuple[tuple[int, float], ...]
+
+
+def with_all_reduces(*rates: Rates) -> Cluster:
+    """A cluster of equal nodes but for the bus bandwidths of their all-reduces, in Gbit/s."""
+    cluster = example_cluster("amp-mixed")
+    nodes = [
+        replace(cluster.nodes[0], all_reduce=tuple((ranks, rate * GBIT) for ranks, rate in each))
+        for each in rates
+    ]
+    return replace(cluster, nodes=tuple(nodes))
+
+
+def test_the_slowest_node_counts_for_every_number_of_ranks() -> None:
+    cluster = with_all_reduces(((2, 90.0), (4, 80.0)), ((2, 100.0), (4, 50.0)))
+    (offer,) = offers_of_cluster(cluster)
+    assert [ranks for ranks, _ in offer.all_reduce] == [2, 4]
+    assert [rate / GBIT for _, rate in offer.all_reduce] == pytest.approx([90, 50], rel=0.02)
+
+
+def test_a_node_that_states_nothing_does_not_hide_what_another_one_states() -> None:
+    cluster = with_all_reduces(((4, 1.0),), ())
+    (offer,) = offers_of_cluster(cluster)
+    (stated,) = offer.all_reduce
+    assert stated == (4, pytest.approx(1.0 * GBIT, rel=0.02))
+    silent = all_reduce_bus_bandwidth(cluster.nodes[1], 4)
+    assert silent > stated[1]
+
+
+def test_nodes_that_state_the_same_keep_it() -> None:
+    rates = ((2, 90.0), (4, 80.0))
+    (offer,) = offers_of_cluster(with_all_reduces(rates, rates))
+    assert offer.all_reduce == tuple((ranks, rate * GBIT) for ranks, rate in rates)
