@@ -89,6 +89,9 @@ def test_every_table_of_the_page_can_be_renewed_alone() -> None:
     """A run of one table leaves the other tables and the conditions as they are."""
     page = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf-8")
     block = script.block_of(page)
+    # a table that was renewed alone has a line that says when, which a new one replaces
+    kept = [line for line in block.splitlines() if ", again: " not in line]
+    block = "\n".join(kept).rstrip() + "\n"
     titles = script.TITLE.findall(block)
     assert len(titles) == 6
     for title in titles:
