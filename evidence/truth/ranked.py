@@ -40,7 +40,7 @@ def predicted(job: Job) -> Predicted:
     """The job replayed where a plan says it, else in closed form; raises NotPosedError where
     neither can."""
     has_plan = job.context * job.expert == 1 and job.shape.layers >= job.pipeline * job.chunks
-    further = job.shape.adapter or job.shape.pattern or job.recomputed
+    further = job.shape.adapters or job.shape.pattern or job.recomputed
     sharded = job.zero == 3 and job.pipeline > 1
     return replayed(job) if has_plan and not (further or sharded) else priced(job)
 

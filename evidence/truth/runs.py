@@ -17,6 +17,7 @@ from evidence.truth.tables import GIB, Cells, Published, Source, require
 from hetplan.files import read_json
 from hetplan.plans.plan import Recomputation
 from hetplan.profiling.frameworks import FSDP, MEGATRON, Framework
+from hetplan.profiling.models.adapters import Adapters
 from hetplan.profiling.models.configurations import from_config
 from hetplan.profiling.models.operators import STACKS, Precision
 from hetplan.profiling.models.transformer import Experts, Latent, Transformer, transformer
@@ -410,6 +411,9 @@ BITS = {
 # Ranks of adapters: NeMo's default (nemo/collections/llm/peft/lora.py, dim), and the MLPerf
 # benchmark's (training_policies, Llama 2 70B LoRA: rank 16, samples of 8192 tokens).
 NEMO_RANK, MLPERF_RANK, MLPERF_LORA_TOKENS = 32, 16, 8192
+# Modules with adapters: NeMo's default, one for each product; those of MLPerf's reference
+# (mlcommons/training, llama2_70b_lora/run_llama_70B_scrolls_r16.sh).
+NEMO_MODULES, MLPERF_MODULES = "qkv,o,gate_up,down", "qkv,o"
 
 
 def beside_tensor_ranks(framework: Framework, tensor: int) -> Framework:
@@ -426,7 +430,7 @@ def nemo_job(row: Cells, gpu: str, zero: int, *, bits: int, cast_elements: float
     """
     shape = shape_of(row.text("model"))
     if "lora" in row.text("task").lower():
-        shape = replace(shape, adapter=NEMO_RANK)
+        shape = replace(shape, adapters=Adapters(NEMO_RANK, NEMO_MODULES))
     return Job(
         replace(shape, input_bytes=1 if bits < 16 else None),
         row.whole("sequence"),
@@ -469,7 +473,8 @@ def mlperf_job(row: Cells) -> Job:
     gpus, batch = row.whole("nodes") * row.whole("accelerators_per_node"), row.whole("global_batch")
     lora = "lora" in row.text("benchmark")
     if lora:
-        shape = replace(shape_of("LLAMA2-70B"), adapter=MLPERF_RANK)
+        adapters = Adapters(MLPERF_RANK, MLPERF_MODULES)
+        shape = replace(shape_of("LLAMA2-70B"), adapters=adapters)
         context, rest = divmod(gpus * row.whole("grad_accum"), batch)
         require(context > 0 and not rest, f"a batch of {batch} does not divide over {gpus} GPUs")
     else:

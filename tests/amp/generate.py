@@ -111,10 +111,17 @@ def make_memory(rng: Random, types: list[str], layers: list[dict[str, Any]]) -> 
     hold."""
     factor, per_sample = rng.uniform(1, 8), rng.uniform(0, 20)
     whole = factor * sum(layer["param_bytes"] for layer in layers) + per_sample * len(layers)
-    return {
+    memory: dict[str, Any] = {
         "device_bytes": {
             name: whole * rng.choice((0.1, 0.4, 0.7, 1.0, 2.0, 4.0)) for name in types
         },
         "state_bytes_per_param_byte": factor,
         "layer_bytes_per_sample": [per_sample * rng.choice((0.0, 1.0, 1.0, 2.0)) for _ in layers],
     }
+    # A generator of its own, so that instances without frozen weights stay as they were.
+    of_frozen = Random(factor)
+    if of_frozen.random() < 0.5:
+        each = whole / len(layers)
+        frozen = [each * of_frozen.choice((0.0, 0.1, 0.6)) for _ in layers]
+        memory["layer_frozen_bytes"] = frozen
+    return memory

@@ -103,6 +103,8 @@ class Enumeration:
                 held += (
                     memory.state_bytes_per_param_byte * self.data.layers[l].param_bytes / self.tp
                 )
+                if memory.layer_frozen_bytes is not None:
+                    held += memory.layer_frozen_bytes[l] / self.tp
                 held += (
                     min(self.gas, self.pp - j)
                     * self.mbs

@@ -125,9 +125,9 @@ def test_degrees_of_a_mixture_are_planned_and_the_bound_covers_them() -> None:
     assert own.bound is not None and own.closed_form_seconds is not None
     assert own.bound <= own.closed_form_seconds * (1 + 1e-12)
     assert (own.status == "optimal") == (own.bound == own.closed_form_seconds)
-    joint, further = (
+    joint, chosen, further = (
         next(c for c in planning.candidates if c.name == f"joint/{name}")
-        for name in ("auto", "degrees")
+        for name in ("auto", "schedules", "degrees")
     )
     better = present(further.predicted_seconds) < present(own.predicted_seconds)
     assert planning.best is (further if better else own) and further.plan is not None
@@ -136,10 +136,12 @@ def test_degrees_of_a_mixture_are_planned_and_the_bound_covers_them() -> None:
     assert further.bound is None and further.status == "feasible" and further.fits_memory
     assert joint.bound is not None and own.computing_alone is not None
     assert joint.plan is None or joint.plan.degrees is None
-    assert planning.bound == min(joint.bound, own.computing_alone)
+    assert planning.bound == min(present(chosen.bound), own.computing_alone)
+    whole = max(present(chosen.bound), joint.bound)
+    assert planning.bound_whole == min(whole, own.computing_alone)
     assert own.predicted_seconds is not None and planning.bound < own.predicted_seconds
     tighter = replace(own, computing_alone=joint.bound / 2)
-    assert replace(planning, candidates=(tighter, joint)).bound == joint.bound / 2
+    assert replace(planning, candidates=(tighter, joint, chosen)).bound == joint.bound / 2
     said = "no plan of stages, with context and expert ranks or without, is faster than"
     assert said in proven_text(own, planning)
     problem = PoolProblem(workload, "degrees", homogeneous(offers_of_cluster(on)[0]))

@@ -24,6 +24,7 @@ def plan_of(
     blocks: int = BLOCKS,
     types: list[str] | None = None,
     per_node: int = 4,
+    model: str = "some",
     **changes: Any,
 ) -> Plan:
     """Even replicas; devices numbered stage by stage, or replica by replica; `per_node` devices on
@@ -38,7 +39,7 @@ def plan_of(
     document = {
         "name": "by hand",
         "workload": {
-            "model": "some",
+            "model": model,
             "cluster": "some",
             "global_batch": data * count * samples,
             "sequence": 128,

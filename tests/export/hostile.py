@@ -144,13 +144,13 @@ def structure(name: str, text: str, payload: str) -> Any:
         return words_of(text, payload), directives(text, payload)
     if name in ("train.py", "torchtitan"):
         return tree_of(text)
-    if name == "deepspeed":
+    if name in ("deepspeed", "device-map"):
         return shape(json.loads(text))
     if name == "job.yaml":
         return [job_structure(document, payload) for document in documents_of(text)]
     if name == "hostfile":
         return text
-    assert name in ("bridge", "flagscale"), name
+    assert name in ("bridge", "flagscale", "accelerate"), name
     return [shape(document) for document in documents_of(text)]
 
 

@@ -21,6 +21,7 @@ from hetplan.adapters.exports.megatron_model import unsaid
 from hetplan.cli.main import main
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.plans.plan import Plan
+from hetplan.profiling.models.adapters import Adapters
 from hetplan.profiling.models.transformer import Transformer
 from hetplan.profiling.models.zoo import BUILT_IN
 from present import present
@@ -173,7 +174,8 @@ def test_features_that_the_arguments_do_not_have_are_refused_unseen() -> None:
     values = {field.name: getattr(llama, field.name) for field in fields(llama)}
     assert unsaid(Wider(**values)) == []
     assert unsaid(Wider(**values, of_tomorrow=2)) == ["of_tomorrow 2"]
-    assert unsaid(replace(llama, adapter=8)) == ["adapter 8"]
+    (words,) = unsaid(replace(llama, adapters=Adapters(8)))
+    assert words.startswith("adapters ")
 
 
 @pytest.mark.parametrize("to", ["megatron", "bridge"])

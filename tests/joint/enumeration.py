@@ -1,18 +1,26 @@
 """Random tiny instances of `joint`, random plans, and all plans of an instance."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import combinations, product
 from random import Random
 from typing import Any
 
 from pydantic import ValidationError
 
+from hetplan.errors import UnsupportedError
 from hetplan.formulations.joint.data import JointData
-from hetplan.plans.plan import Plan
+from hetplan.formulations.joint.schedule.dispatch import best_dispatched
+from hetplan.formulations.joint.schedule.pose import pose
+from hetplan.plans.passes import FLAT_SPLIT, FOLDED
+from hetplan.plans.plan import Plan, Replica
 from hetplan.profiling.frameworks import HETPLAN
 from hetplan.profiling.rates.collectives import CollectiveCurve
 from hetplan.profiling.rates.products import MoveCurve
+from hetplan.replays.chains import ChainReplayer
 from hetplan.replays.data import DeviceType, Kept, Layer, Node, Table
+from hetplan.solvers.run import Run
 
 Pipeline = list[list[list[int]]]  # [stage][row group][tensor rank]
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b")
@@ -146,6 +154,57 @@ def random_plan(rng: Random, data: JointData) -> Plan | None:
         return data.plan(replicas, schedule=schedule, zero=zero, recomputation=mode)
     except ValidationError:
         return None
+
+
+def in_any_order(rng: Random, data: JointData, plan: Plan) -> Iterator[Plan]:
+    """The plan's replicas under every named schedule with split passes, also on a V, and in the
+    best orders that rules of dispatching find; whether or not they fit."""
+    folded = on_a_v(rng, data, plan)
+    for schedule in (*FLAT_SPLIT, *FOLDED):
+        layers = folded if schedule in FOLDED else plan.replicas
+        if layers is not None and (schedule in FOLDED or plan.schedule != "interleaved-1f1b"):
+            with suppress(ValidationError):
+                yield changed(plan, replicas=layers, schedule=schedule)
+    with suppress(UnsupportedError):
+        yield from dispatched(data, plan)
+    if folded is not None:
+        with suppress(UnsupportedError, ValidationError):
+            yield from dispatched(data, changed(plan, replicas=folded, schedule="v-half"))
+
+
+def changed(plan: Plan, **fields: Any) -> Plan:
+    """The plan with other fields; raises pydantic's ValidationError where they break a rule."""
+    return Plan.model_validate({**dict(plan), "recomputation": "none", **fields})
+
+
+def on_a_v(rng: Random, data: JointData, plan: Plan) -> list[Replica] | None:
+    """The replicas with two chunks on a V, cut anywhere; None where there are too few layers."""
+    replicas, L = [], len(data.layers)
+    for replica in plan.replicas:
+        S = len(replica.stages)
+        if 2 * S > L:
+            return None
+        at = [0, *sorted(rng.sample(range(1, L), 2 * S - 1)), L]
+        stages = [
+            stage.model_copy(
+                update={"layers": [(at[s], at[s + 1]), (at[2 * S - 1 - s], at[2 * S - s])]}
+            )
+            for s, stage in enumerate(replica.stages)
+        ]
+        replicas.append(replica.model_copy(update={"stages": stages}))
+    return replicas
+
+
+def dispatched(data: JointData, plan: Plan) -> Iterator[Plan]:
+    """The plan in explicit orders of whole and of split passes, without a limit of memory."""
+    for split in (False, True):
+        passes = []
+        for problem in pose(plan, ChainReplayer.of(data), split=split):
+            found = best_dispatched(replace(problem, room=None), Run())
+            assert found is not None
+            passes.append(problem.texts(found.order))
+        with suppress(ValidationError):
+            yield changed(plan, schedule="explicit", passes=passes)
 
 
 def parts_of(rng: Random, total: int, count: int) -> list[int]:

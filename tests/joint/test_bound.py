@@ -1,6 +1,7 @@
 """No bound is ever above a replay."""
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -12,15 +13,22 @@ import pytest
 from pydantic import ValidationError
 
 from hetplan.formulations.joint.bound.alone import computing_alone
-from hetplan.formulations.joint.bound.driver import lower_bound
+from hetplan.formulations.joint.bound.driver import all_parts, lower_bound
 from hetplan.formulations.joint.bound.nodes import NodeModel
-from hetplan.formulations.joint.bound.replicas import WARM_UP, Lump, Parameters, Replicas
+from hetplan.formulations.joint.bound.replicas import (
+    ANY_ORDER,
+    STANDARD,
+    WARM_UP,
+    Lump,
+    Parameters,
+    Replicas,
+)
 from hetplan.formulations.joint.bound.tables import Homes, Relaxation
 from hetplan.formulations.joint.data import JointData
-from hetplan.plans.plan import Plan
+from hetplan.plans.plan import MicroBatches, Plan, Replica, Stage
 from hetplan.replays.chains import ChainReplayer
 from hetplan.solvers.run import Options, Run
-from joint.enumeration import home_nodes, random_data, random_plan
+from joint.enumeration import home_nodes, in_any_order, random_data, random_plan
 from quick import rest_wide
 from stopping import cancelled_after
 
@@ -58,9 +66,17 @@ def lumps_with(rng: Random, b: int, g: int, most: int) -> list[Lump]:
     return [Lump(b, b, g, g), around]
 
 
-def refuted(rng: Random, plan: Plan, data: JointData, of: Relaxation, seconds: float) -> list[str]:
+def refuted(
+    rng: Random,
+    plan: Plan,
+    data: JointData,
+    of: Relaxation,
+    seconds: float,
+    *,
+    any_order: bool = False,
+) -> list[str]:
     """What the bound says wrongly of the plan's replicas, at random prices: that none like them is
-    as fast."""
+    as fast. any_order: by the inequalities that hold for any order of passes."""
     homes, alone, wrong = homes_of(plan, data, of), home_nodes(plan), []
     prices = np.array([[rng.uniform(0.2, 2.0) for _ in of.types] for _ in range(2)])
     tries = Parameters(states=rng.choice((1, 10_000)))
@@ -75,11 +91,16 @@ def refuted(rng: Random, plan: Plan, data: JointData, of: Relaxation, seconds: f
         with_chunks = S > 1 and C > 1
         most = g if whole else data.global_batch - 1
         for lump, cut in product(lumps_with(rng, b, g, most), (True, False)):
-            pairs = lump.fewest_samples(S if plan.schedule == "interleaved-1f1b" else 1)
+            in_rounds = plan.schedule == "interleaved-1f1b" and not any_order
+            pairs = lump.fewest_samples(S if in_rounds else 1)
             assert pairs, lump
             of_class = Replicas(of, homes, prices, pairs, whole=whole, cut=cut, chunks=with_chunks)
             if of_class.work > P * seconds * (1 + 1e-9):
                 wrong.append(f"{lump}, {cut}: too much")
+            if with_chunks and any_order:
+                if of_class.chunks_are_slower(seconds, P, S, C, tries, any_order=True):
+                    wrong.append(f"{lump}, {cut}: {S} stages of {C} chunks in any order")
+                continue
             if with_chunks:
                 for turn, stage in product(tries.turns, tries.stages):
                     one = replace(tries, turns=(turn,), stages=(stage,))
@@ -88,7 +109,8 @@ def refuted(rng: Random, plan: Plan, data: JointData, of: Relaxation, seconds: f
                 if of_class.chunks_are_slower(seconds, P, S, C, tries):
                     wrong.append(f"{lump}, {cut}: {S} stages of {C} chunks")
                 continue
-            for kind in {"interleaved-1f1b", plan.schedule} if S > 1 else WARM_UP:
+            kinds = {"interleaved-1f1b", plan.schedule} if S > 1 else {*WARM_UP}
+            for kind in {ANY_ORDER} if any_order else kinds:
                 if of_class.chain_is_slower(kind, seconds, P, tries, exact=True):
                     wrong.append(f"{lump}, {cut}: {S} stages, {kind}")
     return wrong
@@ -109,6 +131,71 @@ def test_no_replica_is_faster_than_its_bound(seed: int, plans: int) -> None:
         wrong = refuted(rng, plan, data, of, seconds * (1 + 1e-9))
         assert not wrong, plan.model_dump_json()
     assert checked
+
+
+@pytest.mark.parametrize(("seed", "plans"), [*((seed, 3) for seed in (*range(12), 42)), *SLOW])
+def test_no_replica_in_any_order_is_faster_than_its_bound(seed: int, plans: int) -> None:
+    """Split passes, two chunks on a V and the best orders that are found, too."""
+    rng = Random(seed)
+    data = random_data(rng)
+    of, replayer = Relaxation(data), ChainReplayer.of(data)
+    checked = 0
+    for _ in range(10 * plans):
+        plan = random_plan(rng, data)
+        if plan is None or checked >= plans:
+            continue
+        for other in (plan, *in_any_order(rng, data, plan)):
+            checked += 1
+            seconds = replayer.seconds(other) * (1 + 1e-9)
+            wrong = refuted(rng, other, data, of, seconds, any_order=True)
+            assert not wrong, other.model_dump_json()
+    assert checked
+
+
+@pytest.mark.parametrize(
+    ("sizes", "samples"),
+    # no message is between the two chunks of the last stage; each card receives all samples twice
+    [((1e3, 1e9, 1e3, 0.0), 1), ((1e6, 1e6, 1e6, 0.0), 8)],
+)
+def test_a_v_sends_less_than_chunks_in_turn(sizes: tuple[float, ...], samples: int) -> None:
+    rng = Random(2)
+    data = random_data(rng)
+    L, [node] = len(sizes), [data.nodes[0].model_copy(update={"devices": 1})]
+    table = data.tables[0].model_copy(update={"type": node.device, "tensor": 1, "repeated": {}})
+    ones = {name: [1e-5] * L for name in ("forward_seconds", "backward_seconds")} | {
+        name: [0.0] * L for name in ("forward_host_seconds", "backward_host_seconds")
+    }
+    layers = [
+        data.layers[0].model_copy(
+            update={"name": f"l{l}", "activation_bytes": size, "tied_param_bytes": 0.0}
+        )
+        for l, size in enumerate(sizes)
+    ]
+    slow = node.model_copy(update={"network_bandwidth": 1e8, "network_latency": 0.0})
+    data = data.model_copy(
+        update={
+            "nodes": [slow, slow],
+            "layers": layers,
+            "tables": [table.model_copy(update=ones)],
+            "global_batch": samples,
+            "tensor_degrees": [1],
+        }
+    )
+    stages = [
+        Stage(layers=[(0, 1), (3, 4)], devices=[[0]]),
+        Stage(layers=[(1, 2), (2, 3)], devices=[[1]]),
+    ]
+    batches = [MicroBatches(count=samples, samples=1)]
+    plan = data.plan([Replica(stages=stages, micro_batches=batches)], schedule="zbv")
+    of, seconds = Relaxation(data), ChainReplayer.of(data).seconds(plan) * (1 + 1e-9)
+    for _ in range(5):
+        assert not refuted(rng, plan, data, of, seconds, any_order=True)
+    homes, parts = homes_of(plan, data, of), all_parts(of, Run(), 1e-9, STANDARD, any_order=True)
+    like_it = [p for p in parts if p.homes.chosen == homes.chosen and not p.several]
+    assert {p.chunks for p in like_it} == {False, True}
+    nodes = NodeModel(of, seconds / 100, Run(Options(threads=1)))
+    assert all(nodes.seconds(*part.case) <= seconds for part in like_it)
+    assert lower_bound(of, cancelled_after(LOOKS), any_order=True) <= seconds
 
 
 def nodes_of(of: Relaxation) -> NodeModel:
@@ -310,6 +397,18 @@ def test_no_plan_is_faster_than_the_bound(seed: int) -> None:
     plans = (random_plan(rng, data) for _ in range(200))
     best = min(replayer.seconds(plan) for plan in plans if plan is not None)
     bound = lower_bound(Relaxation(data), cancelled_after(LOOKS))
+    assert 0.02 * best < bound <= best
+
+
+@pytest.mark.parametrize("seed", rest_wide(range(10), 1))
+def test_no_plan_in_any_order_is_faster_than_the_bound(seed: int) -> None:
+    rng = Random(seed)
+    data = random_data(rng, batch=6)
+    replayer, best = ChainReplayer.of(data), math.inf
+    for plan in filter(None, (random_plan(rng, data) for _ in range(20))):
+        for other in (plan, *in_any_order(rng, data, plan)):
+            best = min(best, replayer.seconds(other))
+    bound = lower_bound(Relaxation(data), cancelled_after(LOOKS), any_order=True)
     assert 0.02 * best < bound <= best
 
 

@@ -13,7 +13,7 @@ from hetplan.solvers.run import Run
 class Described:
     """A part that is refuted below `most` seconds, with so much effort for each attempt."""
 
-    homes, several, chunks = "", False, False
+    case = ()
 
     def __init__(self, most: float, effort: float) -> None:
         self.most, self.needed, self.floor = most, effort, 1.0

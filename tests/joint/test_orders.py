@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -20,12 +22,15 @@ from hetplan.formulations.joint.schedule.dispatch import (
     rules,
 )
 from hetplan.formulations.joint.schedule.evaluate import DeadLock, evaluate
-from hetplan.formulations.joint.schedule.pose import named_order, problem_of
+from hetplan.formulations.joint.schedule.pose import named_order, pose, problem_of
 from hetplan.formulations.joint.schedule.solve import Parameters, best_order, longest
+from hetplan.replays.chains import ChainReplayer
 from hetplan.replays.simulator.pipeline import Replica, Schedule, simulate_replicas
+from hetplan.replays.simulator.splits import SplitSchedule
 from hetplan.replays.simulator.tasks import Traffic
 from hetplan.solvers.general import minimise
 from hetplan.solvers.run import Options, Run, Stop
+from joint.enumeration import random_data, random_plan
 from joint.orders import drawn, least_seconds
 
 QUICK = Parameters(steps=20)
@@ -99,16 +104,39 @@ def test_dispatched_orders_keep_to_the_room(seed: int) -> None:
             assert evaluate(problem, order).violations == ()
 
 
-SCHEDULES: list[tuple[Schedule, int]] = [("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2)]
+@pytest.mark.parametrize("times", [2.4, 3.5])
+@pytest.mark.parametrize("seed", range(12))
+def test_dispatching_leaves_room_for_gradients_of_products(seed: int, times: float) -> None:
+    """Between its two parts, a backward pass keeps more than the forward pass."""
+    problem = drawn(seed, stages=3, micros=4)
+    more = tuple(tuple(1.5 * kept for kept in row) for row in problem.kept)
+    room = tuple(times * row[0] for row in problem.kept)
+    problem = replace(problem, kept_for_weight=more, room=room)
+    found = [dispatch(problem, rule) for rule in rules()]
+    assert all(order is not None for order in found)
+    assert not any(evaluate(problem, order).violations for order in found if order)
+
+
+SCHEDULES: list[tuple[Schedule | SplitSchedule, int]] = [
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("interleaved-1f1b", 2),
+    ("zb-h1", 1),
+    ("zb-h2", 1),
+    ("zbv", 2),
+    ("v-half", 2),
+]
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
 @pytest.mark.parametrize("sends", ["waiting", "asynchronous"])
 def test_named_orders_take_the_seconds_of_the_replay(
-    schedule: Schedule, chunks: int, sends: str
+    schedule: Schedule | SplitSchedule, chunks: int, sends: str
 ) -> None:
+    """Split passes, too: with the seconds and the bytes of their passes of weights."""
     stages, draw = 3, np.random.default_rng(1)
-    shape = (stages, chunks, 2)
+    shape, split = (stages, chunks, 2), schedule in get_args(SplitSchedule)
+    folded = split and chunks == 2
 
     def traffic(hop: int, side: int) -> list[Traffic]:
         # hops of both directions share port 9 for a part of their seconds
@@ -116,26 +144,56 @@ def test_named_orders_take_the_seconds_of_the_replay(
         return [Traffic(float(draw.uniform(0.1, 0.4)), 0.05, ports) for _ in range(2)]
 
     hops = [[traffic(hop, side) for hop in range(stages * chunks - 1)] for side in range(2)]
+    if folded:  # both chunks of the last stage
+        for messages in hops:
+            messages[stages - 1] = [Traffic(), Traffic()]
     reduces = [[[[Traffic(0.1 + s, 0.01)] * 2 for _ in range(chunks)] for s in range(stages)]] * 2
     replica = Replica(
         stages=stages,
         micro_batches=6,
         chunks=chunks,
         schedule=schedule,
+        folded=folded,
         sends=sends,  # type: ignore[arg-type]
         forward=draw.uniform(1, 2, shape),
         backward=draw.uniform(1, 3, shape),
         kinds=np.array([0, 0, 0, 0, 0, 1]),
         optimizer=[0.5, 0.1, 0.2],
+        weights=draw.uniform(0.5, 1, shape),
         saved_bytes=draw.uniform(1, 2, shape),
+        held_bytes=draw.uniform(2, 3, shape),
         hops=hops,
         reduces=reduces,
     )
-    problem = problem_of(replica)
+    problem = problem_of(replica, split=split)
     verdict = evaluate(problem, named_order(problem, schedule))
     timeline = simulate_replicas([replica])
     assert verdict.seconds == pytest.approx(timeline.seconds, rel=1e-12)
     assert verdict.peak_bytes == pytest.approx(timeline.peak_bytes, rel=1e-12)
+
+
+def test_a_posed_plan_has_the_replays_passes_of_weights() -> None:
+    """The profile's shares of weights differ by layer, and so do those of a plan's stages."""
+    seen, rng = 0, Random(3)
+    while seen < 3:
+        data = random_data(rng, devices=4, layers=6, batch=8)
+        layers = range(len(data.layers))
+        tables = [
+            table.model_copy(update={"weight_shares": [rng.uniform(0.0, 0.9) for _ in layers]})
+            for table in data.tables
+        ]
+        data = data.model_copy(update={"tables": tables})
+        plan = random_plan(rng, data)
+        if plan is None or plan.schedule != "1f1b" or len(plan.replicas) > 1 or plan.zero > 1:
+            continue
+        if len(plan.replicas[0].stages) < 2 or plan.recomputation == "full":
+            continue
+        seen += 1
+        [problem] = pose(plan, ChainReplayer.of(data))
+        verdict = evaluate(problem, named_order(problem, "zb-h1"))
+        replayed = ChainReplayer.of(data).replay(plan.model_copy(update={"schedule": "zb-h1"}))
+        assert verdict.seconds == pytest.approx(replayed.seconds, rel=1e-9)
+        assert verdict.peak_bytes == pytest.approx(replayed.timeline.peak_bytes)
 
 
 def test_a_dead_lock_is_refused_with_its_circle() -> None:

@@ -11,7 +11,13 @@ from pydantic import ValidationError
 from hetplan.formulations.joint.annealing import Parameters
 from hetplan.formulations.joint.constructions import constructions
 from hetplan.formulations.joint.data import JointData, JointDecision
-from hetplan.formulations.joint.design import SCHEDULES, Design, Pipeline, design_of
+from hetplan.formulations.joint.design import (
+    SCHEDULES,
+    SPLIT_SCHEDULES,
+    Design,
+    Pipeline,
+    design_of,
+)
 from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
 from hetplan.formulations.joint.moves import Moves
 from hetplan.formulations.joint.search import search
@@ -114,14 +120,18 @@ def test_layers_may_take_no_seconds(seed: int, messages: bool) -> None:
     assert messages or best == 0
 
 
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("seed", rest_wide(range(20, 30), 2))
-def test_moves_keep_the_rules_and_nothing_replays_faster_than_computation(seed: int) -> None:
+def test_moves_keep_the_rules_and_nothing_replays_faster_than_computation(
+    seed: int, split: bool
+) -> None:
+    """Under whole backward passes, and under split ones, with chunks on a V."""
     rng = Random(seed)
     data = random_data(rng, devices=8, layers=9, batch=16)
     roomy = with_memory(data, 1e6)
-    space, names = Space(data), list(Parameters().shares)
+    space, names = Space(data, SPLIT_SCHEDULES if split else SCHEDULES), list(Parameters().shares)
     moves, design = Moves(space, rng), next(iter(constructions(space)))
-    drawn: set[str] = set()
+    drawn, seen = set[str](), set[str]()
     for _ in range(400):
         name = rng.choice(names)
         changed = moves.draw(name, design)
@@ -131,13 +141,18 @@ def test_moves_keep_the_rules_and_nothing_replays_faster_than_computation(seed: 
         design, plan = changed, space.plan(changed)
         assert sum(pipeline.samples for pipeline in design.pipelines) == data.global_batch
         assert design_of(plan) == design
-        evaluation = evaluate(roomy, decision_of(plan))
-        assert evaluation.objective is not None, evaluation.violations
+        seen.add(design.schedule)
+        seconds: float | None = space.replayer.seconds(plan)
+        if not design.splits_backward:
+            evaluation = evaluate(roomy, decision_of(plan))
+            seconds = evaluation.objective
+            assert seconds is not None, evaluation.violations
         for least in (space.lower_bound(design), space.replayer.seconds(plan, 0.0)):
-            assert 0 < least <= evaluation.objective * (1 + 1e-9)
+            assert 0 < least <= seconds * (1 + 1e-9)
         same = space.renaming.canonical(design)
-        assert space.replayer.seconds(space.plan(same)) == pytest.approx(evaluation.objective)
+        assert space.replayer.seconds(space.plan(same)) == pytest.approx(seconds)
     assert drawn
+    assert not split or len(seen & {name for name, _ in SPLIT_SCHEDULES}) >= 3
 
 
 def test_a_seed_and_a_number_of_steps_have_one_result() -> None:

@@ -13,7 +13,7 @@ from fakes.workloads import cluster, cluster_document, one_thread, profile_docum
 from hetplan.cli.plan import proven_text
 from hetplan.errors import InputError
 from hetplan.planner.criteria import Criteria, pareto, winner_of
-from hetplan.planner.joint import Joint, JointProblem
+from hetplan.planner.joint import SCHEDULES, Joint, JointProblem
 from hetplan.planner.phases import search_all
 from hetplan.planner.planning import Planning
 from hetplan.planner.ranking import make_plans
@@ -180,7 +180,11 @@ def test_the_answer_says_which_levels_of_zero_its_bounds_are_of(workload: Worklo
     best = present(planning.best)
     joint = replace(best, strategy="joint", bound=0.9 * present(best.predicted_seconds))
     of_joint = replace(planning, candidates=(joint,), winner=0)
-    assert "no plan of stages with ZeRO 1 or 2 is faster" in proven_text(joint, of_joint)
+    whole = "no plan of stages with ZeRO 1 or 2 and with whole backward passes is faster"
+    assert whole in proven_text(joint, of_joint)
+    chosen = replace(joint, method=SCHEDULES)
+    of_any_order = replace(planning, candidates=(chosen,), winner=0)
+    assert "no plan of stages with ZeRO 1 or 2 is faster" in proven_text(chosen, of_any_order)
     assert planning.document()["zero_levels"] == [1, 2]
     # A plan file has no place to say so.
     assert best.bound is not None and present(present(best.plan).prediction).bound is None
@@ -293,14 +297,15 @@ def test_parts_name_the_precision() -> None:
 
 
 def test_joint_on_a_part_begins_with_the_plans_of_that_part(workload: Workload) -> None:
-    """In the part's own numbers; on the whole cluster with those of the whole."""
+    """In the part's own numbers; on the whole cluster with those of the whole, and again for the
+    choice of a schedule."""
     joint, plans = Noting(), make_strategies(["dp"])
     run, part = one_thread(), parts_of_cluster(workload)
     variants = [PLAIN, *(Variant(part=each) for each in part)]
     searches = [StrategySearch(s, workload, run, v) for v in variants for s in (*plans, joint)]
     candidates = search_all(searches, run)
-    assert [{len(plan.devices) for plan in noted} for noted in joint.noted] == [{4}, {2}, {2}]
-    assert all({*plan.ranks} == {0, 1} for noted in joint.noted[1:] for plan in noted)
+    assert [{len(plan.devices) for plan in noted} for noted in joint.noted] == [{4}, {2}, {2}, {4}]
+    assert all({*plan.ranks} == {0, 1} for noted in joint.noted[1:3] for plan in noted)
     best = {(c.strategy, c.variant.part): present(c.predicted_seconds) for c in candidates}
     for variant in variants:
         assert best["joint", variant.part] <= best["dp", variant.part]

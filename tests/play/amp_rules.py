@@ -55,6 +55,8 @@ def draw(rng: Random) -> Data:
             "state_bytes_per_param_byte": rng.choice((0, 1, 4, 8)),
             "layer_bytes_per_sample": [amount(rng, byte / 4) for _ in range(layers)],
         }
+        if rng.random() < 0.3:
+            data["memory"]["layer_frozen_bytes"] = [amount(rng, byte) for _ in range(layers)]
     return data
 
 
@@ -170,6 +172,7 @@ class Reader:
         for j, (first, last) in enumerate(decision["stages"]):
             states = sum(self.layers[l]["param_bytes"] for l in range(first, last))
             states *= memory["state_bytes_per_param_byte"]
+            states += sum(memory.get("layer_frozen_bytes", [0] * len(self.layers))[first:last])
             kept = sum(memory["layer_bytes_per_sample"][first:last]) * mbs * min(gas, pp - j)
             for device in (d for group in decision["placement"][j] for d in group):
                 room = memory["device_bytes"][self.kinds[device]]

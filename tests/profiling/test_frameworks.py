@@ -72,9 +72,11 @@ def test_numbers_and_arrays_are_held_alike(framework: Framework) -> None:
     """The search counts many strategies at once what the replay counts for one device."""
     sizes = np.array([2e9, 3e8]), np.array([2e8, 1e8]), np.array([0.25, 0.5])
     for level in (0, 1, 2, 3):
-        every = framework.held_bytes(*sizes[:2], 2, level, sizes[2])
+        frozen = {"frozen": 7e8, "largest_frozen": 5e7, "staged": True}
+        every = framework.held_bytes(*sizes[:2], 2, level, sizes[2], **frozen)
         each = [
-            framework.held_bytes(*row[:2], 2, level, row[2]) for row in zip(*sizes, strict=True)
+            framework.held_bytes(*row[:2], 2, level, row[2], **frozen)
+            for row in zip(*sizes, strict=True)
         ]
         assert pytest.approx(np.array(each)) == np.array(every).T
     # the peak is at the loss, in a block's backward pass, or in that of the head
@@ -85,13 +87,14 @@ def test_numbers_and_arrays_are_held_alike(framework: Framework) -> None:
     ]
     states, unused = StateBytes(1.0, 2.0, 3.0, 4.0), UnusedGradients(5.0, 7.0)
     one_by_one = [
-        held_on(framework, states, of_one, 16.0, 2.0, 0.0, unused).allocated for of_one in passes
+        held_on(framework, states, of_one, 16.0, 2.0, 0.0, unused, 3.0).allocated
+        for of_one in passes
     ]
     working: Any
     head: Any
     working, head = (np.array(column) for column in zip(*moments, strict=True))
     both: Any = replace(passes[0], working=working, head=head)
-    at_once = held_on(framework, states, both, 16.0, 2.0, 0.0, unused).allocated
+    at_once = held_on(framework, states, both, 16.0, 2.0, 0.0, unused, 3.0).allocated
     assert at_once.tolist() == one_by_one
     assert len(set(one_by_one)) == 3
 

@@ -14,6 +14,7 @@ from hetplan.profiling.models.operators import Layer
 torch: Any = pytest.importorskip("torch", reason="tracing needs torch")
 
 from fakes import networks  # noqa: E402
+from fakes.lora import with_lora  # noqa: E402
 from hetplan.runtime.tracing import (  # noqa: E402
     counter,
     layers as traced,
@@ -71,6 +72,18 @@ def test_layers_parameters_and_what_is_sent_on() -> None:
     assert len({layer.operators for layer in model.layers[1:4]}) == 1
     skipping = traced.trace(networks.Text(skip=True), name="x", precision="fp16").chain()
     assert [layer.output for layer in skipping] == [S * H, 2 * S * H, 2 * S * H, S * H, 0]
+
+
+def test_frozen_parameters_are_counted_apart() -> None:
+    """Beside them adapters are trained, and no product computes the gradient of a frozen weight."""
+    module = networks.Text()
+    full = traced.trace(module, name="text", precision="fp16").chain()
+    found = traced.trace(with_lora(networks.Text(), 2), name="text", precision="fp16").chain()
+    assert [layer.frozen for layer in found] == [layer.params for layer in full]
+    assert found[-1].frozen_tied == full[-1].tied_params == V * H
+    adapters = sum(p.numel() for p in with_lora(networks.Text(), 2).parameters() if p.requires_grad)
+    assert sum(layer.trained for layer in found) == adapters > 0
+    assert sum(map(flops, found[1:-1])) < 0.8 * sum(map(flops, full[1:-1]))
 
 
 def test_what_is_kept_is_what_the_kernels_of_a_gpu_keep() -> None:

@@ -35,7 +35,9 @@ ORDER = (
 @described(
     sections={
         "Model, cluster and batch": "--model --cluster --global-batch --sequence --precision",
-        "Memory": "--framework --memory-margin --gradient-bytes --moment-bytes --loss --reshard",
+        "Memory": "--framework --memory-margin --optimizer --gradient-bytes --moment-bytes --loss "
+        "--reshard",
+        "Adapters": "--adapters --base",
         "Choice of layouts": "--zero --recomputation --micro-batch",
         "Output": "--json --help",
     },
@@ -50,8 +52,8 @@ ORDER = (
             "--zero 3",
         ),
         (
-            "Your own cluster file, without recomputation",
-            "hetplan fits --model gpt2-xl --cluster cluster.yaml --recomputation none",
+            "The same with adapters beside frozen weights in 4 bits",
+            "hetplan fits --model llama2-7b --cluster department --adapters lora:16 --base 4",
         ),
     ),
 )
@@ -100,7 +102,7 @@ def fits(
     it does not.
     """
     fit = memory.fits(
-        model,
+        training.trained(model),
         open_cluster(cluster),
         global_batch=global_batch,
         sequence=sequence,

@@ -130,6 +130,9 @@ TREE: Mapping[str, CommandEntry | GroupEntry] = {
             "replan": CommandEntry(
                 "changes:replan", "Plan again without lost nodes, moving little."
             ),
+            "order": CommandEntry(
+                "order:order", "Seek and prove the best order of a plan's passes."
+            ),
             "search": CommandEntry(
                 "search:search", "Search Astra's parallel strategies on a pool of GPUs."
             ),

@@ -29,10 +29,13 @@ from hetplan.instances.library import (
     load_from_library,
     parse_instance,
 )
-from hetplan.profiling.frameworks import Framework, load_framework
+from hetplan.profiling.frameworks import MOMENT_BYTES_IN_8_BITS, Framework, load_framework
 from hetplan.profiling.hardware import cluster as clusters
 from hetplan.profiling.hardware.cluster import Cluster
+from hetplan.profiling.models.adapters import parse_adapters
+from hetplan.profiling.models.model import find_model
 from hetplan.profiling.models.operators import Precision, Stack
+from hetplan.profiling.models.zoo import ModelSpec
 from hetplan.solvers.registry import load
 from hetplan.solvers.run import NativeValue, Options
 from hetplan.studies.rows import digest, subjects
@@ -98,6 +101,7 @@ OFFERED: Mapping[str, str] = {
     "stacks": "hetplan.profiling.models.operators:STACKS",
     "clusters": "hetplan.profiling.hardware.cluster:example_clusters",
     "parameters": "hetplan.formulations.astra.search.space:PARAMETERS",
+    "lengths": "hetplan.planner.lengths.samples:published",
     "instances": "hetplan.cli.options:instance_names",
     "sets": "hetplan.cli.options:set_names",
 }
@@ -258,6 +262,16 @@ SequenceOption = Annotated[
     int | None,
     typer.Option("--sequence", metavar="N", help="Tokens per sample; default the model's."),
 ]
+LengthsOption = Annotated[
+    str | None,
+    offered(
+        "lengths",
+        "--lengths",
+        metavar="FILE|NAME",
+        help="Tokens of samples, one number per line, or published ones: plan for their mean and "
+        "a quantile. --sequence then cuts longer ones.",
+    ),
+]
 PrecisionOption = Annotated[
     Precision, typer.Option("--precision", help="Precision of the training.")
 ]
@@ -305,6 +319,28 @@ class Trainer:
             "framework's.",
         ),
     ] = None
+    adapters: Annotated[
+        str | None,
+        typer.Option(
+            "--adapters",
+            metavar="lora:RANK[:MODULES]",
+            help="Train adapters beside frozen weights, as lora:16:q,v; default modules "
+            "all-linear.",
+        ),
+    ] = None
+    base: Annotated[
+        int | None,
+        typer.Option(
+            "--base",
+            metavar="16|8|4",
+            help="Bits of a frozen weight of the blocks' products (4: NF4); default 16, the "
+            "precision's.",
+        ),
+    ] = None
+    optimizer: Annotated[
+        Literal["adam", "adam-8bit"],
+        typer.Option("--optimizer", help="Adam, or Adam with both moments in 8 bits."),
+    ] = "adam"
     reshard: Annotated[
         Literal["always", "never"] | None,
         typer.Option(
@@ -313,11 +349,26 @@ class Trainer:
         ),
     ] = None
 
+    def trained(self, model: str) -> str | ModelSpec:
+        """The model under these options. Raises InputError, or UnsupportedError for a model that
+        takes no adapters."""
+        if self.adapters is None:
+            require_option(self.base is None, "--base", self.base, "--adapters beside it")
+            return model
+        adapters = parse_adapters(self.adapters, 16 if self.base is None else self.base)
+        return find_model(model).with_adapters(adapters)
+
     def trainer(self) -> Framework:
-        """The framework under these options."""
+        """The framework under these options. Raises InputError."""
+        moment_bytes = self.moment_bytes
+        if self.optimizer == "adam-8bit":
+            require_option(
+                moment_bytes is None, "--moment-bytes", moment_bytes, "none with adam-8bit"
+            )
+            moment_bytes = MOMENT_BYTES_IN_8_BITS
         return load_framework(self.framework, where="--framework").with_choices(
             gradient_bytes=self.gradient_bytes,
-            moment_bytes=self.moment_bytes,
+            moment_bytes=moment_bytes,
             loss=self.loss,
             reshard=self.reshard,
         )

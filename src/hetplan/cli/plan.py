@@ -4,7 +4,7 @@ its proof, and writes it to a file."""
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from textwrap import fill
@@ -18,6 +18,7 @@ from hetplan.cli.options import (
     ClusterOption,
     GapOption,
     JsonOption,
+    LengthsOption,
     LimitOption,
     LinksOption,
     MarginOption,
@@ -45,7 +46,7 @@ from hetplan.cli.setting import with_links
 from hetplan.clock import CLOCK
 from hetplan.errors import require
 from hetplan.interpreter import own_command
-from hetplan.plans.plan import save_plan
+from hetplan.plans.plan import PASS_SCHEDULES, PassSchedule, save_plan
 from hetplan.solvers.run import OPTIMAL_GAP, Run, relative_gap
 from hetplan.text import (
     Column,
@@ -65,6 +66,7 @@ from hetplan.text import (
 if TYPE_CHECKING:
     from hetplan.planner.candidate import Candidate
     from hetplan.planner.explain import Explanation
+    from hetplan.planner.lengths.drawn import LengthsAnswer
     from hetplan.planner.planning import Planning
     from hetplan.planner.strategy import Settings, Strategy
     from hetplan.profiling.workload import Workload
@@ -76,6 +78,8 @@ SCREEN_WIDTH = 100  # characters of a line
 # Characters of a line beside its key in the table of the best plan: what SCREEN_WIDTH leaves beside
 # the longest key, `hetplan run` in backquotes.
 VALUE_WIDTH = 84
+# Schedules by the names that people say.
+SHORT_SCHEDULES = {"interleaved": "interleaved-1f1b"}
 LARGEST_MEASURED = 256  # samples: as far as `hetplan profile batch-curve` tries by default
 
 
@@ -132,6 +136,15 @@ class Choice:
             "--zero", metavar="N[,N…]", help="ZeRO levels that the best plan may have; default all."
         ),
     ] = None
+    schedules: Annotated[
+        str | None,
+        typer.Option(
+            "--schedules",
+            metavar="NAME[,NAME…]",
+            help="Schedules of passes that the best plan may have, as 1f1b,zb-h1,explicit; default "
+            "all; a wrong name lists them.",
+        ),
+    ] = None
     seconds_limit: Annotated[
         float | None,
         typer.Option(
@@ -145,11 +158,13 @@ class Choice:
 @described(
     sections={
         "Model, cluster and batch": "--model --factory --probe --cluster --global-batch "
-        "--sequence --precision",
+        "--sequence --lengths --precision",
         "Costs": "--stack --profile --links --measure",
-        "Memory": "--framework --memory-margin --gradient-bytes --moment-bytes --loss --reshard",
+        "Memory": "--framework --memory-margin --optimizer --gradient-bytes --moment-bytes --loss "
+        "--reshard",
+        "Adapters": "--adapters --base",
         "Choice of plans": "--strategies --set --parts --money-limit --cheapest-within "
-        "--seconds-limit --zero",
+        "--seconds-limit --zero --schedules",
         "Limits of the search": "--time-limit --gap --threads --seed",
         "Output": "--output --json --all --quiet --run --help",
     },
@@ -177,6 +192,7 @@ def plan(
     factory: TracedOption = None,
     probe: ProbeOption = None,
     sequence: SequenceOption = None,
+    lengths: LengthsOption = None,
     precision: Annotated[
         str,
         offered(
@@ -210,8 +226,10 @@ def plan(
     bound. Exit code 0 when a plan fits, 1 when none does (or none was found in time)."""
     begun = CLOCK.seconds()  # the import of the planner counts as well
     # Imported here, since shell completion does not need the planner's compiled kernels.
+    from hetplan.cli.lengths import lengths_table, stages_only, usable_lengths
     from hetplan.cli.profile import named, traced_model
     from hetplan.planner.criteria import Criteria
+    from hetplan.planner.lengths.drawn import plan_lengths, planned_lengths
     from hetplan.planner.ranking import make_plans
     from hetplan.planner.workloads import make_workloads, the_one_precision
     from hetplan.profiling.models.operators import load_stack
@@ -223,29 +241,56 @@ def plan(
         make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed), started=begun
     )
     if factory is not None:
+        require(
+            costs.adapters is None,
+            "a traced module brings its own adapters",
+            where="--adapters",
+            expected="--model",
+        )
         # The traced operators have the sizes of one precision.
         trained: Any = traced_model(
             factory, model, the_one_precision(precision), output=None, quiet=quiet, probe=probe
         )
     else:
-        trained = named(model)
-    by_precision, notes = make_workloads(
-        trained,
-        open_cluster(cluster),
-        global_batch,
-        sequence=sequence,
-        precision=precision,
-        profile=costs.profile,
-        framework=costs.trainer(),
-        stack=costs.reducing(load_stack(costs.stack, where="--stack")),
-        memory_margin=costs.memory_margin,
-    )
-    workloads = [with_links(workload, costs.links) for workload in by_precision]
-    workload = workloads[0]  # curves are measured in the first precision alone
-    curves = []
-    if costs.measure is not None and output is not None:
-        curves = measured_curves(workload, costs.measure, output, quiet=quiet)
-    strategies = chosen_strategies(choice, curves)
+        trained = costs.trained(named(model))
+    on_cluster = open_cluster(cluster)
+
+    def workloads_at(tokens: int | None) -> "tuple[list[Workload], list[str]]":
+        """The workloads at a sequence length, one for each precision, and notes."""
+        by_precision, notes = make_workloads(
+            trained,
+            on_cluster,
+            global_batch,
+            sequence=tokens,
+            precision=precision,
+            profile=costs.profile,
+            framework=costs.trainer(),
+            stack=costs.reducing(load_stack(costs.stack, where="--stack")),
+            memory_margin=costs.memory_margin,
+        )
+        return [with_links(workload, costs.links) for workload in by_precision], notes
+
+    if lengths is None:
+        workloads, notes = workloads_at(sequence)
+        curves = []
+        if costs.measure is not None and output is not None:
+            # curves are measured in the first precision alone
+            curves = measured_curves(workloads[0], costs.measure, output, quiet=quiet)
+        strategies = chosen_strategies(choice, curves)
+        of_lengths = None
+    else:
+        refused = {
+            "--factory": factory,
+            "--profile": costs.profile,
+            "--measure": costs.measure,
+            "--run": steps,
+        }
+        of_lengths = usable_lengths(lengths, named(model), sequence, refused)
+        workloads, notes = workloads_at(planned_lengths(of_lengths)[0][1])
+        strategies = chosen_strategies(
+            replace(choice, strategies=stages_only(choice.strategies)), []
+        )
+    workload = workloads[0]
     levels = [] if choice.zero is None else whole_numbers([choice.zero], "--zero", 0, 3)
     criteria = Criteria(
         choice.money_limit,
@@ -253,22 +298,40 @@ def plan(
         choice.parts,
         choice.seconds_limit,
         zero_levels=tuple(levels),
+        schedules=named_schedules(choice.schedules),
     )
     display = Display(f"{workload.model.name} on {workload.cluster.name}")
-    planning = watched(
-        run,
-        lambda: make_plans(
+
+    def plans_of(workloads: "list[Workload]", notes: list[str], run: Run) -> "Planning":
+        """The planning of workloads."""
+        return make_plans(
             workloads, strategies, run, criteria=criteria, on_candidate=display.add, notes=notes
-        ),
-        display,
-        quiet=quiet,
-    )
+        )
+
+    def answered() -> "tuple[Planning, LengthsAnswer | None]":
+        """The planning, and what it is on samples of unequal lengths where there are any."""
+        if of_lengths is None:
+            return plans_of(workloads, notes, run), None
+        answer = plan_lengths(
+            of_lengths,
+            lambda tokens: workloads_at(tokens)[0],
+            lambda tokens, part: plans_of(*workloads_at(tokens), part),
+            run,
+            seed or 0,
+        )
+        return answer.planning, answer
+
+    planning, answer = watched(run, answered, display, quiet=quiet)
     best = planning.best
     write_plan(best, output)
     note(*workload.model.notes)
     if workload.links is None:  # measured links leave the curves of fabrics out
         note(*borrowed_curves(workload.cluster.nodes))
-    emit(planning.document(), planning_tables(planning, everything), json=json)
+    document, tables = planning.document(), [*planning_tables(planning, everything)]
+    if answer is not None:
+        document["lengths"] = answer.document()
+        tables.append(lengths_table(answer))
+    emit(document, tables, json=json)
     if best is None:
         return 1
     if steps is None:
@@ -279,6 +342,22 @@ def plan(
     if probe is not None:
         words += ["--probe" if probe else "--no-probe"]
     return run_here(words, json=json)
+
+
+def named_schedules(text: str | None) -> tuple[PassSchedule, ...]:
+    """The schedules that `--schedules` names; none where it is not given. Raises InputError."""
+    if text is None:
+        return ()
+    names = split_list([text])
+    expected = f"some of {', '.join(PASS_SCHEDULES)}"
+    require(names, "no schedule named", where="--schedules", expected=expected)
+    named = []
+    for name in names:
+        full = SHORT_SCHEDULES.get(name, name)
+        known = [schedule for schedule in PASS_SCHEDULES if schedule == full]
+        require(known, "unknown schedule", where="--schedules", got=name, expected=expected)
+        named += known
+    return tuple(dict.fromkeys(named))
 
 
 def run_here(words: Sequence[str], *, json: bool) -> int:
@@ -400,6 +479,7 @@ def verdict_table(planning: "Planning", best: "Candidate", explained: "Explanati
     lines = {
         "best plan": f"{best.name}: {summary(plan)}" if plan else best.name,
         "iteration": iteration_text(best, workload),
+        "schedule": schedule_text(best, planning),
         "proven": proven_text(best, planning),
         "speed": speed_text(best, workload),
         "devices": f"{devices_used(best)} in {workload.precision}{idle_text(best, planning)}",
@@ -615,10 +695,12 @@ def workload_title(workload: "Workload", precisions: Sequence[str] = ()) -> str:
     precisions: all precisions that were planned; empty: the workload's alone.
     """
     planned = " or ".join(precisions or (workload.precision,))
+    model = workload.model
+    trained = f", {count_text(model.trained)} trained" if model.trained < model.params else ""
     devices = devices_counted(workload.cluster.counts())
     tokens = "" if workload.sequence is None else f" x {workload.sequence} tokens"
     return (
-        f"{workload.model.name} ({count_text(workload.model.params)} parameters) on "
+        f"{model.name} ({count_text(model.params)} parameters{trained}) on "
         f"{workload.cluster.name} "
         f"({devices}), batch {workload.global_batch}{tokens}, {planned}, "
         f"{workload.profile.provenance.kind} profile"
@@ -694,16 +776,39 @@ def iteration_text(best: "Candidate", workload: "Workload") -> str:
     return f"{text}; {low} to {high} by the error of predicted operators"
 
 
+def schedule_text(best: "Candidate", planning: "Planning") -> str:
+    """The best plan's schedule where its backward passes are split, what its stages take under
+    1F1B, and the best plan with whole backward passes; an empty text under another schedule."""
+    if best.plan is None or not best.plan.splits_backward:
+        return ""
+    text = f"{best.plan.schedule}, with split backward passes"
+    under_1f1b = best.details.get("seconds_under_1f1b")
+    if isinstance(under_1f1b, float):
+        text += f"; under 1f1b the same devices take {seconds_text(under_1f1b)}"
+    for candidate in planning.candidates:  # the best first
+        plan = candidate.plan
+        if candidate.fits_memory and plan is not None and not plan.splits_backward:
+            seconds = seconds_text(candidate.predicted_seconds)
+            return f"{text}; the best plan without, {candidate.name}, takes {seconds}"
+    return text
+
+
 def proven_text(best: "Candidate", planning: "Planning") -> str:
     """The proof in words: how much faster any plan could be when replayed, and whether the best
     plan is optimal for its strategy's objective."""
-    bound = planning.bound
-    gap = relative_gap(best.predicted_seconds, bound)
-    plans = "plan of stages"
+    from hetplan.planner.explain import PLANS_OF_STAGES, WITH_WHOLE
+
+    bound, bound_whole = planning.bound, planning.bound_whole
+    kinds = []  # of plans that the bound is of
     if planning.criteria.zero_levels:
-        plans += f" with ZeRO {planning.criteria.levels_text}"
+        kinds.append(f"with ZeRO {planning.criteria.levels_text}")
+    if bound is None or not planning.criteria.splits_backward:
+        bound, bound_whole = bound_whole, None
+        kinds.append(WITH_WHOLE)
+    plans = " ".join(filter(None, [PLANS_OF_STAGES, " and ".join(kinds)]))
     if planning.computing_alone:
         plans += ", with context and expert ranks or without,"
+    gap = relative_gap(best.predicted_seconds, bound)
     if gap is None:
         proven = "how much faster another plan could be is not known"
     elif gap <= OPTIMAL_GAP:
@@ -711,6 +816,8 @@ def proven_text(best: "Candidate", planning: "Planning") -> str:
     else:
         faster = f"no {plans} is faster than {seconds_text(bound)}"
         proven = f"{faster} when replayed (gap {percent_text(gap)})"
+        if bound_whole is not None and bound is not None and bound_whole > bound:
+            proven += f", none {WITH_WHOLE} than {seconds_text(bound_whole)}"
     if best.closed_form_seconds is not None and best.status == "optimal":
         proven += f"; optimal for {best.strategy}'s objective"
     return proven

@@ -368,7 +368,7 @@ def search(
     empty_plot = None if written.plot is None else figure(4.8)  # inches of its height
     run = Run(make_options(time_limit=time_limit))
     trained = load_model(
-        model,
+        measurements.trained(model),
         sequence=sequence,
         precision=precision,
         attention=load_stack(measurements.stack, where="--stack").attention,

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from hetplan.adapters.exports import export as written
+from hetplan.adapters.exports.hugging_face import device_map_notes
 from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     JsonOption,
@@ -256,8 +257,9 @@ def export(
         offered(
             "frameworks",
             "--to",
-            metavar="megatron|bridge|deepspeed|torchtitan|flagscale|torchrun",
-            help="The framework that will run it.",
+            metavar="FRAMEWORK",
+            help="megatron, bridge, deepspeed, torchtitan, flagscale, device-map, accelerate or "
+            "torchrun.",
         ),
     ],
     model: Annotated[
@@ -295,6 +297,8 @@ def export(
         text = written(loaded, to, model, with_model=not without_model)
     other_model = None if model is None else load_model(model)
     note_changes(loaded, plan, Replaced(model=other_model))
+    if to == "device-map":
+        note(*device_map_notes(loaded))
     if output is None:
         sys.stdout.write(text)
     else:

@@ -246,7 +246,11 @@ class DataParallelProblem(AmpProblem):
             layer.model_copy(update={"param_bytes": profiled.param_bytes})
             for layer, profiled in zip(self.data.layers, self.workload.profile.layers, strict=True)
         ]
-        memory = self.data.memory.model_copy(update={"layer_bytes_per_sample": kept})
+        changes: dict[str, list[float]] = {"layer_bytes_per_sample": kept}
+        if self.data.memory.layer_frozen_bytes is not None:
+            profiled_layers = self.workload.profile.layers
+            changes["layer_frozen_bytes"] = [layer.frozen_bytes for layer in profiled_layers]
+        memory = self.data.memory.model_copy(update=changes)
         return self.data.model_copy(update={"layers": layers, "memory": memory})
 
     def decisions(self) -> list[AmpDecision]:
@@ -290,6 +294,7 @@ def problems_within_replay(workload: Workload) -> Iterator[AmpProblem]:
             continue
         # a size is None only where no degree has working memory
         working = (size or 0) * workload.working_bytes.get(tensor, 0.0)
+        working += max(layer.cast_bytes for layer in workload.profile.layers) / tensor
         capacities = {
             name: room(capacity, working) for name, capacity in original.memory.device_bytes.items()
         }

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.errors import InputError, require
+from hetplan.formulations.joint.data import WHOLE_SCHEDULES
 from hetplan.planner.candidate import Candidate, joined
+from hetplan.plans.plan import PASS_SCHEDULES, PassSchedule, Plan
 from hetplan.profiling.workload import Workload
 from hetplan.text import number_text
 
@@ -23,6 +25,9 @@ class Criteria:
     # Seconds that an iteration of the winner may take at most; the cheapest such plan wins.
     seconds_limit: float | None = None
     zero_levels: tuple[int, ...] = ()  # ZeRO levels that the winner may have; empty: all
+    # Schedules that the winner may have where it has several stages; empty: all. `explicit` stands
+    # for orders of passes of their own.
+    schedules: tuple[PassSchedule, ...] = ()
 
     @property
     def levels_text(self) -> str:
@@ -38,7 +43,12 @@ class Criteria:
     @property
     def wants_slower(self) -> bool:
         """Whether another plan than the fastest one may win."""
-        return self.wants_parts or bool(self.zero_levels)
+        return self.wants_parts or bool(self.zero_levels) or bool(self.schedules)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the winner may have split backward passes, or an order of its own."""
+        return not set(self.schedules or PASS_SCHEDULES) <= set(WHOLE_SCHEDULES)
 
     @property
     def wants_parts(self) -> bool:
@@ -70,6 +80,14 @@ class Criteria:
             got=", ".join(map(str, self.zero_levels)),
             expected="numbers from 0 to 3",
         )
+        for schedule in self.schedules:
+            require(
+                schedule in PASS_SCHEDULES,
+                "unknown schedule",
+                where="--schedules",
+                got=schedule,
+                expected=f"some of {', '.join(PASS_SCHEDULES)}",
+            )
         seconds = self.seconds_limit
         require(
             seconds is None or 0 < seconds < math.inf,
@@ -99,6 +117,10 @@ class Criteria:
             if level not in self.zero_levels:
                 text = f"ZeRO {level} is not among the levels asked for ({self.levels_text})"
                 return replace(candidate, message=joined(candidate.message, text)), False
+        if candidate.plan is not None and not self.allows_schedule(candidate.plan):
+            asked = ", ".join(self.schedules)
+            text = f"{candidate.plan.schedule} is not among the schedules asked for ({asked})"
+            return replace(candidate, message=joined(candidate.message, text)), False
         seconds = candidate.predicted_seconds
         if self.seconds_limit is not None and seconds is not None and seconds > self.seconds_limit:
             limit = number_text(self.seconds_limit, 4)
@@ -110,6 +132,11 @@ class Criteria:
         limit = number_text(self.money_limit, 4)
         text = f"costs {number_text(money, 4)} per million tokens, above the limit {limit}"
         return replace(candidate, message=joined(candidate.message, text)), False
+
+    def allows_schedule(self, plan: Plan) -> bool:
+        """Whether the winner may have the plan's schedule. Stages that wait for no other one are
+        alike under all of them."""
+        return not self.schedules or plan.in_step or plan.schedule in self.schedules
 
 
 def pareto(candidates: Sequence[Candidate], workload: Workload) -> list[int]:

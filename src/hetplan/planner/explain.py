@@ -44,6 +44,9 @@ TIGHT = 0.9  # share of a device's memory in use from which on memory is said to
 # Relative difference of seconds from which on a plan was made with other costs than these. With the
 # same costs a replay gives the same seconds but for rounding.
 SAME = 1e-6
+# The plans that a bound is of, in words.
+PLANS_OF_STAGES = "plan of stages"
+WITH_WHOLE = "with whole backward passes"  # as GPipe, 1F1B and interleaved 1F1B have them
 
 
 @dataclass(frozen=True)
@@ -200,11 +203,13 @@ def why(
     bound: float | None,
     *,
     foreign_bound: float | None = None,
+    bounded: str = PLANS_OF_STAGES,
 ) -> dict[str, str]:
     """Heading -> text for people: why a saved plan takes as long as it does. run: its replay.
 
-    bound: lower bound on the replayed seconds of every plan of stages; None where it is not known.
-    foreign_bound: such a bound for other costs, with which the plan was made; None: there is none.
+    bound: lower bound on the replayed seconds of all plans that `bounded` names; None where it is
+    not known. foreign_bound: such a bound for other costs, with which the plan was made; None:
+    there is none.
     """
     gap = relative_gap(run.seconds, bound)
     lines: dict[str, str] = {}
@@ -234,7 +239,7 @@ def why(
         lines["left open"] = f"how much faster another plan could be; {no_bound}"
     else:
         lines["left open"] = (
-            f"no plan of stages is faster than {seconds_text(bound)}, {percent_text(gap)} below "
+            f"no {bounded} is faster than {seconds_text(bound)}, {percent_text(gap)} below "
             f"this one; the waits of the busiest stage are {waiting}; whether any plan is faster "
             "than this one is not proven"
         )

@@ -32,6 +32,7 @@ from hetplan.profiling.frameworks import HETPLAN, Framework
 from hetplan.profiling.hardware.cluster import MAX_DEVICES, Cluster, Node, open_cluster
 from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.models.operators import DEFAULT_STACK, Precision
+from hetplan.profiling.models.zoo import ModelSpec
 from hetplan.profiling.profiles.predict import (
     LARGEST_MICRO_BATCH,
     default_micro_batches,
@@ -219,7 +220,7 @@ class Fit:
 
 
 def fits(
-    model: str | os.PathLike[str] | Model,
+    model: str | os.PathLike[str] | ModelSpec | Model,
     cluster: str | os.PathLike[str] | Cluster,
     *,
     global_batch: int | None = None,
@@ -323,7 +324,7 @@ def advice(workload: Workload) -> tuple[str, ...]:
 
 
 def memory_workload(
-    model: str | os.PathLike[str] | Model,
+    model: str | os.PathLike[str] | ModelSpec | Model,
     cluster: Cluster,
     batch: int,
     framework: str | Framework,
@@ -592,7 +593,8 @@ class LayoutSearch:
             costs = self.costs(mode, of_rank)
             tied = self.layers[-1].tied_param_bytes if first else 0.0
             stages = costs.stages_from(first, shape.tensor, tied)
-            experts = np.array(costs.expert_sums[first + 1 :]) - costs.expert_sums[first]
+            before = np.array(costs.expert_sums) + costs.frozen_expert_sums
+            experts = before[first + 1 :] - before[first]
             self._runs[key] = Runs(stages, experts)
         return self._runs[key]
 
@@ -642,10 +644,11 @@ class LayoutSearch:
         rows = np.full_like(kept, float(batch))
         share = np.ones_like(kept)
         if level:
-            dense = runs.stages.weights - runs.experts
+            weights = runs.stages.weights + runs.stages.frozen
+            dense = weights - runs.experts
             ranks = shape.ranks
             shards = own_shards(dense, runs.experts, ranks.sharing, ranks.expert_sharing)
-            share = shards / np.maximum(runs.stages.weights, 1.0)
+            share = shards / np.maximum(weights, 1.0)
         part = 1 / shape.tensor
         staged = shape.pipeline > 1
         return held_on_device(
@@ -680,7 +683,7 @@ class Runs(NamedTuple):
     """The bytes of layers that follow one another, from one layer on: arrays over their number."""
 
     stages: StageBytes[Floats]
-    experts: Floats  # the part of the weights that belongs to experts
+    experts: Floats  # the part of the weights, trained and frozen, that belongs to experts
 
 
 def first_enough(enough: Callable[[int], bool], limit: int) -> int | None:

@@ -7,6 +7,11 @@ is a plan of stages. Its bound holds for all plans of stages without further deg
 expert ranks, …). If another strategy's plan has further degrees, it begins with the same pipeline
 without them: the row groups then share samples instead of tokens.
 
+The candidate `joint/schedules` is from a search that begins with the plans of all rows, that of
+`joint/auto` among them, and goes on under schedules with split backward passes and in explicit
+orders of passes (formulations/joint/schedule/choose.py). The bound of `joint/auto` holds for plans
+under GPipe, 1F1B and interleaved 1F1B; that of `joint/schedules` for all orders of passes.
+
 The candidate `joint/degrees` is from a local search that begins with the same plans and changes
 further degrees, stages, cuts, devices, micro-batches, schedule, ZeRO level and recomputation
 together. All replicas stay alike. Its tensor and context degrees and its micro-batches are those of
@@ -22,16 +27,19 @@ from pydantic import Field
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations import family
 from hetplan.formulations.joint.annealing import LocalSearch, Parameters
-from hetplan.formulations.joint.data import JointData
-from hetplan.formulations.joint.design import Design
+from hetplan.formulations.joint.bound.driver import lower_bound
+from hetplan.formulations.joint.bound.tables import Relaxation
+from hetplan.formulations.joint.data import WHOLE_SCHEDULES, JointData, JointDecision
+from hetplan.formulations.joint.design import Design, design_of
 from hetplan.formulations.joint.evaluate import broken, decision_of, plan_of
+from hetplan.formulations.joint.schedule.choose import choose
 from hetplan.formulations.joint.space import Space
 from hetplan.planner.astra import LIMITS, with_degrees
 from hetplan.planner.candidate import Candidate, StrategyMethod
 from hetplan.planner.strategy import NoPlan, Problem, Strategy
 from hetplan.planner.variants import useful_modes
 from hetplan.plans.degrees import Degrees
-from hetplan.plans.plan import Plan, check_degrees
+from hetplan.plans.plan import PASS_SCHEDULES, PassSchedule, Plan, check_degrees
 from hetplan.profiling.workload import Workload
 from hetplan.replays.degrees import zero_costs
 from hetplan.replays.model_states import STAGES
@@ -42,6 +50,11 @@ from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 
 MOST_WORKERS = 64
+# The method that chooses a schedule. It counts a share of the strategy's seconds in addition, of
+# which the search takes its part and the bound the rest.
+SCHEDULES = StrategyMethod("schedules")
+SCHEDULES_SHARE = 0.5
+SCHEDULES_SEARCH = 0.7
 
 
 class JointSettings(StrictModel):
@@ -57,7 +70,7 @@ class Joint(Strategy):
     """The strategy: the plan whose replay is shortest."""
 
     name = "joint"
-    methods = (StrategyMethod("auto", exact=True),)
+    methods = (StrategyMethod("auto", exact=True), SCHEDULES)
     Settings = JointSettings
     slow = True
 
@@ -66,18 +79,29 @@ class Joint(Strategy):
         settings: JointSettings | None = None,
         starts: Sequence[Plan] = (),
         levels: Sequence[int] = STAGES,
+        schedules: Sequence[PassSchedule] = PASS_SCHEDULES,
     ) -> None:
         self.settings = settings or JointSettings()
         self.starts = starts  # plans of the same workload with which the search begins
         self.levels = levels  # ZeRO levels that plans may have
+        self.schedules = schedules  # that plans may have
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a slow core that all its methods count together, at most."""
+        return self.settings.seconds * (1 + SCHEDULES_SHARE)
 
     def beginning_with(self, plans: Iterable[Plan]) -> "Joint":
         """The strategy with further plans with which the search begins."""
-        return Joint(self.settings, [*self.starts, *plans], self.levels)
+        return Joint(self.settings, [*self.starts, *plans], self.levels, self.schedules)
 
     def within_levels(self, levels: Sequence[int]) -> "Joint":
         """The strategy whose problems have only plans of these ZeRO levels."""
-        return Joint(self.settings, self.starts, tuple(levels))
+        return Joint(self.settings, self.starts, tuple(levels), self.schedules)
+
+    def within_schedules(self, schedules: Sequence[PassSchedule]) -> "Joint":
+        """The strategy that chooses among these schedules."""
+        return Joint(self.settings, self.starts, self.levels, schedules)
 
     def pose(self, workload: Workload, run: Run) -> "list[Problem]":
         """The problem of plans without further degrees, and the problem of plans with them if these
@@ -89,13 +113,15 @@ class Joint(Strategy):
             kind=UnsupportedError,
         )
         data = pose(workload, ("none", *useful_modes(workload)), self.levels)
-        if not with_degrees(workload):
-            return [JointProblem(data, self.starts, self.settings.seconds, self.settings.workers)]
-        half = self.settings.seconds / 2
-        return [
-            JointProblem(data, self.starts, half, self.settings.workers),
-            FurtherProblem(workload, data, self.starts, half),
-        ]
+        degrees, seconds = with_degrees(workload), self.settings.seconds
+        if degrees:
+            seconds /= 2
+        problem = JointProblem(
+            data, self.starts, seconds, self.settings.workers, tuple(self.schedules)
+        )
+        if not degrees:
+            return [problem]
+        return [problem, FurtherProblem(workload, data, self.starts, seconds)]
 
 
 @dataclass(frozen=True)
@@ -106,22 +132,34 @@ class JointProblem(Problem):
     starts: Sequence[Plan]  # plans with which the search begins
     seconds: float  # budget of search and proof, in seconds that count work instead of time
     workers: int = 1  # processes of the search
+    schedules: tuple[PassSchedule, ...] = PASS_SCHEDULES  # that plans may have
 
-    def solve(self, method: StrategyMethod, run: Run) -> Candidate:
-        """The best plan of search and proof, with its bound. Raises NoPlan where none is found."""
+    @property
+    def starts_in_the_problem(self) -> list[JointDecision]:
+        """The starts that are plans of the problem."""
+        return [decision_of(plan) for plan in self.chains if plan.schedule in WHOLE_SCHEDULES]
+
+    @property
+    def chains(self) -> list[Plan]:
+        """The starts that are plans of stages, under any schedule, without further degrees."""
+        return [
+            plan.model_copy(update={"degrees": None, **self.data.common_fields})
+            for plan in self.starts
+            if plan.program is None and not any(broken(self.data, plan))
+        ]
+
+    def solve(self, method: StrategyMethod, run: Run) -> Candidate | None:
+        """The best plan of search and proof, with its bound; or that of the choice of a schedule.
+        Raises NoPlan where none is found."""
+        if method == SCHEDULES:
+            return self.with_best_schedule(run)
         part = run.part(seconds=self.seconds, quiet=False)
-        starts = []
-        for plan in self.starts:
-            named = plan.schedule in ("gpipe", "1f1b", "interleaved-1f1b")
-            in_the_problem = named and not any(broken(self.data, plan))
-            if in_the_problem:
-                starts.append(decision_of(plan))
         result = solve(
             family("joint"),
             self.data,
             method.name,
             part,
-            starts=starts,
+            starts=self.starts_in_the_problem,
             workers=self.workers,
         )
         if result.decision is None:
@@ -134,6 +172,56 @@ class JointProblem(Problem):
             fits_memory=True,
             plan=plan_of(self.data, result.decision),
         )
+
+    def with_best_schedule(self, run: Run) -> Candidate | None:
+        """The best plan found under the schedules that plans may have, with the bound of all orders
+        of passes; None where no schedule is left beside those of the method `auto`.
+
+        If plans may have all the schedules of `auto`, it has searched these already.
+        """
+        searched = self.schedules
+        if set(WHOLE_SCHEDULES) <= set(searched):
+            searched = tuple(each for each in searched if each not in WHOLE_SCHEDULES)
+        if not searched:
+            return None
+        part = run.part(seconds=SCHEDULES_SHARE * self.seconds, quiet=False)
+        found = choose(self.data, part.part(share=SCHEDULES_SEARCH), self.chains, searched)
+        bound = None
+        if not set(searched) <= set(WHOLE_SCHEDULES):
+            bound = lower_bound(Relaxation(self.data), part, any_order=True)
+        candidate = Candidate(
+            strategy="joint",
+            method=SCHEDULES,
+            status="unknown",
+            bound=bound,
+            solve_seconds=part.elapsed,
+        )
+        if found is None:
+            return replace(candidate, message="no plan found fits under these schedules")
+        plan = Plan.model_validate(dict(found.plan))
+        seconds, _ = found.order  # the key `Plan.order`: its first entry is the seconds
+        return replace(
+            candidate,
+            status="feasible",
+            objective=seconds,
+            fits_memory=True,
+            plan=plan,
+            details={"seconds_under_1f1b": self.seconds_under_1f1b(plan)},
+        )
+
+    def seconds_under_1f1b(self, plan: Plan) -> float | None:
+        """Replayed seconds of a plan's replicas under 1F1B, on the same devices and in the same
+        micro-batches; cut evenly where the plan has several chunks. None where that does not fit.
+        """
+        space = Space(self.data)
+        design = space.with_schedule(design_of(plan), "1f1b", 1)
+        repaired = None if design is None else space.repaired(design)
+        if repaired is None:
+            return None
+        under_1f1b = space.sketch(repaired)
+        if space.replayer.excess(under_1f1b):
+            return None
+        return space.replayer.seconds(under_1f1b)
 
 
 # Parameters of the search for designs with further degrees, chosen on the cases of
@@ -278,9 +366,12 @@ class FurtherProblem(Problem):
                 usable.append(complete)
         return usable
 
-    def solve(self, method: StrategyMethod, run: Run) -> Candidate:
+    def solve(self, method: StrategyMethod, run: Run) -> Candidate | None:
         """The plan that fits and whose replay is shortest, of those that the local search replays.
-        Raises NoPlan where none fits."""
+        None for the choice of a schedule, which leaves further degrees out. Raises NoPlan where no
+        plan fits."""
+        if method == SCHEDULES:
+            return None
         part = run.part(seconds=self.seconds, quiet=False)
         search = LocalSearch(FurtherSpace(self.data, self.workload), part, self.parameters)
         search.begin(self.usable_starts())

@@ -11,6 +11,7 @@ from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate
 from hetplan.planner.strategy import Settings, make_strategies
 from hetplan.planner.workloads import make_workloads, traced
+from hetplan.plans.plan import PassSchedule
 from hetplan.profiling.frameworks import Framework
 from hetplan.profiling.hardware.cluster import Cluster, open_cluster
 from hetplan.profiling.models.model import Model
@@ -43,6 +44,7 @@ def plan(
     money_limit: float | None = None,
     seconds_limit: float | None = None,
     zero: Sequence[int] = (),
+    schedules: Sequence[PassSchedule] = (),
     cheapest_within: float | None = None,
     parts: bool = False,
     time_limit: float | None = TIME_LIMIT,
@@ -61,7 +63,8 @@ def plan(
     profile: a measured profile; None: a predicted one.
     strategies: names, or one text with commas between them; None: all.
     settings: strategy -> name -> value, for the settings that single strategies have.
-    money_limit, seconds_limit, cheapest_within: see the fields of `Criteria` with these names.
+    money_limit, seconds_limit, schedules, cheapest_within: see the fields of `Criteria` with these
+        names.
     zero: see `Criteria.zero_levels`. parts: see `Criteria.on_parts`.
     time_limit: seconds for the whole planning; None: no limit.
     threads: the number of threads of a solver; None: the default of `Options`.
@@ -96,6 +99,7 @@ def plan(
             on_parts=parts,
             seconds_limit=seconds_limit,
             zero_levels=tuple(zero),
+            schedules=tuple(schedules),
         ),
         on_candidate=on_candidate,
         notes=notes,

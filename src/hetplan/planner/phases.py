@@ -5,7 +5,8 @@ Every phase goes over all searches (a search is a strategy, a workload and a var
 (2) exact methods, first those of strategies that are not slow;
 (3) exact methods with recomputation, for strategies none of whose plans fits without it;
 (4) the other heuristics, which are for comparison;
-(5) the strategy `joint`, which begins with the plans of all others.
+(5) the strategy `joint`, which begins with the plans of all others;
+(6) its choice of a schedule, which begins with the plans of all, and is not asked on parts.
 
 The budget is counted in seconds of a slow core (`solvers.run.Work`), so that the same plans are
 found on every machine, idle or busy. A time limit is shared in the same way; it only cuts.
@@ -67,6 +68,8 @@ def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
         add(i, StrategySearch.other_candidates, before_joint, 8)
     for place, i in enumerate(last):
         add(i, StrategySearch.exact_candidates, run, len(last) - place)
+    for place, i in enumerate(last):
+        add(i, StrategySearch.other_candidates, run, len(last) - place)
 
     for of_search, search in zip(candidates, searches, strict=True):
         if not of_search and not search.variant.part and before_joint.out_of_time:
@@ -78,7 +81,7 @@ def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
 def budget_of(searches: Sequence[StrategySearch]) -> float:
     """The counted seconds of all searches together."""
     joint = [s.strategy for s in searches if isinstance(s.strategy, Joint)]
-    return OTHERS_SECONDS + fsum(strategy.settings.seconds for strategy in joint)
+    return OTHERS_SECONDS + fsum(strategy.seconds for strategy in joint)
 
 
 def share_before(joint: Sequence[StrategySearch], run: Run) -> float:
@@ -88,7 +91,7 @@ def share_before(joint: Sequence[StrategySearch], run: Run) -> float:
     seconds = 0.0
     for search in joint:
         assert isinstance(search.strategy, Joint)
-        seconds += search.strategy.settings.seconds
+        seconds += search.strategy.seconds
     time_left = max(run.remaining, 1e-3)  # never 0, by which nothing can be divided
     return max(0.75, 1 - seconds / time_left)
 

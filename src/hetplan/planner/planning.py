@@ -1,13 +1,14 @@
 """The answer of the planner: the candidates in the order of the ranking, the winner, and the proven
 bound."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.criteria import Criteria, pareto
 from hetplan.planner.explain import Explanation, explain
-from hetplan.planner.joint import Joint
+from hetplan.planner.joint import SCHEDULES, Joint
 from hetplan.profiling.workload import Workload
 from hetplan.text import number_text
 
@@ -35,14 +36,36 @@ class Planning:
 
     @property
     def bound(self) -> float | None:
-        """Lower bound on the replayed seconds of every plan of stages in all planned precisions;
-        None unless the strategy `joint` has a bound for each precision. Plans with further degrees
-        are included if these were searched."""
+        """Lower bound on the replayed seconds of every plan of stages in all planned precisions,
+        under every schedule that plans may have; None unless the strategy `joint` has one for each
+        precision. Plans with further degrees are included if these were searched."""
+        if self.criteria.splits_backward:
+            return self.bound_of(self.of_any_order)
+        return self.bound_whole
+
+    @property
+    def bound_whole(self) -> float | None:
+        """The same of plans with whole backward passes under GPipe, 1F1B or interleaved 1F1B."""
+        any_order = self.bound_of(self.of_any_order)
+        whole = self.bound_of([c for c in self.of_joint if c.method != SCHEDULES])
+        known = [bound for bound in (any_order, whole) if bound is not None]
+        return max(known, default=None)
+
+    @property
+    def of_joint(self) -> list[Candidate]:
+        """The candidates of the strategy `joint` on the whole cluster."""
         on_whole_cluster = [c for c in self.candidates if c.variant.part is None]
-        of_joint = [c for c in on_whole_cluster if c.strategy == Joint.name]
-        bounds = [c.bound for c in of_joint if c.bound is not None]
-        # The strategy gives at most one bound for each precision, and each bound holds only for
-        # plans in its precision.
+        return [c for c in on_whole_cluster if c.strategy == Joint.name]
+
+    @property
+    def of_any_order(self) -> list[Candidate]:
+        """Those of them whose bounds hold for all orders of passes."""
+        return [c for c in self.of_joint if c.method == SCHEDULES]
+
+    def bound_of(self, candidates: Sequence[Candidate]) -> float | None:
+        """The bound of plans in all precisions by candidates that have at most one for each."""
+        bounds = [c.bound for c in candidates if c.bound is not None]
+        # Each bound holds only for plans in its precision.
         if len(bounds) != max(len(self.precisions), 1):
             return None
         # Plans with further degrees can be faster than these bounds, but not than those by
@@ -80,6 +103,7 @@ class Planning:
             ],
             "winner": self.winner,
             "bound": self.bound,
+            "bound_whole": self.bound_whole,
             "zero_levels": list(self.criteria.zero_levels) or None,
             "pareto": pareto(self.candidates, self.workload),
             "notes": list(self.notes),

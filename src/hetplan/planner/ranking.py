@@ -54,6 +54,8 @@ def make_plans(
     criteria.check(first)
     if criteria.zero_levels:
         picked = [strategy.within_levels(criteria.zero_levels) for strategy in picked]
+    if criteria.schedules:
+        picked = [strategy.within_schedules(criteria.schedules) for strategy in picked]
     several = len(in_precisions) > 1
     variants = [(w, Variant(precision=w.precision if several else None)) for w in in_precisions]
     # where money or levels count, slower plans may win, too

@@ -310,12 +310,11 @@ def state_sizes(workload: Workload) -> dict[Key, float]:
     """(layer, kind of state) -> bytes of the whole layer."""
     width = ELEMENT_BYTES[workload.precision]
     *_, optimizer = workload.framework.state_bytes(width)  # bytes per parameter
-    per_weight_byte = {"weights": 1.0, "states": optimizer / width}
-    return {
-        (l, kind): layer.param_bytes * factor
-        for l, layer in enumerate(workload.profile.layers)
-        for kind, factor in per_weight_byte.items()
-    }
+    sizes: dict[Key, float] = {}
+    for l, layer in enumerate(workload.profile.layers):
+        sizes[l, "weights"] = layer.param_bytes + layer.frozen_bytes
+        sizes[l, "states"] = layer.param_bytes * optimizer / width
+    return sizes
 
 
 def holdings(

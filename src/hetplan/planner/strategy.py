@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 from hetplan.errors import look_up, require
 from hetplan.planner import ALL, STRATEGIES
 from hetplan.planner.candidate import Candidate, StrategyMethod
-from hetplan.plans.plan import Plan, Stage
+from hetplan.plans.plan import PassSchedule, Plan, Stage
 from hetplan.profiling.workload import Workload
 from hetplan.schema import StrictModel, parse
 from hetplan.solvers.registry import load
@@ -88,6 +88,11 @@ class Strategy(Protocol):
     def within_levels(self, levels: Sequence[int]) -> "Strategy":
         """The strategy that poses only problems of these ZeRO levels. A strategy whose problems are
         not of one level each returns itself; its plans of other levels cannot win."""
+        return self
+
+    def within_schedules(self, schedules: Sequence[PassSchedule]) -> "Strategy":
+        """The strategy that chooses among these schedules. A strategy whose plans have a schedule
+        of their own returns itself; its plans under other schedules cannot win."""
         return self
 
 

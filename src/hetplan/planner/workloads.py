@@ -16,6 +16,7 @@ from hetplan.profiling.frameworks import HETPLAN, Framework
 from hetplan.profiling.hardware.cluster import Cluster
 from hetplan.profiling.models.model import Model
 from hetplan.profiling.models.operators import DEFAULT_STACK, PRECISIONS, Precision, Stack
+from hetplan.profiling.models.zoo import ModelSpec
 from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 
@@ -64,7 +65,7 @@ def precisions_of(names: str | Sequence[str]) -> tuple[Precision, ...]:
 
 
 def make_workloads(
-    model: str | os.PathLike[str] | Model,
+    model: str | os.PathLike[str] | ModelSpec | Model,
     cluster: Cluster,
     global_batch: int,
     *,

@@ -25,8 +25,10 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import StringConstraints
 
 # Named schedules with W passes; those of two chunks, which lie on the stages as a V, come second.
-FLAT_SPLIT = ("zb-h1", "zb-h2")
-FOLDED = ("zbv", "dualpipev", "v-half", "v-min")
+FLAT_SPLIT: tuple[Literal["zb-h1", "zb-h2"], ...] = ("zb-h1", "zb-h2")
+FOLDED: tuple[Literal["zbv", "dualpipev", "v-half", "v-min"], ...] = (
+    "zbv", "dualpipev", "v-half", "v-min",
+)  # fmt: skip
 
 PassKind = Literal["F", "B", "W", "D"]
 PassText = Annotated[str, StringConstraints(pattern=r"^[FBWD][0-9]{1,7}(\.[0-9]{1,4})?$")]

@@ -47,7 +47,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -86,6 +86,7 @@ PassSchedule = Literal[
     "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zbv", "dualpipev", "v-half", "v-min",
     "explicit",
 ]  # fmt: skip
+PASS_SCHEDULES: tuple[PassSchedule, ...] = get_args(PassSchedule)
 Schedule = Literal[PassSchedule, "spmd"]
 Recomputation = Literal["none", "selective", "operators", "full"]
 Shares = Annotated[list[Positive], Field(min_length=1, max_length=MAX_RANKS)]

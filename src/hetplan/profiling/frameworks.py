@@ -19,6 +19,9 @@ from hetplan.schema import Count, Name, NonNegative, StrictModel
 # CUDA context, libraries' workspaces and NCCL's buffers: one to two GiB before the first tensor.
 RESERVED_BYTES = 1.5 * GIB
 FP32_BYTES = 4
+# Of a moment in 8 bits: one byte, and its part of a scale in 32 bits for 256 moments (Dettmers et
+# al. 2022, "8-bit Optimizers via Block-wise Quantization"; bitsandbytes, `optim/optimizer.py`).
+MOMENT_BYTES_IN_8_BITS = 1 + 4 / 256
 
 # JSON has no tuples, so that lists are accepted.
 Levels = Annotated[tuple[Count, ...], Strict(False)]
@@ -195,16 +198,20 @@ class Framework(StrictModel):
         share: Size,
         *,
         staged: bool = False,
+        frozen: Size | float = 0.0,
+        largest_frozen: Size | float = 0.0,
     ) -> StateBytes[Size]:
         """Bytes of model states on a device.
 
-        weights, largest: bytes of the weights of all its layers, and of its largest layer. level:
-        ZeRO level. share: the device's share of the shards, in (0, 1]. staged: whether the layers
-        are a stage of a pipeline.
+        weights, largest: bytes of the trained weights of all its layers, and of its largest layer.
+        level: ZeRO level. share: the device's share of the shards, in (0, 1]. staged: whether the
+        layers are a stage of a pipeline. frozen, largest_frozen: bytes in which it holds the frozen
+        weights of all its layers, and of the layer with the most of them; they have neither
+        gradients nor states, and are sharded at level 3 alone.
         """
         params, fp32 = weights / element_bytes, element_bytes == 4
         weight_bytes, gradient_bytes, optimizer_bytes = self.state_bytes(element_bytes)
-        held_weights = params * weight_bytes
+        held_weights, all_frozen = params * weight_bytes, frozen
         gradients = params * gradient_bytes
         optimizer = params * optimizer_bytes
         if level >= 1:
@@ -215,6 +222,7 @@ class Framework(StrictModel):
             held_weights = held_weights * share
             if not fp32:  # `held_weights` counts 2 bytes per parameter
                 held_weights = held_weights * (self.shard_bytes / 2)
+            frozen = frozen * share
         # no bucket at other levels: at most 0
         buffers = at_most(weights, self.bucket_bytes if level in (1, 2) else 0.0)
         if level >= 2:
@@ -222,19 +230,30 @@ class Framework(StrictModel):
             # the largest layer's gathered weights and gradient, over its weights
             gathered = self.gathered_layers if level == 3 and not whole else 0.0
             reduced = 1.0 if fp32 else self.reduced_bytes / 2
-            buffers = buffers + largest * (gathered + reduced)
-            buffers = buffers + self.whole_bytes(weights, element_bytes, level, staged=staged)
-        return StateBytes(held_weights, gradients, optimizer, buffers)
+            buffers = buffers + largest * (gathered + reduced) + largest_frozen * gathered
+            buffers = buffers + self.whole_bytes(
+                weights, element_bytes, level, staged=staged, frozen=all_frozen
+            )
+        return StateBytes(held_weights + frozen, gradients, optimizer, buffers)
 
-    def whole_bytes(self, weights: Size, element_bytes: int, level: int, *, staged: bool) -> Size:
+    def whole_bytes(
+        self,
+        weights: Size,
+        element_bytes: int,
+        level: int,
+        *,
+        staged: bool,
+        frozen: Size | float = 0.0,
+    ) -> Size:
         """The part of `held_bytes` that a stage keeps whole beside its shards, from its first
         micro-batch to its last: gradients, and at level 3 also weights."""
-        whole_per_param = 0.0
+        whole_per_param = whole_frozen = 0.0
         if staged and self.whole_in_pipelines and level >= 2:
             _, whole_per_param, _ = self.state_bytes(element_bytes)
             if level == 3:
                 whole_per_param += element_bytes
-        return weights * (whole_per_param / element_bytes)
+                whole_frozen = 1.0
+        return weights * (whole_per_param / element_bytes) + frozen * whole_frozen
 
     def loss_bytes(self, elements: float, kept: float, tensor: int) -> float:
         """Bytes of a sample's logits at the loss on each of `tensor` ranks, which divide them.

@@ -17,6 +17,7 @@ from hetplan.profiling.models.operators import (
     Stack,
     load_stack,
 )
+from hetplan.profiling.models.zoo import ModelSpec
 from hetplan.profiling.profiles.predict import check_global_batch, default_micro_batches, predict
 from hetplan.profiling.profiles.profile import Profile, load_profile
 from hetplan.profiling.rates.efficiency import LearnedLinks
@@ -118,16 +119,17 @@ class Workload:
 
     @property
     def state_bytes_per_param_byte(self) -> float:
-        """Bytes of weights, gradients and optimizer states (Adam) per byte of weights: usually 8 in
-        16 bit, 4 in fp32."""
+        """Bytes of weights, gradients and optimizer states (Adam) per byte of trained weights:
+        usually 8 in 16 bit, 4 in fp32."""
         element_bytes = ELEMENT_BYTES[self.precision]
         return sum(self.framework.state_bytes(element_bytes)) / element_bytes
 
     @property
     def state_bytes(self) -> float:
         """Bytes of weights, gradients and optimizer states of one copy of the model, undivided."""
-        weights = sum(layer.param_bytes for layer in self.profile.layers)
-        return self.state_bytes_per_param_byte * weights
+        trained = sum(layer.param_bytes for layer in self.profile.layers)
+        frozen = sum(layer.frozen_bytes for layer in self.profile.layers)
+        return self.state_bytes_per_param_byte * trained + frozen
 
     def device_bytes(self) -> dict[str, float]:
         """Device type -> bytes of a device that training can use: its memory less the margin and
@@ -156,7 +158,7 @@ def check_units(stack: Stack, model: Model, cluster: Cluster) -> None:
 
 
 def make_workload(
-    model: str | os.PathLike[str] | Model,
+    model: str | os.PathLike[str] | ModelSpec | Model,
     cluster: str | os.PathLike[str] | Cluster,
     global_batch: int,
     *,
@@ -221,6 +223,14 @@ def check_profile(
         where=f"{where}: layers",
         got=len(profile.layers),
         expected=f"{len(model.layers)}, as {model.name} has",
+    )
+    has_frozen = any(layer.frozen for layer in model.layers)
+    require(
+        has_frozen == any(layer.frozen_bytes for layer in profile.layers),
+        "frozen weights of profile and model differ",
+        where=f"{where}: layers",
+        got="frozen weights" if not has_frozen else "all weights trained",
+        expected="a profile of the model with the same --adapters",
     )
     names = [layer.name for layer in model.layers]
     in_profile = [layer.name for layer in profile.layers]

@@ -65,8 +65,11 @@ class StageBytes(Generic[Size]):
 
     passes: Passes[Size]  # bytes per sample on each device of a tensor group
     # the others are bytes on all devices of a tensor group together, unless they say otherwise
-    weights: Size  # bytes of all weights
-    largest: Size  # bytes of the weights of its largest layer
+    weights: Size  # bytes of all trained weights
+    largest: Size  # bytes of the trained weights of its largest layer
+    frozen: Size  # bytes of all frozen weights
+    largest_frozen: Size  # bytes of the frozen weights of the layer with the most of them
+    casts: Size  # bytes of the largest frozen weight that a product casts from fewer bits
     unused: Size  # bytes of the unused gradients of weights that the group divides
     unused_whole: Size  # bytes on each device of those of weights that each device has whole
     unused_head: Size  # bytes of the unused gradient of the head's weight
@@ -118,11 +121,15 @@ class Costs(Links):
     device_types: list[str]
     """[D] the type of each device."""
     param_sums: list[float]
-    """[L + 1] bytes of the weights of all layers before layer l."""
+    """[L + 1] bytes of the trained weights of all layers before layer l."""
+    frozen_sums: list[float]
+    """[L + 1] bytes of the frozen weights of all layers before layer l."""
     expert_sums: list[float]
     """[L + 1] the part of `param_sums` that belongs to experts which are spread over ranks."""
+    frozen_expert_sums: list[float]
+    """[L + 1] the part of `frozen_sums` that belongs to experts which are spread over ranks."""
     tied_layers: list[int]
-    """Layers that share weights with the first layer."""
+    """Layers that share trained weights with the first layer."""
 
     def __init__(
         self,
@@ -145,7 +152,9 @@ class Costs(Links):
         self.boundary_transfers = lru_cache(MOST_KEPT)(self._boundary_transfers)
         self._tensor_byte_sums = prefix_sums(layer.tensor_bytes for layer in data.layers)
         self.param_sums = prefix_sums(layer.param_bytes for layer in data.layers)
+        self.frozen_sums = prefix_sums(layer.frozen_bytes for layer in data.layers)
         self.expert_sums = [0.0] * len(self.param_sums)
+        self.frozen_expert_sums = [0.0] * len(self.param_sums)
         self.tied_layers = [l for l, layer in enumerate(data.layers) if layer.tied_param_bytes]
         kept = [layer.kept[recomputation] for layer in data.layers]
         # [3, L] each, of `bytes_by_division`
@@ -425,11 +434,14 @@ class Costs(Links):
         """The bytes of a stage. copied: (layer, bytes) of weights that the stage copies, because
         another stage owns the layer to which they are tied."""
         copied_bytes = dict(copied)
-        layer_bytes = [
-            self.data.layers[l].param_bytes + copied_bytes.get(l, 0.0)
-            for first, last in layers
-            for l in range(first, last)
-        ]
+        numbers = [l for first, last in layers for l in range(first, last)]
+        layer_bytes = [self.data.layers[l].param_bytes + copied_bytes.get(l, 0.0) for l in numbers]
+        has_first = 0 in numbers
+        frozen = []  # bytes of each layer
+        for l in numbers:
+            layer = self.data.layers[l]
+            copied_frozen = 0.0 if has_first else layer.frozen_tied_bytes
+            frozen.append(layer.frozen_bytes + copied_frozen)
         seen = UnusedShapes(tensor, self.data.element_bytes)
         unused = unused_whole = 0.0
         for first, last in layers:
@@ -440,6 +452,9 @@ class Costs(Links):
             passes=self.passes_bytes(layers, tensor),
             weights=sum(layer_bytes),
             largest=max(layer_bytes),
+            frozen=sum(frozen),
+            largest_frozen=max(frozen),
+            casts=max(self.data.layers[l].cast_bytes for l in numbers),
             unused=unused,
             unused_whole=unused_whole,
             unused_head=self.data.unused_head_bytes if with_head else 0.0,
@@ -455,6 +470,10 @@ class Costs(Links):
         layers = (first, last)
         sizes = np.array([layer.param_bytes for layer in data.layers[first:]])
         sizes[-1] += copied
+        frozen = np.array([layer.frozen_bytes for layer in data.layers[first:]])
+        if first:
+            frozen += [layer.frozen_tied_bytes for layer in data.layers[first:]]
+        casts = np.array([layer.cast_bytes for layer in data.layers[first:]])
         sent = np.array([layer.activation_bytes for layer in data.layers[first:]])
         boundary = np.maximum(self.input_bytes[first], sent)
         if data.framework.sequence_parallel:
@@ -475,6 +494,9 @@ class Costs(Links):
             ),
             weights=np.cumsum(sizes),
             largest=np.maximum.accumulate(sizes),
+            frozen=np.cumsum(frozen),
+            largest_frozen=np.maximum.accumulate(frozen),
+            casts=np.maximum.accumulate(casts),
             unused=unused[:, 0],
             unused_whole=unused[:, 1],
             unused_head=at_end * data.unused_head_bytes,

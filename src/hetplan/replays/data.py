@@ -104,10 +104,17 @@ class Layer(StrictModel):
 
     name: Name
     param_bytes: NonNegative
-    """Bytes of its weights."""
+    """Bytes of its trained weights."""
     tied_param_bytes: NonNegative = 0.0
-    """Bytes of weights shared with the first layer; a stage without that layer holds a copy of
-    them."""
+    """Bytes of trained weights shared with the first layer; a stage without that layer holds a copy
+    of them."""
+    frozen_bytes: NonNegative = 0.0
+    """Bytes in which it holds its frozen weights, which are neither reduced nor updated."""
+    frozen_tied_bytes: NonNegative = 0.0
+    """Bytes of frozen weights shared with the first layer; copied as those of `tied_param_bytes`.
+    """
+    cast_bytes: NonNegative = 0.0
+    """Bytes of the largest frozen weight that a product casts from fewer bits."""
     activation_bytes: NonNegative
     """Bytes per sample sent to the next layer."""
     tensor_bytes: NonNegative

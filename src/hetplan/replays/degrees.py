@@ -31,6 +31,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from typing import NamedTuple
 
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Plan, Recomputation, Stage
@@ -44,7 +45,7 @@ from hetplan.replays.costs import Costs, prefix_sums
 from hetplan.replays.data import Kept, Layer as PosedLayer, ReplayData
 from hetplan.replays.degree_checks import check_replayable, ranks_of
 from hetplan.replays.exchanges import EXCHANGED_BYTES, BlockExchanges
-from hetplan.replays.facts import expert_params_of, facts_of
+from hetplan.replays.facts import expert_params_of, facts_of, frozen_bytes_of
 from hetplan.replays.groups import group_seconds
 from hetplan.replays.memory import (
     ATTENTION_OUTPUT,
@@ -103,18 +104,25 @@ def one_rank(plan: Plan, workload: Workload, degrees: Degrees) -> Workload:
     return replace(workload, model=model, profile=profile, stack=stack, framework=framework)
 
 
+class ExpertBytes(NamedTuple):
+    """[L] bytes of each layer's experts, as the costs of a rank count them."""
+
+    trained: list[float]
+    frozen: list[float]
+
+
 def layers_on_ranks(
     data: ReplayData, workload: Workload, of_rank: Workload, ranks: Ranks[int], degrees: Degrees
-) -> tuple[list[PosedLayer], list[float]]:
-    """(layers as the costs of a rank count them, [L] bytes of each layer's experts as counted).
+) -> tuple[list[PosedLayer], ExpertBytes]:
+    """(layers as the costs of a rank count them, bytes of the experts as counted).
 
     `Costs` gives each tensor rank an even part of a layer's weights, but experts are divided by
-    `Ranks.expert_ranks`. So a layer's `param_bytes` count its experts' bytes times
-    tensor / expert_ranks: one tensor-th of the sum is then what a tensor rank holds.
+    `Ranks.expert_ranks`. So a layer's `param_bytes` and `frozen_bytes` count its experts' bytes
+    times tensor / expert_ranks: one tensor-th of the sum is then what a tensor rank holds.
 
     data: of `of_rank`, the workload with one rank's cut of its model. workload: with the whole one.
     """
-    layers, expert_bytes = [], []
+    layers, expert_bytes = [], ExpertBytes([], [])
     for posed, uncut, cut in zip(
         data.layers, workload.model.layers, of_rank.model.layers, strict=True
     ):
@@ -122,12 +130,19 @@ def layers_on_ranks(
         all_experts = expert_params_of(uncut) * data.element_bytes
         dense = posed.param_bytes - all_experts
         counted_experts = all_experts * ranks.tensor / ranks.expert_ranks
+        frozen = frozen_bytes_of(uncut, data.precision)
+        counted_frozen = frozen.experts * ranks.tensor / ranks.expert_ranks
         kept = {}
         for mode, plain in posed.kept.items():
             again = mode == "full"
             kept[mode] = further_kept(plain, cut, degrees, ranks.tensor, of_rank, again=again)
-        expert_bytes.append(counted_experts)
-        changes = {"param_bytes": dense + counted_experts, "kept": kept}
+        expert_bytes.trained.append(counted_experts)
+        expert_bytes.frozen.append(counted_frozen)
+        changes = {
+            "param_bytes": dense + counted_experts,
+            "frozen_bytes": frozen.dense + counted_frozen,
+            "kept": kept,
+        }
         layers.append(posed.model_copy(update=changes))
     return layers, expert_bytes
 
@@ -149,7 +164,8 @@ def bytes_of_rank(
     data = pose(of_rank, tuple(dict.fromkeys((*PLAIN, mode))))
     layers, expert_bytes = layers_on_ranks(data, workload, of_rank, ranks, degrees)
     costs = Costs(data.model_copy(update={"layers": layers}), mode)
-    costs.expert_sums = prefix_sums(expert_bytes)
+    costs.expert_sums = prefix_sums(expert_bytes.trained)
+    costs.frozen_expert_sums = prefix_sums(expert_bytes.frozen)
     return costs
 
 
@@ -171,7 +187,8 @@ class DegreeCosts(Costs):
         )
         self.degrees, self.context = degrees, degrees.context
         self.fully_sharded = plan.zero == 3  # whether weights are gathered for each pass
-        self.expert_sums = prefix_sums(expert_bytes)
+        self.expert_sums = prefix_sums(expert_bytes.trained)
+        self.frozen_expert_sums = prefix_sums(expert_bytes.frozen)
         self.assumed = Assumptions(
             profile=of_rank.profile, links=workload.links, stack=of_rank.stack
         )
@@ -271,9 +288,15 @@ class DegreeZero(ZeroCosts):
     def shares(self, stage: Stage) -> tuple[float, ...]:
         """For each device of a stage, the share of its weights' model states that it holds.
 
-        The share is taken of dense weights and experts together, and is equal on all devices.
+        The share is taken of dense weights and experts together, trained and frozen ones, and is
+        equal on all devices.
         """
         dense, experts = self.weight_bytes(stage)
+        costs = self.costs
+        for first, last in stage.layers:
+            frozen = costs.frozen_sums[last] - costs.frozen_sums[first]
+            of_experts = costs.frozen_expert_sums[last] - costs.frozen_expert_sums[first]
+            dense, experts = dense + frozen - of_experts, experts + of_experts
         sharing = expert_sharing = 1
         if self.plan.zero:
             ranks = self.costs.ranks
@@ -411,7 +434,7 @@ def zero_costs(plan: Plan, workload: Workload) -> ZeroCosts | None:
     stages = plan.replicas[0].stages
     tensor = len(stages[0].tensor_shares)
     # Without experts their tensor degree changes nothing, and is set to the one that stands for it.
-    if not facts_of(workload).expert_params:
+    if not facts_of(workload).has_experts:
         degrees = degrees.model_copy(update={"expert_tensor": tensor})
     # On pipelines, `degrees` turn ZeRO 3 into FSDP even where each degree has its default. Without
     # `degrees` the runtime reduces gradients once per iteration.

@@ -194,18 +194,18 @@ class BlockExchanges(Generic[Degree]):
         experts, each with the group that all-reduces their gradients."""
         ranks = self.ranks
         parts = [Shared(dense, ranks.tensor, ranks.sharing)]
-        if self.facts.expert_params > 0:
+        if self.facts.has_experts:
             parts.append(Shared(experts, ranks.expert_ranks, ranks.expert_sharing))
         return parts
 
     @cached_property
     def dense_params(self) -> Floats:
-        """Parameters of a block on one rank, without experts."""
+        """Trained parameters of a block on one rank, without experts."""
         return np.asarray((self.facts.block_params - self.facts.expert_params) / self.ranks.tensor)
 
     @cached_property
     def expert_params(self) -> Floats:
-        """Parameters of a block's experts on one rank."""
+        """Trained parameters of a block's experts on one rank."""
         return np.asarray(self.facts.expert_params / self.ranks.expert_ranks)
 
     @cached_property
@@ -214,7 +214,12 @@ class BlockExchanges(Generic[Degree]):
         without full shards."""
         weight, gradient = EXCHANGED_BYTES[self.facts.precision]
         shared = self.shared(self.dense_params, self.expert_params)
-        gather = shard_seconds(self.group_seconds, shared, weight)
+        # Frozen weights are gathered in the bits in which they are held, and have no gradients.
+        # They count as the trained parameters of as many bytes.
+        frozen_dense = self.facts.frozen.dense / weight / self.ranks.tensor
+        frozen_experts = self.facts.frozen.experts / weight / self.ranks.expert_ranks
+        held = self.shared(self.dense_params + frozen_dense, self.expert_params + frozen_experts)
+        gather = shard_seconds(self.group_seconds, held, weight)
         scatter = shard_seconds(self.group_seconds, shared, gradient)
         gather = np.where(self.fully_sharded, gather, 0.0)
         scatter = np.where(self.fully_sharded, scatter, 0.0)

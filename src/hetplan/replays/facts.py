@@ -32,6 +32,13 @@ class SavedBytes(NamedTuple):
     core: float
 
 
+class FrozenBytes(NamedTuple):
+    """Bytes in which the frozen weights of a layer are held."""
+
+    dense: float
+    experts: float  # of experts, which expert parallelism divides
+
+
 @dataclass(frozen=True)
 class ModelFacts:
     """Sizes of one model at one sequence length and precision, or of one rank's part of it."""
@@ -98,16 +105,17 @@ class ModelFacts:
 
     @cached_property
     def block_params(self) -> float:
-        """Parameters of an average block."""
-        return sum(block.params for block in self.blocks) / self.layers
+        """Trained parameters of an average block, which have gradients and optimizer states."""
+        return sum(block.trained for block in self.blocks) / self.layers
 
     @cached_property
-    def trained_share(self) -> float:
-        """The share of the blocks' parameters that are trained, with gradients and optimizer
-        states. It is small where only adapters are trained. Formulas take it for the embedding and
-        the head as well."""
-        frozen = sum(block.frozen for block in self.blocks) / self.layers
-        return 1 - frozen / self.block_params
+    def frozen(self) -> FrozenBytes:
+        """Bytes of the frozen weights of an average block."""
+        each = [frozen_bytes_of(block, self.precision) for block in self.blocks]
+        return FrozenBytes(
+            dense=sum(block.dense for block in each) / self.layers,
+            experts=sum(block.experts for block in each) / self.layers,
+        )
 
     @cached_property
     def tensor_collectives(self) -> float:
@@ -117,8 +125,13 @@ class ModelFacts:
 
     @cached_property
     def expert_params(self) -> float:
-        """Parameters of experts in an average block, which expert parallelism divides."""
+        """Trained parameters of experts in an average block, which expert parallelism divides."""
         return sum(map(expert_params_of, self.blocks)) / self.layers
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether some block has experts."""
+        return self.expert_params > 0 or self.frozen.experts > 0
 
     @cached_property
     def dispatched_bytes(self) -> float:
@@ -163,13 +176,23 @@ class ModelFacts:
         return float(self.blocks[0].output * ELEMENT_BYTES[self.precision])
 
 
-def expert_params_of(layer: Layer) -> float:
-    """Parameters of all experts of a layer."""
+def expert_params_of(layer: Layer, *, frozen: bool = False) -> float:
+    """Trained parameters of all experts of a layer, or the frozen ones."""
     params: float = 0
     for op in layer.operators:
-        if isinstance(op, Matmul) and op.name in EXPERT_PRODUCTS:
+        if isinstance(op, Matmul) and op.name in EXPERT_PRODUCTS and op.frozen == frozen:
             params += op.count * op.k * op.n
     return params
+
+
+def frozen_bytes_of(layer: Layer, precision: Precision) -> FrozenBytes:
+    """Bytes in which a layer holds its frozen weights. All weights that are held in fewer bits have
+    equally many."""
+    each = float(ELEMENT_BYTES[precision])
+    if layer.quantised:
+        each = layer.quantised_bytes / layer.quantised
+    experts = each * expert_params_of(layer, frozen=True)
+    return FrozenBytes(layer.frozen_bytes(precision) - experts, experts)
 
 
 def model_facts(model: Model) -> ModelFacts:

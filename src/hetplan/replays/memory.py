@@ -182,6 +182,7 @@ class PeakBytes(Generic[Size]):
     # backward pass, gradients of the logits, of its input and, unused, of its weight
     logits: Size
     collectives: Size  # gathered layers, gradients being reduced, buckets
+    casts: Size  # the largest frozen weight that a product casts from fewer bits
     unused: Size  # gradients of weights that nobody reads (`Framework.unused_gradients`)
     transfers: Size  # buffers of activations and gradients between stages
     workspace: float  # workspaces of the framework's libraries
@@ -192,7 +193,7 @@ class PeakBytes(Generic[Size]):
         """Bytes that `torch.cuda.max_memory_allocated` counts."""
         states = self.weights + self.gradients + self.optimizer
         passes = self.activations + self.working + self.logits
-        buffers = self.collectives + self.unused + self.transfers + self.workspace
+        buffers = self.collectives + self.casts + self.unused + self.transfers + self.workspace
         return states + passes + buffers
 
     def at(self, number: int) -> "PeakBytes[float]":
@@ -238,6 +239,7 @@ UNUSED = PeakBytes(
     working=0.0,
     logits=0.0,
     collectives=0.0,
+    casts=0.0,
     unused=0.0,
     transfers=0.0,
     workspace=0.0,
@@ -261,13 +263,15 @@ def held_on(
     rows: Size,
     reserved: float,
     unused: UnusedGradients[Size],
+    casts: Size,
 ) -> PeakBytes[Size]:
     """The bytes on a device at its peak.
 
     states: bytes of the model states on the device. passes: bytes per sample of its stage. kept:
     bytes of all micro-batches that the stage keeps at the same time, logits among them. rows: the
     device's samples of the largest micro-batch. reserved: bytes that the allocator does not count.
-    unused: gradients of weights that nobody reads.
+    unused: gradients of weights that nobody reads. casts: bytes on the device of the largest frozen
+    weight that a product casts.
     """
     logits = rows * passes.logits  # counted as `loss` below, and not twice
     loss = rows * passes.loss
@@ -288,6 +292,7 @@ def held_on(
         working=working,
         logits=loss,
         collectives=states.buffers,
+        casts=casts,
         unused=unused.blocks,
         transfers=framework.transfer_buffers * rows * passes.boundary,
         workspace=framework.workspace_bytes,

@@ -16,7 +16,7 @@ about ZeRO".
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetplan.errors import require
 from hetplan.profiling.frameworks import HETPLAN, Framework
@@ -31,16 +31,19 @@ UNLIMITED = 10**9  # samples: the largest global batch
 class States:
     """The bytes of one model's states and activations."""
 
-    weights: float  # bytes of all weights
+    weights: float  # bytes of all trained weights
     gradients: float  # bytes of all gradients
     optimizer: float  # bytes of all optimizer states
-    layer: float  # bytes of the weights of the largest layer
+    layer: float  # bytes of the trained weights of the largest layer
     # bytes of activations that one sample needs: those kept for its backward pass, and those of the
     # layer that is computed again
     per_sample: float
     layers: int  # number of layers
     element_bytes: int = 2  # bytes of a number in the passes
     framework: Framework = HETPLAN  # it says how many bytes shards and gathered layers take
+    frozen: float = 0.0  # bytes in which all frozen weights are held
+    frozen_layer: float = 0.0  # bytes of the frozen weights of the layer with the most of them
+    casts: float = 0.0  # bytes of the largest frozen weight that a product casts from fewer bits
 
     @classmethod
     def of(cls, workload: Workload) -> "States":
@@ -49,8 +52,15 @@ class States:
         layers = workload.profile.layers
         working = workload.working_bytes.get(1, 0.0)  # of a tensor group of one device
         saved = sum(layer.saved_bytes for layer in layers) + working
-        return cls.of_weights(
+        states = cls.of_weights(
             [layer.param_bytes for layer in layers], workload.precision, saved, workload.framework
+        )
+        frozen = [layer.frozen_bytes for layer in layers]
+        return replace(
+            states,
+            frozen=float(sum(frozen)),
+            frozen_layer=max(frozen),
+            casts=max(layer.cast_bytes for layer in layers),
         )
 
     @classmethod
@@ -78,8 +88,16 @@ class States:
     def resident(self, stage: int, part: float) -> float:
         """Bytes without activations on a device that holds `part` of the shards, from 0 to 1."""
         check_stage(stage)
-        held = self.framework.held_bytes(self.weights, self.layer, self.element_bytes, stage, part)
-        return sum(held)
+        held = self.framework.held_bytes(
+            self.weights,
+            self.layer,
+            self.element_bytes,
+            stage,
+            part,
+            frozen=self.frozen,
+            largest_frozen=self.frozen_layer,
+        )
+        return sum(held) + self.casts
 
     def largest_batch(self, stage: int, part: float, memory: float) -> int:
         """The largest micro-batch that fits beside the states in `memory` bytes; 0 where not even

@@ -91,6 +91,8 @@ def held_on_device(
         shards.level,
         shards.share,
         staged=staged,
+        frozen=shards.part * stage_bytes.frozen,
+        largest_frozen=shards.part * stage_bytes.largest_frozen,
     )
     return held_on(
         data.framework,
@@ -100,6 +102,7 @@ def held_on_device(
         rows,
         data.reserved_bytes,
         stage_bytes.unused_on(shards.part),
+        shards.part * stage_bytes.casts,
     )
 
 

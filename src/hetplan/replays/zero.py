@@ -227,11 +227,13 @@ class ZeroCosts:
         return self.half_rings[size]
 
     def layers(self, *, weights: bool) -> list[float]:
-        """[L] seconds of the all-gather of each layer's weights, or of the reduce-scatter of its
-        gradients."""
-        sizes = [layer.param_bytes for layer in self.costs.data.layers]
-        if not weights:
-            sizes = [self.costs.gradient_bytes(size) for size in sizes]
+        """[L] seconds of the all-gather of each layer's weights, frozen ones among them, or of the
+        reduce-scatter of its gradients."""
+        layers = self.costs.data.layers
+        if weights:
+            sizes = [layer.param_bytes + layer.frozen_bytes for layer in layers]
+        else:
+            sizes = [self.costs.gradient_bytes(layer.param_bytes) for layer in layers]
         # a layer without weights has no collective, and so not its latency
         return [self.half_ring(size)[0] if size else 0.0 for size in sizes]
 
@@ -303,9 +305,12 @@ class ZeroCosts:
         latency = max(delay for _, delay in links)
         # level 3 gathers and scatters layer by layer, each with its own latencies
         calls = len(costs.data.layers) if level == 3 else 1
+        gathered = weights
+        if level == 3:  # shards of frozen weights are gathered for the passes, too
+            gathered += costs.frozen_sums[-1]
         reduce_scatter, all_gather = (
             collective_seconds(size, divided[used], bandwidth, latency, messages=calls)
-            for size in (costs.gradient_bytes(weights), weights)
+            for size in (costs.gradient_bytes(weights), gathered)
         )
         if level == 1:
             return 0.0, reduce_scatter + all_gather

@@ -7,7 +7,7 @@ else, and the error names that feature.
 from collections.abc import Callable
 from dataclasses import replace
 
-from hetplan.adapters.exports import documents, scripts, titan
+from hetplan.adapters.exports import documents, hugging_face, scripts, titan
 from hetplan.adapters.exports.grid import Grid
 from hetplan.errors import look_up, require
 from hetplan.plans.plan import Plan
@@ -23,8 +23,13 @@ EXPORTERS: dict[str, Callable[..., str]] = {
     "deepspeed": documents.deepspeed,
     "torchtitan": titan.torchtitan,
     "flagscale": documents.flagscale,
+    "device-map": hugging_face.device_map,
+    "accelerate": hugging_face.accelerate,
     "torchrun": scripts.torchrun,
 }
+
+# Frameworks that build the model themselves, from settings that say nothing of adapters.
+WITHOUT_ADAPTERS = ("megatron", "bridge", "torchtitan", "flagscale")
 
 
 def export(plan: Plan, to: str, model: str | None = None, *, with_model: bool = True) -> str:
@@ -43,6 +48,12 @@ def export(plan: Plan, to: str, model: str | None = None, *, with_model: bool = 
         "the program: which tensors are sliced, and every collective",
     )
     shape = shape_of(plan, model)
+    Grid(plan, to).refuse(
+        shape is not None and shape.adapters is not None and to in WITHOUT_ADAPTERS,
+        "adapters beside frozen weights",
+        "which weights are trained",
+        "--to device-map, accelerate, deepspeed or torchrun",
+    )
     layers = len(plan.workload.layers)
     require(
         shape is None or layers == shape.layers + 2,  # with the embedding and the head
@@ -51,7 +62,20 @@ def export(plan: Plan, to: str, model: str | None = None, *, with_model: bool = 
         got=None if shape is None else shape.layers,
         expected=f"{layers - 2}",
     )
+    if to == "device-map":
+        return exporter(plan, shape, model=with_model, kind=kind_of(plan, model))
     return exporter(plan, shape, model=with_model)
+
+
+def kind_of(plan: Plan, model: str | None) -> str:
+    """Hugging Face's `model_type` of the model named `model`, or of the plan's model where `model`
+    is None; empty where it is unknown."""
+    if model is not None:
+        return find_model(model).model_type
+    if plan.inputs is not None:
+        return plan.inputs.model.model_type
+    name = plan.workload.model
+    return BUILT_IN[name].model_type if name in BUILT_IN else ""
 
 
 def shape_of(plan: Plan, model: str | None) -> Transformer | None:

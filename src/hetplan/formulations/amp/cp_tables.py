@@ -192,6 +192,7 @@ class Case:
         if memory is None:
             return np.zeros(len(self.data.layers))
         states = memory.state_bytes_per_param_byte * self.layers("param_bytes")
+        states = states + memory.frozen(0, len(self.data.layers))
         alive = min(c.gas, c.pipeline - j) * c.micro_batch
         held: Floats = (states + alive * np.array(memory.layer_bytes_per_sample)) / c.tensor
         return held

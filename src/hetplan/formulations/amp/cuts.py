@@ -85,11 +85,12 @@ def envelope_cut(placed: Placed) -> Ints | None:
     links = np.zeros((stages, problem.layers + 1))
     links[:-1, 1:] = problem.activation * placed.link.max(axis=0, initial=0.0)[:, None]
     params, saved = padded(problem.params), padded(problem.saved)
+    states = padded(problem.states)
     first = np.zeros((stages, problem.layers + 1), dtype=np.int64)
     capacity = placed.capacity * chosen.tensor * (1 + MEMORY_TOLERANCE)  # of a tensor group
     for j, group_capacity in enumerate(capacity):
         samples_alive = min(chosen.gas, stages - j) * chosen.micro_batch  # under 1F1B
-        bytes_before = problem.state_factor * params + samples_alive * saved
+        bytes_before = states + samples_alive * saved
         first[j] = np.searchsorted(bytes_before, bytes_before - group_capacity)
     times = padded(placed.layer_seconds.max(axis=0))
     cut = cut_chain(chosen.gas, times, links, placed.sync, params, first)

@@ -78,6 +78,15 @@ class Memory(StrictModel):
     layer_bytes_per_sample: Row
     """[L] bytes per sample of the activations that each layer keeps until its backward pass, on all
     tensor ranks together."""
+    layer_frozen_bytes: list[NonNegative] | None = None
+    """[L] bytes of each layer's frozen weights, which are not synchronised, on all tensor ranks
+    together; None: no weights are frozen."""
+
+    def frozen(self, first: int, last: int) -> list[float]:
+        """Bytes of the frozen weights of layers [first, last)."""
+        if self.layer_frozen_bytes is None:
+            return [0.0] * (last - first)
+        return self.layer_frozen_bytes[first:last]
 
 
 class AmpData(StrictModel):
@@ -159,6 +168,9 @@ class AmpData(StrictModel):
     def _check_memory(self, memory: Memory) -> None:
         per_sample = memory.layer_bytes_per_sample
         check_length(per_sample, len(self.layers), "memory.layer_bytes_per_sample", "layer")
+        if memory.layer_frozen_bytes is not None:
+            frozen = memory.layer_frozen_bytes
+            check_length(frozen, len(self.layers), "memory.layer_frozen_bytes", "layer")
         check_every_type(memory.device_bytes, (device.type for device in self.devices))
 
 

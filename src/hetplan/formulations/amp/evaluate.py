@@ -12,7 +12,8 @@ Constraints, each checked by the function of its number:
 (3) every device's type has a table at (tp, mbs)
 (4) placement has the shape [pp][dp][tp] and names no device twice; with (1) it is a bijection
 (5) stages are contiguous and nonempty, and cover the layers
-(6) (k sum_l param_bytes + min(gas, pp - j) mbs sum_l layer_bytes_per_sample) / tp fits each device
+(6) (k sum_l param_bytes + sum_l layer_frozen_bytes
+     + min(gas, pp - j) mbs sum_l layer_bytes_per_sample) / tp fits each device
     of stage j
 
 Objective, with B(group) the lowest bandwidth between any two devices of a group, bytes/s:
@@ -293,6 +294,7 @@ def peak_bytes(data: AmpData, decision: AmpDecision) -> tuple[float, ...] | None
     for j, (first, last) in enumerate(decision.stages):
         params = fsum(layer.param_bytes for layer in data.layers[first:last])
         states = memory.state_bytes_per_param_byte * params
+        states += fsum(memory.frozen(first, last))
         samples_alive = min(gas, decision.pipeline - j) * decision.micro_batch
         activations = samples_alive * fsum(memory.layer_bytes_per_sample[first:last])
         for group in decision.placement[j]:

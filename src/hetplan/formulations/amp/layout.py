@@ -57,7 +57,7 @@ class TensorGroups:
     link: Floats  # [L + 1] bytes of a micro-batch that are sent where a stage begins at layer l
     sync: float  # a stage of b parameter bytes synchronises in b sync / bandwidth seconds
     capacity: Floats  # [M] bytes of the smallest device type in the kind
-    state_factor: float  # bytes of weights, gradients and optimizer states per parameter byte
+    states: Floats  # [L + 1] bytes of weights, gradients and optimizer states before layer l
     shape_cells: Ints  # [N, tp] cell of each rank
     shape_kind: Ints  # [N] kind of each shape
     shape_zone: Ints  # [N] zone of each shape
@@ -79,7 +79,7 @@ class TensorGroups:
         """
         config, layers = self.config, self.params.size - 1
         samples_alive = min(config.gas, config.pipeline - j) * config.micro_batch
-        bytes_before = self.state_factor * self.params + samples_alive * self.saved
+        bytes_before = self.states + samples_alive * self.saved
         stages_behind = config.pipeline - 1 - j
         a, b = np.indices((layers + 1, layers + 1))
         is_last = stages_behind == 0
@@ -155,7 +155,7 @@ def lay_out(
         link=np.r_[0.0, problem.activation * config.micro_batch],
         sync=ring_factor(config.data) / tp,
         capacity=np.array(capacity),
-        state_factor=problem.state_factor,
+        states=np.r_[0.0, np.cumsum(problem.states)],
         shape_cells=shapes,
         shape_kind=shape_kind.reshape(-1).astype(np.int64),
         shape_zone=shape_zone.astype(np.int64),
@@ -242,7 +242,7 @@ class Tables:
             leaves_enough_behind = (b == layers) if j == pp - 1 else (b <= layers - (pp - 1 - j))
             kept = leaves_enough_before & leaves_enough_behind
             samples_alive = min(chosen.gas, pp - j) * chosen.micro_batch
-            layer_bytes = problem.state_factor * problem.params + samples_alive * problem.saved
+            layer_bytes = problem.states + samples_alive * problem.saved
             stage = Intervals(a[kept], b[kept], np.zeros(0))
             stages.append(replace(stage, bytes=stage.sums(layer_bytes / chosen.tensor)))
         return stages

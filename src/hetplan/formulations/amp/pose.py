@@ -35,12 +35,14 @@ def pose(workload: Workload, *, memory: bool = True) -> AmpData:
         for table in profile.tables
         if table.device in cluster.types
     ]
+    frozen = [layer.held_frozen_bytes for layer in profile.layers]
     constraint = None
     if memory:
         constraint = Memory(
             device_bytes=workload.device_bytes(),
             state_bytes_per_param_byte=workload.state_bytes_per_param_byte,
             layer_bytes_per_sample=[layer.saved_bytes for layer in profile.layers],
+            layer_frozen_bytes=frozen if any(frozen) else None,
         )
     return AmpData(
         devices=[Device(type=device.type, node=device.node) for device in cluster.devices],

@@ -65,7 +65,7 @@ class AmpProblem:
     seconds: dict[tuple[int, int], Floats]
     global_batch: int  # samples per iteration
     capacity: Floats  # [types] bytes of a device; +inf without a memory constraint
-    state_factor: float  # bytes of weights, gradients and optimizer states per parameter byte
+    states: Floats  # [L] bytes of weights, gradients and optimizer states; 0 without a constraint
     saved: Floats  # [L] bytes per sample kept until the backward pass; 0 without a constraint
 
     @property
@@ -113,25 +113,27 @@ def compile_problem(data: AmpData) -> AmpProblem:
             seconds[size] = np.array([table_of_type[name] for name in types])
     bandwidth = np.array(data.bandwidth, dtype=float)
     np.fill_diagonal(bandwidth, np.inf)
+    params = np.array([layer.param_bytes for layer in data.layers])
     if data.memory is None:
         capacity = np.full(len(types), np.inf)
-        state_factor = 0.0
+        states = np.zeros(len(data.layers))
         saved = np.zeros(len(data.layers))
     else:
         capacity = np.array([data.memory.device_bytes[name] for name in types])
-        state_factor = data.memory.state_bytes_per_param_byte
+        states = data.memory.state_bytes_per_param_byte * params
+        states += data.memory.frozen(0, len(data.layers))
         saved = np.array(data.memory.layer_bytes_per_sample)
     return AmpProblem(
         types=types,
         device_type=np.array([number[device.type] for device in data.devices], dtype=np.int64),
         bandwidth=bandwidth,
-        params=np.array([layer.param_bytes for layer in data.layers]),
+        params=params,
         activation=np.array([layer.activation_bytes for layer in data.layers]),
         tensor=np.array([layer.tensor_bytes for layer in data.layers]),
         seconds=seconds,
         global_batch=data.global_batch,
         capacity=capacity,
-        state_factor=state_factor,
+        states=states,
         saved=saved,
     )
 
@@ -273,7 +275,7 @@ def stage_bytes(problem: AmpProblem, configuration: Configuration, cut: Ints) ->
     """[pp] bytes on each device of a stage under 1F1B."""
     pp, tp = configuration.pipeline, configuration.tensor
     samples_alive = np.minimum(configuration.gas, pp - np.arange(pp)) * configuration.micro_batch
-    states = problem.state_factor * np.add.reduceat(problem.params, cut[:-1])
+    states = np.add.reduceat(problem.states, cut[:-1])
     saved = samples_alive * np.add.reduceat(problem.saved, cut[:-1])
     return np.asarray((states + saved) / tp)
 

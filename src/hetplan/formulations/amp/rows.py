@@ -172,7 +172,7 @@ class RowModel:
         window = []
         for stages_left in range(config.pipeline, 0, -1):
             samples_alive = min(config.gas, stages_left) * config.micro_batch
-            bytes_before = groups.state_factor * groups.params + samples_alive * groups.saved
+            bytes_before = groups.states + samples_alive * groups.saved
             window.append([furthest(bytes_before, room) for room in capacity])
         return np.array(window)
 

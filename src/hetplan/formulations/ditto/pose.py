@@ -64,7 +64,9 @@ def memory_of(workload: Workload, name_of: Mapping[Kind, str], micro_batch: int)
     per_byte = workload.state_bytes_per_param_byte
     return Memory(
         device_bytes={name: capacity[device] for (device, *_), name in name_of.items()},
-        layer_state_bytes=[per_byte * layer.held_param_bytes for layer in layers],
+        layer_state_bytes=[
+            per_byte * layer.held_param_bytes + layer.held_frozen_bytes for layer in layers
+        ],
         layer_activation_bytes=[layer.saved_bytes * micro_batch for layer in layers],
     )
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby, product
 
-from hetplan.formulations.joint.design import SCHEDULES, Design, Group, Pipeline
+from hetplan.formulations.joint.design import Design, Group, Pipeline
 from hetplan.formulations.joint.space import Space
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)  # samples of one micro-batch; constructions try every size
@@ -114,7 +114,7 @@ def variations(space: Space, design: Design) -> Iterator[Callable[[Design], Desi
     most_stages = max(len(pipeline.groups) for pipeline in design.pipelines)
     for by in range(1, most_stages):
         yield partial(rotated, by)
-    for schedule, chunks in SCHEDULES:
+    for schedule, chunks in space.schedules:
         yield partial(space.with_schedule, schedule=schedule, chunks=chunks)
     for zero in space.zero_levels:
         yield partial(replace, zero=zero)

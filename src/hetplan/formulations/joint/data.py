@@ -12,7 +12,7 @@ S.t.    the rules of a plan file (plans/plan.py), and the constraints (2) to (8)
 Min     the replayed seconds of one iteration (replays/chains.py).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ from hetplan.schema import Count, StrictModel
 
 # The schedules of the problem: those whose backward passes are whole, on stages in order.
 JointSchedule = Literal["gpipe", "1f1b", "interleaved-1f1b"]
+WHOLE_SCHEDULES: tuple[JointSchedule, ...] = get_args(JointSchedule)
 MOST_CHUNKS = 4  # the most chunks of a stage, under an interleaved schedule
 
 # `data` of an instance: the objective is a replay, which reads these numbers.

@@ -11,16 +11,22 @@ from dataclasses import dataclass, replace
 
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointDecision
 from hetplan.plans.degrees import Degrees
-from hetplan.plans.plan import Plan, Recomputation, Schedule, Stage
+from hetplan.plans.passes import FLAT_SPLIT, FOLDED
+from hetplan.plans.plan import PassSchedule, Plan, Recomputation, Schedule, Stage
 from hetplan.replays.simulator.pipeline import Schedule as PipelineSchedule
 
 Group = tuple[tuple[int, ...], ...]  # devices [row groups][tensor ranks] of a stage
-# All (schedule, number of chunks). The interleaved schedule with one chunk is 1F1B with a warm-up
-# of twice the length.
+# All (schedule, number of chunks) of the problem. The interleaved schedule with one chunk is 1F1B
+# with a warm-up of twice the length.
 SCHEDULES: tuple[tuple[PipelineSchedule, int], ...] = (
     ("gpipe", 1),
     ("1f1b", 1),
     *(("interleaved-1f1b", chunks) for chunks in range(1, MOST_CHUNKS + 1)),
+)
+# Those of split backward passes, which the search for a schedule adds (schedule/choose.py).
+SPLIT_SCHEDULES: tuple[tuple[PassSchedule, int], ...] = (
+    *((schedule, 1) for schedule in FLAT_SPLIT),
+    *((schedule, 2) for schedule in FOLDED),
 )
 
 
@@ -47,10 +53,20 @@ class Design:
 
     pipelines: tuple[Pipeline, ...]  # the replicas
     schedule: Schedule = "1f1b"
-    chunks: int = 1  # number of chunks of every stage; more than 1 only when interleaved
+    chunks: int = 1  # of every stage; more than 1 only when interleaved, 2 on a V
     zero: int = 0  # ZeRO level
     recomputation: Recomputation = "none"  # mode of recomputation
     degrees: Degrees | None = None  # further degrees, such as context ranks; None: there are none
+
+    @property
+    def folded(self) -> bool:
+        """Whether the chunks lie on the stages as a V."""
+        return self.schedule in FOLDED
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether backward passes are split into those of inputs and those of weights."""
+        return self.folded or self.schedule in FLAT_SPLIT
 
     @property
     def used(self) -> set[int]:

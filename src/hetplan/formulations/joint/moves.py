@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, zip_longest
 
-from hetplan.formulations.joint.design import SCHEDULES, Design, Group, Pipeline, with_pipelines
+from hetplan.formulations.joint.design import Design, Group, Pipeline, with_pipelines
 from hetplan.formulations.joint.space import Space
 
 # Devices of a replica's stages -> devices of its new stages; None where the move does not apply.
@@ -87,7 +87,9 @@ class Moves:
         virtual stages."""
         if pipeline.cuts:
             return pipeline
-        return self.space.with_even_cuts(pipeline, design.chunks, design.recomputation)
+        return self.space.with_even_cuts(
+            pipeline, design.chunks, design.recomputation, folded=design.folded
+        )
 
     def cut(self, design: Design) -> Design | None:
         """One cut, or several cuts in a row, move by one or two layers in the same direction."""
@@ -308,7 +310,7 @@ class Moves:
 
     def schedule(self, design: Design) -> Design | None:
         """The design gets a random schedule and number of chunks."""
-        return self.space.with_schedule(design, *self.rng.choice(SCHEDULES))
+        return self.space.with_schedule(design, *self.rng.choice(self.space.schedules))
 
     def zero(self, design: Design) -> Design | None:
         """The design gets a random ZeRO level, level 1 twice as often as any other."""

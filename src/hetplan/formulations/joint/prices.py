@@ -266,8 +266,12 @@ class Prices:
     # weights
 
     def weights(self, first: int, last: int) -> float:
-        """Bytes of the weights of layers [first, last)."""
+        """Bytes of the trained weights of layers [first, last)."""
         return sum(layer.param_bytes for layer in self.data.layers[first:last])
+
+    def frozen(self, first: int, last: int) -> float:
+        """Bytes of the frozen weights of layers [first, last)."""
+        return sum(layer.frozen_bytes for layer in self.data.layers[first:last])
 
     @property
     def tied(self) -> float:
@@ -367,10 +371,12 @@ class Prices:
         and the row groups that divide them; a lower bound, without buffers and copies."""
         table = np.zeros((4, len(self.runs), len(self.kind) + 1))
         for r, run in enumerate(self.runs[1:], start=1):
-            part = self.weights(run.first, run.last) / self.groups[run.group].tensor
+            tensor = self.groups[run.group].tensor
+            part = self.weights(run.first, run.last) / tensor
+            frozen = self.frozen(run.first, run.last) / tensor
             for level, parts in product(range(4), range(1, len(self.kind) + 1)):
                 held = self.data.framework.held_bytes(
-                    part, 0.0, self.data.element_bytes, level, 1 / parts
+                    part, 0.0, self.data.element_bytes, level, 1 / parts, frozen=frozen
                 )
                 table[level, r, parts] = held.weights + held.gradients + held.optimizer
         return table

@@ -202,20 +202,29 @@ class ReplicaBounds:
         update_starts = [self.device_type(row_groups).update.start_seconds for row_groups in stages]
         stage_ends = ends + weights * self.seconds_behind(plan, i) + update_starts
         bounds = stage_ends.max(axis=1)
-        bounds[self.lacks_memory(plan, i, g, b, cuts, weights)] = np.inf
+        frozen_before = np.array(self.space.replayer.costs("none").frozen_sums)[cuts]
+        frozen = np.diff(frozen_before, axis=1).reshape(len(cuts), C, S).sum(axis=1)
+        bounds[self.lacks_memory(plan, i, g, b, cuts, weights, frozen)] = np.inf
         return cuts, np.asarray(bounds)
 
     def lacks_memory(
-        self, plan: PartialPlan, i: int, g: int, b: int, cuts: Ints, weights: Floats
+        self,
+        plan: PartialPlan,
+        i: int,
+        g: int,
+        b: int,
+        cuts: Ints,
+        weights: Floats,
+        frozen: Floats,
     ) -> NDArray[np.bool_]:
         """[N] whether some stage needs more than its memory under every ZeRO level, for its states
         and for the activations that it keeps for backward passes.
 
-        weights: [N, S] bytes.
+        weights, frozen: [N, S] bytes of trained and of frozen weights.
         """
         data, stages, costs = self.data, plan.layout[i], self.space.replayer.costs(plan.mode)
         M = -(-g // b)
-        states = self.least_states(plan)
+        states, frozen_states = self.least_states(plan)
         lacks = np.zeros(len(cuts), bool)
         for s, row_groups in enumerate(stages):
             width = len(row_groups[0])
@@ -233,11 +242,13 @@ class ReplicaBounds:
             if is_last:  # the replay may count the logits of one micro-batch with the loss
                 kept = kept - b / len(row_groups) * data.logit_bytes / width
             room = self.device_type(row_groups).memory_bytes * (1 + 1e-9)  # sums of bytes round
-            lacks |= weights[:, s] * states / width + np.maximum(kept, 0.0) > room
+            held = (weights[:, s] * states + frozen[:, s] * frozen_states) / width
+            lacks |= held + np.maximum(kept, 0.0) > room
         return lacks
 
-    def least_states(self, plan: PartialPlan) -> float:
-        """Bytes of states per byte of weights under the ZeRO level that needs the least memory."""
+    def least_states(self, plan: PartialPlan) -> tuple[float, float]:
+        """(bytes of states per byte of trained weights, bytes held per byte of frozen weights),
+        each under the ZeRO level that needs the least memory for it."""
         # ZeRO shards states over at most all row groups of the plan
         share = 1 / sum(len(row_groups) for stages in plan.layout for row_groups in stages)
         framework, element = self.data.framework, self.data.element_bytes
@@ -247,7 +258,7 @@ class ReplicaBounds:
         for level in range(highest_level + 1):
             states = framework.held_bytes(1.0, 0.0, element, level, share)
             least = min(least, states.weights + states.gradients + states.optimizer)
-        return least
+        return least, share if highest_level == 3 else 1.0
 
     def computation_bound(self, plan: PartialPlan) -> float:
         """A lower bound in seconds by computation alone: every stage computes whole samples all the

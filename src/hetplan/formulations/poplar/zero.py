@@ -3,7 +3,7 @@
 Under stages 1 to 3 every device of the cluster takes part, because each one holds shards, whether
 it gets samples or not. Under stage 0 the devices take part on which the states and one sample fit;
 the others are of no use.
-With W bytes of weights and W bytes of gradients, the stages communicate
+With W bytes of trained weights and W bytes of gradients, the stages communicate
 stage 0:     an all-reduce, 2 W;
 stages 1, 2: a reduce-scatter of gradients and an all-gather of weights, W each;
 stage 3:     two all-gathers of weights and a reduce-scatter of gradients, 3 W together.
@@ -88,9 +88,10 @@ def communication(
     reduce_scatter = collective_seconds(
         states.gradients, held, *link("reduce-scatter", ranks), messages=messages
     )
-    all_gather = collective_seconds(
-        states.weights, held, *link("all-gather", ranks), messages=messages
-    )
+    gathered = states.weights
+    if stage == 3:  # shards of frozen weights are gathered for the passes, too
+        gathered += states.frozen
+    all_gather = collective_seconds(gathered, held, *link("all-gather", ranks), messages=messages)
     if stage == 3:
         return Communication(per_step=2.0 * all_gather + reduce_scatter, per_iteration=0.0)
     if stage == 1:

@@ -97,7 +97,7 @@ def figures(scene: Scene) -> str:
     gap = relative_gap(scene.seconds, scene.bound)
     if gap is not None:
         least = seconds_text(scene.bound)
-        entries[f"no plan of stages is faster than {least} (proven)"] = f"gap {percent_text(gap)}"
+        entries[f"no {scene.bounded} is faster than {least} (proven)"] = f"gap {percent_text(gap)}"
     entries["of the devices' time not computing"] = percent_text(scene.bubble)
     entries["devices in use"] = f"{len(scene.used)} of {len(scene.devices)}"
     on_fullest = f"on the fullest device, {fullest.device} ({fullest.kind})"

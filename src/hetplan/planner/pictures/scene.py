@@ -10,7 +10,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from hetplan.errors import InputError
-from hetplan.planner.explain import folded, made_with_these_costs, name_of, why
+from hetplan.planner.explain import (
+    PLANS_OF_STAGES,
+    WITH_WHOLE,
+    folded,
+    made_with_these_costs,
+    name_of,
+    why,
+)
+from hetplan.planner.joint import SCHEDULES, Joint
 from hetplan.plans.plan import Plan, parse_plan
 from hetplan.plans.words import summary
 from hetplan.profiling.workload import Workload
@@ -96,6 +104,8 @@ class PlanningDocument(PrintedDocument):
     winner: int | None
     candidates: list[Offer]
     bound: NonNegative | None = None
+    bound_whole: NonNegative | None = None
+    """None in documents of before there were plans with split backward passes."""
 
 
 class ChangeDocument(PrintedDocument):
@@ -130,7 +140,8 @@ class Scene:
     why: Mapping[str, str]  # `explain.why`: heading -> text
     offers: tuple[Offer, ...] = ()  # all candidates; empty for a plan file
     winner: int | None = None  # index of the offer that is drawn
-    bound: float | None = None  # lower bound on the replayed seconds of every plan of stages
+    bound: float | None = None  # lower bound on the replayed seconds of the plans of `bounded`
+    bounded: str = PLANS_OF_STAGES
     # Whether the plan is drawn with other costs than it was made with. The figures of `offers` are
     # then of the costs that the plan was made with, and `bound` is None.
     other_costs: bool = False
@@ -150,6 +161,23 @@ class Scene:
         return [device for device in self.devices if device.row is not None]
 
 
+def bound_of(plan: Plan, planning: PlanningDocument | None) -> tuple[float | None, str]:
+    """(a lower bound on replayed seconds, the plans that it is of in words); (None, …) where none
+    is known. The problem `joint` is about replayed seconds, so that its bound in a plan file is
+    one; but for the choice of a schedule it is of whole backward passes."""
+    whole = f"{PLANS_OF_STAGES} {WITH_WHOLE}"
+    if planning is not None:
+        of_any_order = planning.bound_whole is not None and planning.bound is not None
+        if of_any_order and planning.bound != planning.bound_whole:
+            return planning.bound, PLANS_OF_STAGES
+        return planning.bound_whole or planning.bound, whole
+    prediction = plan.prediction
+    if prediction is None or prediction.strategy != Joint.name:
+        return None, PLANS_OF_STAGES
+    chosen = prediction.method.startswith(SCHEDULES.name)
+    return prediction.bound, PLANS_OF_STAGES if chosen else whole
+
+
 def scene(
     plan: Plan, run: Replay, workload: Workload, planning: PlanningDocument | None = None
 ) -> Scene:
@@ -167,9 +195,7 @@ def scene(
             )
             for drawn in rows
         ]
-    stated_bound = None if planning is None else planning.bound
-    if planning is None and plan.prediction and plan.prediction.strategy == "joint":
-        stated_bound = plan.prediction.bound  # the problem `joint` is about replayed seconds
+    stated_bound, bounded = bound_of(plan, planning)
     other_costs = not made_with_these_costs(plan, run, workload)
     # A bound holds only for the costs for which it was proven.
     bound, foreign_bound = (None, stated_bound) if other_costs else (stated_bound, None)
@@ -187,10 +213,11 @@ def scene(
         more=len(units_of_rows) - len(rows),
         devices=memory(plan, run, workload, units_of_rows),
         nodes=tuple(nodes),
-        why=why(plan, run, workload, bound, foreign_bound=foreign_bound),
+        why=why(plan, run, workload, bound, foreign_bound=foreign_bound, bounded=bounded),
         offers=() if planning is None else tuple(planning.candidates),
         winner=None if planning is None else planning.winner,
         bound=bound,
+        bounded=bounded,
         other_costs=other_costs,
         margin=workload.memory_margin,
     )

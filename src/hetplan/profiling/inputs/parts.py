@@ -192,6 +192,10 @@ class LayerRecord(Record):
     reduces: list[ReduceRecord] = Field(default_factory=list, max_length=100_000)
     tied_params: Whole = 0
     frozen: Whole = 0
+    frozen_tied: Whole = 0
+    quantised: Whole = 0
+    quantised_bytes: Whole = 0
+    cast: Whole = 0
 
     @classmethod
     def of(cls, layer: Layer) -> Self:
@@ -246,6 +250,8 @@ class ModelRecord(Record):
     """The shape of a text model."""
     encoder: TransformerRecord | None = None
     """The shape of a vision transformer."""
+    kind: Line = ""
+    """Hugging Face's `model_type` where the shape does not say it; empty: unknown."""
 
     @model_validator(mode="after")
     def _kinds_are_there(self) -> Self:
@@ -266,6 +272,7 @@ class ModelRecord(Record):
             tensor_degrees=[degree for degree in degrees if spec.fits(degree)],
             shape=None if shape is None else as_record(shape),
             encoder=None if encoder is None else as_record(encoder),
+            kind="" if shape is not None and shape.function is not None else printable(spec.kind),
         )
 
     def model(
@@ -304,8 +311,17 @@ class ModelRecord(Record):
             shape=self.transformer(),
             encoder=None if self.encoder is None else from_record(Transformer, self.encoder),
             file=file,
+            kind=self.kind,
         )
         return Model(spec, sequence, precision, layers)
+
+    @property
+    def model_type(self) -> str:
+        """Hugging Face's `model_type`; empty where it is unknown."""
+        shape = self.transformer()
+        if shape is not None and shape.function is not None:
+            return shape.function.kind
+        return self.kind
 
     def transformer(self) -> Transformer | None:
         """The shape of a text model; None for others."""

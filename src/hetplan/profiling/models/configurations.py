@@ -113,7 +113,8 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
     # a type that is listed under another name may have a class with other defaults
     function = function_of(part.stated, part.value, shape) or function_of(kind, part.value, shape)
     shape = replace(shape, function=function)
-    return text_model(name, source, sequence, shape, notes=tuple(notes))
+    spec = text_model(name, source, sequence, shape, notes=tuple(notes))
+    return replace(spec, kind=part.stated)
 
 
 def unlisted_model(part: TextPart, name: str, notes: list[str]) -> ModelSpec:

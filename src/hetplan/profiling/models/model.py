@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hetplan.errors import require, unknown_name
 from hetplan.files import parse_foreign_json, parse_json, read_bytes
+from hetplan.profiling.models.adapters import Adapters, parse_adapters
 from hetplan.profiling.models.configurations import from_config
 from hetplan.profiling.models.operators import PRECISIONS, Attention, Layer, Precision
 from hetplan.profiling.models.traced_model import FORMAT, ModelFile
@@ -39,6 +40,11 @@ class Model:
     def params(self) -> int:
         """All parameters; tied ones count once."""
         return sum(layer.params for layer in self.layers)
+
+    @cached_property
+    def trained(self) -> int:
+        """Trained parameters; tied ones count once."""
+        return sum(layer.trained for layer in self.layers)
 
     @cached_property
     def first_alike(self) -> tuple[int, ...]:
@@ -93,19 +99,26 @@ def load_model(
     sequence: int | None = None,
     precision: str = "fp16",
     attention: Attention | None = None,
+    adapters: Adapters | str | None = None,
 ) -> Model:
     """A model by built-in name, by path to a Hugging Face config.json (or its folder), or from a
     ModelSpec.
 
     sequence: tokens per sample; None: the model's default. precision: fp16, bf16 or fp32.
-    attention: standard or fused; None: as the model's shape says, usually fused. Raises InputError
-    for an unknown name (with suggestions), an unusable file, sequence or precision.
+    attention: standard or fused; None: as the model's shape says, usually fused. adapters: those
+    that are trained in place of the model's weights, or their text, as `lora:16:q,v`; None: none.
+    Raises InputError for an unknown name (with suggestions), an unusable file, sequence or
+    precision, and as `ModelSpec.with_adapters` does.
     """
     if precision not in PRECISIONS:
         raise unknown_name("unknown precision", precision, PRECISIONS)
     spec = name if isinstance(name, ModelSpec) else find_model(name)
     if attention is not None:
         spec = spec.with_attention(attention)
+    if adapters is not None:
+        if isinstance(adapters, str):
+            adapters = parse_adapters(adapters)
+        spec = spec.with_adapters(adapters)
     chosen, layers = spec.chain(sequence)
     return Model(spec, chosen, precision, layers)
 

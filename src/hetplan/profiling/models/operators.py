@@ -171,7 +171,7 @@ def launches(op: Operator) -> tuple[int, int]:
         return (0, 1) if op.backward else (1, 0)
     if isinstance(op, Matmul):
         return 1, op.backward_products
-    return 1, 1
+    return 1, int(op.backward > 0)
 
 
 def flops_of(op: Operator) -> tuple[float, float]:
@@ -234,6 +234,22 @@ class Layer:
     tied_params: int = 0
     # The part of `params` that is not trained: it has no gradients and no optimizer states.
     frozen: int = 0
+    frozen_tied: int = 0  # the same part of `tied_params`
+    # The part of `frozen` that is held in fewer bits than those of the training precision, its
+    # bytes with their scales, and the most of these weights that one product casts.
+    quantised: int = 0
+    quantised_bytes: int = 0
+    cast: int = 0
+
+    @property
+    def trained(self) -> int:
+        """Parameters that the layer owns and that are trained."""
+        return self.params - self.frozen
+
+    def frozen_bytes(self, precision: Precision) -> float:
+        """Bytes in which the layer holds its frozen parameters."""
+        plain = (self.frozen - self.quantised) * ELEMENT_BYTES[precision]
+        return float(plain + self.quantised_bytes)
 
     def forward_flops(self) -> float:
         """FLOPs of the matrix products of the forward pass."""

@@ -28,6 +28,10 @@ class LayerEntry(StrictModel):
     """Parameters that the layer owns."""
     tied_params: Count = 0
     """Parameters that belong to an earlier layer."""
+    frozen: Count = 0
+    """The part of `params` that is not trained."""
+    frozen_tied: Count = 0
+    """The same part of `tied_params`."""
     output: NonNegative
     """Elements per sample sent to the next layer."""
     saved: NonNegative
@@ -74,6 +78,8 @@ class ModelFile(Document):
                 output=round(layer.output),
                 saved=(Saved("saved for backward", round(layer.saved), split=False),),
                 tied_params=layer.tied_params,
+                frozen=layer.frozen,
+                frozen_tied=layer.frozen_tied,
             )
             for i, layer in enumerate(self.layers)
         )

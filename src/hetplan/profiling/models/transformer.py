@@ -14,13 +14,14 @@ the forward and two in the backward pass. Embedding and head are divided by the 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
+from hetplan.profiling.models.adapters import Adapters, Weights, adapted
 from hetplan.profiling.models.function import Function
 from hetplan.profiling.models.operators import (
-    BLOCKS,
     Attention,
     Elementwise,
     Layer,
@@ -159,6 +160,23 @@ class Cut:
     whole: int = 1
 
 
+# Product of a block -> the module for which it stands, where their names differ. `modules_of` has
+# those of several modules.
+MODULES: Mapping[str, str] = {
+    "attention-output": "o",
+    "experts-up": "up",
+    "experts-down": "down",
+    "q-down": "q_a",
+    "q-up": "q_b",
+    "kv-down": "kv_a",
+    "kv-up": "kv_b",
+    "mamba-in": "in_proj",
+    "mamba-out": "out_proj",
+    "delta-in": "in_proj",
+    "delta-out": "out_proj",
+}
+
+
 @dataclass(frozen=True)
 class Transformer:
     """The shape of a transformer: the sizes and variants from which its layers follow."""
@@ -229,7 +247,7 @@ class Transformer:
     # et al. 2024, LAuReL); 0: there is none.
     streams: int = 1
     laurel: int = 0
-    adapter: int = 0  # rank of adapters beside frozen weights (Hu et al. 2021, LoRA)
+    adapters: Adapters | None = None  # beside frozen weights; None: all weights are trained
     # What the model computes beyond these sizes; None: unknown. Neither seconds nor bytes depend on
     # it.
     function: Function | None = None
@@ -274,6 +292,7 @@ class Transformer:
         describe; empty for usual models."""
         latent, experts = self.latent, self.experts
         has_feature = {
+            "adapters beside frozen weights": self.adapters is not None,
             "LayerNorm without biases": self.norm == "scale",
             "gates of attention's outputs": self.output_gate != "none",
             "blocks with different mixers": bool(self.mixers),
@@ -712,35 +731,47 @@ def transformer_layers(t: Transformer, sequence: int) -> tuple[Layer, ...]:
     s = -(-sequence // t.cut.context)  # tokens of one rank
     blocks = [block(t, s, index) for index in range(t.layers)]
     chain = (embedding(t, s), *blocks, head(t, s))
-    if t.adapter:
-        return tuple(adapted(layer, t.adapter) for layer in chain)
-    return chain
-
-
-def adapted(layer: Layer, rank: int) -> Layer:
-    """The layer with frozen weights, and in a block with an adapter of rank `rank` beside each
-    product but the router's."""
-    operators: list[Operator] = []
-    adapter_params = 0
-    for op in layer.operators:
-        if not (isinstance(op, Matmul) and op.weight):
-            operators.append(op)
-            continue
-        operators.append(replace(op, frozen=True))
-        if layer.kind in BLOCKS and op.name != "router":
-            # An adapter is two products, k x rank and rank x n. Tensor ranks divide its k and n as
-            # those of the product beside it, and never the rank.
-            adapter_params += op.count * rank * (op.k + op.n)
-            operators += [
-                replace(op, n=rank, split="k" if op.split == "k" else "none"),
-                replace(op, k=rank, split="n" if op.split == "n" else "none"),
-            ]
-    return replace(
-        layer,
-        operators=tuple(operators),
-        params=layer.params + adapter_params,
-        frozen=layer.params,
+    if t.adapters is None:
+        return chain
+    shapes = [t, *(t.at(index) for index in range(t.layers)), t]  # of each layer
+    return tuple(
+        adapted(layer, t.adapters, partial(weights_of, shape))
+        for layer, shape in zip(chain, shapes, strict=True)
     )
+
+
+def weights_of(t: Transformer, op: Matmul) -> Weights:
+    """The weights of a product of a block in the whole layer. t: the shape at the block.
+
+    A cut shape computes some of the experts, and where tensor ranks hold whole experts it counts
+    their columns once for each of these ranks (`expert_operators`).
+    """
+    count, rows, columns = op.count, op.k, op.n
+    if op.name in ("experts-up", "experts-down") and t.experts is not None:
+        count = t.experts.count
+        if op.name == "experts-up":
+            columns //= t.cut.whole
+        else:
+            rows //= t.cut.whole
+    return Weights(count, rows, columns, modules_of(t, op.name, columns))
+
+
+def modules_of(t: Transformer, name: str, columns: int) -> tuple[tuple[str, int], ...]:
+    """(name, columns) of the modules of Hugging Face's model for which a product of a block stands.
+
+    t: the shape at the block. name, columns: of the product.
+    """
+    joint = () if t.adapters is None else t.adapters.joint_names
+    if name == "qkv" and "qkv" not in joint:
+        keys = [(key, t.kv_width) for key in ("k", "v")[: kv_projections(t)]]
+        return (("q", columns - len(keys) * t.kv_width), *keys)
+    if name in ("up", "experts-up") and t.gated:
+        if "gate_up" in joint:
+            return (("gate_up", columns),)
+        return (("gate", columns // 2), ("up", columns // 2))
+    if name == "q-up" and t.latent is not None and t.latent.query is None:
+        return (("q", columns),)
+    return ((MODULES.get(name, name), columns),)
 
 
 def embedding(t: Transformer, s: int) -> Layer:

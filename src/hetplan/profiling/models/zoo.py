@@ -11,8 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hetplan.errors import look_up, require
+from hetplan.errors import UnsupportedError, look_up, require
 from hetplan.files import read_yaml
+from hetplan.profiling.models.adapters import Adapters, check_modules
 from hetplan.profiling.models.encoders import vit_layers
 from hetplan.profiling.models.function import Function, Rope
 from hetplan.profiling.models.operators import Attention, Elementwise, Layer, Matmul, Saved
@@ -20,6 +21,7 @@ from hetplan.profiling.models.transformer import (
     Experts,
     Transformer,
     block,
+    modules_of,
     transformer,
     transformer_layers,
 )
@@ -62,6 +64,14 @@ class ModelSpec:
     # samples -> the `SingleProgram` (`programs`) of one step, for a user's torch module
     program: Callable[[int], Any] | None = None
     file: SourceFile | None = None  # the user's file that describes the model
+    kind: str = ""  # Hugging Face's `model_type`; empty: unknown, or that of the shape's function
+
+    @property
+    def model_type(self) -> str:
+        """Hugging Face's `model_type`; empty where it is unknown."""
+        if not self.kind and self.shape is not None and self.shape.function is not None:
+            return self.shape.function.kind
+        return self.kind
 
     def with_attention(self, attention: Attention) -> "ModelSpec":
         """The model with another attention where it is a text model, else the same model."""
@@ -69,6 +79,34 @@ class ModelSpec:
             return self
         shape = replace(self.shape, attention=attention)
         return replace(self, shape=shape, build=lambda s: transformer_layers(shape, s))
+
+    def with_adapters(self, adapters: Adapters) -> "ModelSpec":
+        """The model with frozen weights and adapters beside them. Raises UnsupportedError for a
+        model that is no language model of known sizes, InputError for modules that it lacks."""
+        shape = self.shape
+        if shape is None:
+            raise UnsupportedError(
+                "adapters are for language models of known sizes",
+                where=self.name,
+                got="a model of images, of several texts, or a traced module",
+                expected="a built-in language model, or a config.json of one",
+            )
+        shape = replace(shape, adapters=adapters.beside(self.model_type))
+        products = [
+            modules_of(shape.at(index), op.name, int(op.n))
+            for index in range(shape.layers)
+            for op in block(shape, 1, index).operators
+            if isinstance(op, Matmul) and op.weight
+        ]
+        check_modules(adapters, list(dict.fromkeys(products)), where=self.name)
+        layers = transformer_layers(shape, 1)  # parameters do not depend on the sequence length
+        trained = sum(layer.trained for layer in layers)
+        return replace(
+            self,
+            shape=shape,
+            build=lambda s: transformer_layers(shape, s),
+            notes=(*self.notes, f"{adapters.text}: {trained:,} parameters are trained"),
+        )
 
     def chain(self, sequence: int | None = None) -> tuple[int | None, tuple[Layer, ...]]:
         """(sequence length, layers) for a sequence length, or for the default one.

@@ -80,8 +80,11 @@ def profile_layers(model: Model) -> list[ProfileLayer]:
     return [
         ProfileLayer(
             name=layer.name,
-            param_bytes=float(layer.params * element_bytes),
-            tied_param_bytes=float(layer.tied_params * element_bytes),
+            param_bytes=float(layer.trained * element_bytes),
+            tied_param_bytes=float((layer.tied_params - layer.frozen_tied) * element_bytes),
+            frozen_bytes=layer.frozen_bytes(precision),
+            frozen_tied_bytes=float(layer.frozen_tied * element_bytes),
+            cast_bytes=float(layer.cast * element_bytes),
             activation_bytes=float(layer.output * element_bytes),
             tensor_bytes=layer.tensor_bytes(precision),
             saved_bytes=layer.saved_bytes(precision),

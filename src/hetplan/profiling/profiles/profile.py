@@ -57,15 +57,26 @@ class Provenance(WithoutEmpty):
     """The published measurements to which the predictor's rates were fitted."""
 
 
+# Keys of a layer that are not written where they are 0: in full training nothing is frozen.
+OF_FROZEN = ("frozen_bytes", "frozen_tied_bytes", "cast_bytes")
+
+
 class ProfileLayer(StrictModel):
     """The bytes of a whole layer, which do not depend on the device."""
 
     name: Name
     param_bytes: Bytes
-    """Bytes of the parameters that the layer owns."""
+    """Bytes of the trained parameters that the layer owns."""
     tied_param_bytes: Bytes = 0.0
-    """Bytes of parameters that belong to an earlier layer (tied embeddings); a stage without that
-    layer needs a copy of them."""
+    """Bytes of trained parameters that belong to an earlier layer (tied embeddings); a stage
+    without that layer needs a copy of them."""
+    frozen_bytes: Bytes = 0.0
+    """Bytes in which the layer holds its frozen parameters, which have neither gradients nor
+    optimizer states."""
+    frozen_tied_bytes: Bytes = 0.0
+    """Bytes of frozen parameters that belong to an earlier layer."""
+    cast_bytes: Bytes = 0.0
+    """Bytes of the largest frozen weight that a product casts from fewer bits."""
     activation_bytes: Bytes
     """Bytes per sample sent to the next layer."""
     tensor_bytes: Bytes
@@ -84,10 +95,20 @@ class ProfileLayer(StrictModel):
         )
         return self
 
+    @model_serializer(mode="wrap")
+    def _without_frozen(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = handler(self)
+        return {key: value for key, value in written.items() if value or key not in OF_FROZEN}
+
     @property
     def held_param_bytes(self) -> float:
-        """Bytes of the parameters that a stage with only this layer holds."""
+        """Bytes of the trained parameters that a stage with only this layer holds."""
         return self.param_bytes + self.tied_param_bytes
+
+    @property
+    def held_frozen_bytes(self) -> float:
+        """Bytes of the frozen parameters that a stage with only this layer holds."""
+        return self.frozen_bytes + self.frozen_tied_bytes
 
 
 class Readings(StrictModel):

@@ -25,6 +25,7 @@ import numpy as np
 
 from hetplan.errors import require
 from hetplan.profiling.hardware.cluster import DeviceSpec, Floats
+from hetplan.profiling.models.adapters import CAST_LAUNCHES
 from hetplan.profiling.models.operators import (
     DEFAULT_STACK,
     ELEMENT_BYTES,
@@ -120,8 +121,12 @@ def layer_time(
         kernels += launches(operator)
     if rates.stack.casts and rates.precision != "fp32":
         # 3 elements of 16 bits for each weight, in either pass: fp32 is read, 16 bits are written
-        weights = (layer.params + layer.tied_params) / tensor
+        weights = (layer.trained + layer.tied_params - layer.frozen_tied) / tensor
         device += rates.moved_seconds(3 * weights, "copy")
+    if layer.quantised:
+        device += rates.moved_seconds(cast_elements(layer, rates.precision) / tensor, "copy")
+        products = [op for op in layer.operators if isinstance(op, Matmul) and op.frozen]
+        kernels += CAST_LAUNCHES * len(products)
     if tensor > 1:
         for reduce in layer.reduces:
             kernels[int(reduce.backward)] += 1
@@ -132,6 +137,17 @@ def layer_time(
     host = kernels * rates.stack.host_seconds
     forward, backward = together(device, host).tolist()
     return LayerTime(forward, backward, *host.tolist())
+
+
+def cast_elements(layer: Layer, precision: Precision) -> float:
+    """Numbers of the precision that a pass moves when it casts the frozen weights of a layer from 8
+    or 4 bits: every weight is read in these bits, and written in the precision's.
+
+    Both passes cast, because neither keeps the weights that it has cast. A copy of so many bytes
+    takes as long.
+    """
+    width = ELEMENT_BYTES[precision]
+    return layer.quantised_bytes / width + layer.quantised
 
 
 def together(device: Floats, host: Floats) -> Floats:

@@ -62,7 +62,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Pieces with the same owners and dtype, which are summed together."""
+    """Pieces with the same owners and dtype, which are summed together; all of them are trained, or
+    none."""
 
     owners: tuple[int, ...]
     """Ranks that have the pieces."""
@@ -73,6 +74,9 @@ class BucketPlan:
     """The layers after whose backward passes the gradients are summed; empty: the gradients are
     summed after all passes."""
     pieces: tuple[Piece, ...]
+    trained: bool
+    """Whether the pieces have gradients. Those of frozen parameters are never summed, and are
+    shards under ZeRO 3 alone."""
 
     def shard_group(self, rank: int) -> tuple[int, ...]:
         """The owners that have all shards together with a rank."""
@@ -129,8 +133,9 @@ def section_starts(chain: Chain, bucket_bytes: int) -> dict[int, int]:
 def bucket_plans(layout: Layout, chain: Chain, bucket_bytes: int) -> list[BucketPlan]:
     """All buckets of a plan, in the order that all ranks keep.
 
-    Pieces with the same owners and type are one bucket for each section of layers, where replicas
-    have one stage; under ZeRO 3 one for each layer. In pipelines they are one for all layers.
+    Pieces with the same owners and type, all trained or all frozen, are one bucket for each section
+    of layers, where replicas have one stage; under ZeRO 3 one for each layer. In pipelines they are
+    one for all layers.
     """
     plan, starts = layout.plan, section_starts(chain, bucket_bytes)
     cuts_of: dict[str, list[tuple[Place, Cut]]] = defaultdict(list)
@@ -145,16 +150,17 @@ def bucket_plans(layout: Layout, chain: Chain, bucket_bytes: int) -> list[Bucket
         elif plan.in_step:
             layers = (starts[min(parameter.layers)],)
         for owners, piece in pieces_of(parameter, cuts_of[name]):
-            buckets[layers, owners, parameter.dtype].append(piece)
+            buckets[layers, owners, parameter.dtype, parameter.trained].append(piece)
 
     def order(key: tuple[Any, ...]) -> tuple[Any, ...]:
-        layers, owners, dtype = key
-        return layers, owners, str(dtype)  # torch's types have no order
+        layers, owners, dtype, trained = key
+        return layers, owners, str(dtype), not trained  # torch's types have no order
 
     plans = []
-    for layers, owners, dtype in sorted(buckets, key=order):
-        pieces = tuple(buckets[layers, owners, dtype])
-        plans.append(BucketPlan(owners, shard_groups(plan, owners), dtype, layers, pieces))
+    for key in sorted(buckets, key=order):
+        layers, owners, dtype, trained = key
+        groups = shard_groups(plan, owners)
+        plans.append(BucketPlan(owners, groups, dtype, layers, tuple(buckets[key]), trained))
     return plans
 
 
@@ -357,6 +363,8 @@ class Bucket:
         Returns a function that waits for the sum and writes it: under ZeRO 0 to the gradients of
         the parameters, else this rank's shard of it to the gradients of its shares.
         """
+        if not self.plan.trained:
+            return nothing
         # a single contributor has the whole gradient, and so have the other owners, who are of its
         # unit
         summed_already = all(len(piece.contributors) == 1 for piece in self.plan.pieces)

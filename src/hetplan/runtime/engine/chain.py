@@ -160,6 +160,7 @@ class Parameter:
     dtype: Any
     layers: tuple[int, ...]  # all layers that have it
     dim: int  # the dimension that tensor ranks divide, if they do
+    trained: bool = True  # whether it has a gradient
 
 
 @dataclass(frozen=True)
@@ -408,6 +409,7 @@ def parameters_of(
             dtype=tensor.dtype,
             layers=tuple(layers_with[name]),
             dim=dims.get(name, 0),
+            trained=tensor.requires_grad,
         )
         for name, tensor in tensors.items()
     }

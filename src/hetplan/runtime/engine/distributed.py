@@ -437,11 +437,12 @@ class Distributed(Placed):
     ) -> Iterator[Box]:
         """Boxes of flat tensors, in which the dimension that tensor ranks split comes first.
 
-        The ranks of a bucket's first shard group save it; without ZeRO the first of its owners.
+        The ranks of a bucket's first shard group save it; a bucket without shards is saved by the
+        first of its owners.
         """
         for bucket in self.states.buckets:
             savers = bucket.plan.owners[:1]  # each owner has all elements
-            if self.states.zero:
+            if bucket.shard is not None:
                 savers = bucket.plan.shard_groups[0]
             if not deduplicated or bucket.rank in savers:
                 yield from bucket.boxes(values, scalars=scalars)

@@ -78,7 +78,8 @@ class States:
             )
             self.buckets.append(bucket)
         for bucket in self.buckets:
-            bucket.begin(sharded=zero > 0)
+            # shards of frozen parameters save memory only where no rank holds them whole
+            bucket.begin(sharded=zero == 3 or (zero > 0 and bucket.plan.trained))
         # For each sum under way, a function that waits for its end.
         self._pending: deque[Callable[[], None]] = deque()
         self._release(self.buckets)
@@ -94,7 +95,7 @@ class States:
         following: list[int | None] = [layer for _, layer in visits[1:]]
         self._following = iter([*following, None])
         if self.zero and not self.per_layer:
-            self._gather(self.buckets)
+            self._gather([bucket for bucket in self.buckets if bucket.shard is not None])
 
     def before_layer(self, layer: int) -> None:
         """Gather a layer's parameters before a pass, and begin to gather the next pass's."""

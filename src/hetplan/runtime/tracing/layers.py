@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.checkpoint
@@ -74,6 +74,10 @@ class Passes:
     """[layer] number of parameters that this layer is the first to use."""
     tied: tuple[int, ...]
     """[layer] number of parameters that this layer shares with an earlier one."""
+    frozen: tuple[int, ...]
+    """[layer] the part of `params` that is not trained."""
+    frozen_tied: tuple[int, ...]
+    """[layer] the part of `tied` that is not trained."""
     tokens: int | None
     """Tokens of a sample; None where the inputs are no texts."""
 
@@ -117,6 +121,8 @@ def trace(module: nn.Module, *, name: str, precision: Precision) -> ModelFile:
                 name=layer,
                 params=few.params[k],
                 tied_params=few.tied[k],
+                frozen=few.frozen[k],
+                frozen_tied=few.frozen_tied[k],
                 # elements for one sample, with those that do not grow with the samples
                 output=sum(growth(few.crossing[k], more.crossing[k], layer)) / width,
                 saved=sum(growth(few.saved[k], more.saved[k], layer)) / width,
@@ -255,14 +261,16 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
             ) from error
     if not layers.names:
         layers.enter(type(module).__name__)
-    params, tied = _owned(module, state, counter, len(layers.names))
+    trained, frozen = _owned(module, state, counter, len(layers.names))
     return Passes(
         names=tuple(layers.names),
         calls=tuple(counter.calls),
         saved=tuple(saved[k] for k in range(len(layers.names))),
         crossing=tuple(counter.crossing()),
-        params=tuple(params),
-        tied=tuple(tied),
+        params=tuple(sum(pair) for pair in zip(trained.own, frozen.own, strict=True)),
+        tied=tuple(sum(pair) for pair in zip(trained.tied, frozen.tied, strict=True)),
+        frozen=tuple(frozen.own),
+        frozen_tied=tuple(frozen.tied),
         tokens=tokens_of(rows[0]),
     )
 
@@ -454,17 +462,27 @@ def _above(path: str) -> list[str]:
     return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
+class Owned(NamedTuple):
+    """Numbers of parameters, all of them trained or none."""
+
+    own: list[int]
+    """[layer] that the layer is the first to use."""
+    tied: list[int]
+    """[layer] that the layer shares with an earlier one."""
+
+
 def _owned(
     module: nn.Module, state: dict[str, Tensor], counter: Counter, count: int
-) -> tuple[list[int], list[int]]:
-    """`params` and `tied` of `Passes`, for so many layers. A parameter that no layer uses counts in
-    layer 0."""
-    params, tied = [0] * count, [0] * count
+) -> tuple[Owned, Owned]:
+    """The trained and the frozen parameters of so many layers. A parameter that no layer uses
+    counts in layer 0."""
+    trained, frozen = (Owned([0] * count, [0] * count) for _ in range(2))
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     parameters = [state[f"module.{name}"] for name in names]
     for key, tensor in {storage(p): p for p in parameters}.items():
+        owned = trained if tensor.requires_grad else frozen
         first, *others = sorted(set(counter.users.get(key, [0])))
-        params[first] += tensor.numel()
+        owned.own[first] += tensor.numel()
         for other in others:
-            tied[other] += tensor.numel()
-    return params, tied
+            owned.tied[other] += tensor.numel()
+    return trained, frozen

@@ -27,7 +27,7 @@ from hetplan.profiling.models.operators import ELEMENT_BYTES, Layer
 from hetplan.profiling.rates.times import CORE_SAVED
 from hetplan.replays.arrays import Floats, Ints
 from hetplan.replays.assumptions import Assumptions
-from hetplan.replays.facts import ModelFacts, expert_params_of
+from hetplan.replays.facts import ModelFacts, expert_params_of, frozen_bytes_of
 from hetplan.replays.memory import (
     ATTENTION_OUTPUT,
     Passes,
@@ -347,8 +347,8 @@ def kept_blocks(priced: Priced, place: Ints, chunks: Sequence[Chunk]) -> Floats:
 def largest_params(
     priced: Priced, chunks: Sequence[Chunk], first: Floats | float, last: Floats | float
 ) -> Floats:
-    """[R] parameters on a rank of the largest layer of a stage with blocks. first, last: 1 where
-    the stage has embedding or head, else 0."""
+    """[R] trained parameters on a rank of the largest layer of a stage with blocks. first, last: 1
+    where the stage has embedding or head, else 0."""
     embedding, head = priced.end_params
     largest = np.maximum(first * embedding, last * head)
     for kind, (block, _) in enumerate(priced.facts.different_blocks):
@@ -359,10 +359,31 @@ def largest_params(
 
 
 def block_params(priced: Priced, block: Layer) -> tuple[Floats, Floats]:
-    """([R] dense parameters, [R] parameters of experts) of a block on a rank."""
+    """([R] dense parameters, [R] parameters of experts) of a block on a rank that are trained."""
     experts = expert_params_of(block)
-    dense = (block.params - experts) / priced.tp
+    dense = (block.trained - experts) / priced.tp
     return np.asarray(dense), np.asarray(experts / (priced.etp * priced.ep))
+
+
+def frozen_block_bytes(priced: Priced, block: Layer) -> tuple[Floats, Floats]:
+    """([R] dense bytes, [R] bytes of experts) of a block on a rank that are frozen. Under FP8 they
+    are held in 8 bits at most."""
+    frozen = frozen_bytes_of(block, priced.facts.precision)
+    narrower = 1.0
+    if priced.assumed.stack.fp8 and not block.quantised:
+        narrower = 1 / ELEMENT_BYTES[priced.facts.precision]
+    dense = narrower * frozen.dense / priced.tp
+    experts = narrower * frozen.experts / (priced.etp * priced.ep)
+    return np.asarray(dense), np.asarray(experts)
+
+
+def frozen_end_bytes(priced: Priced) -> tuple[Floats, Floats]:
+    """([R] bytes of the embedding, [R] bytes of the head) on a rank that are frozen. A tied head
+    has a copy of the embedding's weights where it is on another stage."""
+    facts = priced.facts
+    width = 1 if priced.assumed.stack.fp8 else ELEMENT_BYTES[facts.precision]
+    head = facts.head.frozen + np.where(priced.pp > 1, facts.head.frozen_tied, 0)
+    return width * facts.embedding.frozen / priced.tp, width * head / priced.tp
 
 
 def states_of(
@@ -370,22 +391,29 @@ def states_of(
 ) -> StateBytes[Floats]:
     """Bytes of the model states of a stage on each rank.
 
-    Frozen parameters have neither gradients nor optimizer states; under FP8 they are held in 8
-    bits. first, last: 1 where the stage has embedding or head, else 0.
+    Frozen weights have neither gradients nor optimizer states. first, last: 1 where the stage has
+    embedding or head, else 0.
     """
     facts, assumed = priced.facts, priced.assumed
     framework, width = assumed.framework, ELEMENT_BYTES[facts.precision]
-    trained = facts.trained_share
     embedding, head = priced.end_params
+    frozen_embedding, frozen_head = frozen_end_bytes(priced)
     dense = first * embedding + last * head
-    experts = np.zeros_like(dense)
+    frozen_dense = first * frozen_embedding + last * frozen_head
+    largest_frozen = np.maximum(first * frozen_embedding, last * frozen_head)
+    experts, frozen_experts = np.zeros_like(dense), np.zeros_like(dense)
     for kind, (block, _) in enumerate(facts.different_blocks):
         count = np.asarray(sum(chunk.count[kind] for chunk in chunks))
         of_block, experts_of_block = block_params(priced, block)
         dense, experts = dense + count * of_block, experts + count * experts_of_block
+        frozen_of_block = frozen_block_bytes(priced, block)
+        frozen_dense = frozen_dense + count * frozen_of_block[0]
+        frozen_experts = frozen_experts + count * frozen_of_block[1]
+        present = np.where(count > 0, np.sum(frozen_of_block, axis=0), 0.0)
+        largest_frozen = np.maximum(largest_frozen, present)
     largest = width * largest_params(priced, chunks, first, last)
-    weights = width * (dense + experts)
-    share = priced.share_of_states(dense, experts)
+    weights, frozen = width * (dense + experts), frozen_dense + frozen_experts
+    share = priced.share_of_states(width * dense + frozen_dense, width * experts + frozen_experts)
     zero_level = np.where(priced.fsdp, 3, np.where(priced.sharded, 1, 0))
     sharded_stages = priced.fsdp & (priced.pp > 1)
     # the states under each of LEVELS, and the strategies that have this level
@@ -394,20 +422,29 @@ def states_of(
     for level, staged in LEVELS:
         by_level.append(
             framework.held_bytes(
-                trained * weights, trained * largest, width, level, share, staged=staged
+                weights,
+                largest,
+                width,
+                level,
+                share,
+                staged=staged,
+                frozen=frozen,
+                largest_frozen=largest_frozen,
             )
         )
         has_level.append((zero_level == level) & (sharded_stages == staged))
-    states = StateBytes(*(np.select(has_level, parts) for parts in zip(*by_level, strict=True)))
-    frozen_width = 1 if assumed.stack.fp8 else width  # bytes of a frozen parameter
-    frozen_share = (1 - trained) / width * frozen_width  # of the bytes of weights
-    held_share = np.where(priced.fsdp, share, 1.0)
-    frozen_gathered = framework.gathered_layers * (1 - trained) * largest
-    gathered = np.where(priced.fsdp, frozen_gathered, 0.0)
-    return states._replace(
-        weights=states.weights + frozen_share * weights * held_share,
-        buffers=states.buffers + gathered,
-    )
+    return StateBytes(*(np.select(has_level, parts) for parts in zip(*by_level, strict=True)))
+
+
+def casts_of(priced: Priced, chunks: Sequence[Chunk]) -> Floats:
+    """[R] bytes on a rank of the largest frozen weight that a product of a stage casts."""
+    facts = priced.facts
+    largest = np.zeros(priced.table.rows)
+    for kind, (block, _) in enumerate(facts.different_blocks):
+        count = np.asarray(sum(chunk.count[kind] for chunk in chunks))
+        size = block.cast * ELEMENT_BYTES[facts.precision] / priced.tp
+        largest = np.maximum(largest, np.where(count > 0, size, 0.0))
+    return largest
 
 
 def held_by(
@@ -439,6 +476,7 @@ def held_by(
         priced.rank_samples,
         assumed.reserved,
         unused_of(priced, chunks, last),
+        casts_of(priced, chunks),
     )
 
 

@@ -228,20 +228,21 @@ class Priced:
 
     @property
     def stage_params(self) -> Floats:
-        """Dense parameters per layer and rank; `expert_stage_params` has those of experts."""
+        """Trained dense parameters per layer and rank; `expert_stage_params` counts experts."""
         return self.exchanges.dense_params
 
     @property
     def expert_stage_params(self) -> Floats:
-        """Expert parameters per layer and rank."""
+        """Trained expert parameters per layer and rank."""
         return self.exchanges.expert_params
 
     @cached_property
     def end_params(self) -> tuple[Floats, Floats]:
-        """(embedding, head): numbers of parameters per rank. A tied head has a copy of the
+        """(embedding, head): numbers of trained parameters per rank. A tied head has a copy of the
         embedding's weights where it is on another stage."""
-        head = self.facts.head.params + np.where(self.pp > 1, self.facts.head.tied_params, 0)
-        return self.facts.embedding.params / self.tp, head / self.tp
+        end = self.facts.head
+        head = end.trained + np.where(self.pp > 1, end.tied_params - end.frozen_tied, 0)
+        return self.facts.embedding.trained / self.tp, head / self.tp
 
     def exposed_reduction(
         self, dense: Floats, experts: Floats, forward: Floats, backward: Floats
@@ -252,18 +253,17 @@ class Priced:
         and weights are gathered (Rajbhandari et al. 2020, Section 7). Fully sharded stages
         all-reduce the gradients of their shards once, over the groups that hold the same shards.
 
-        dense, experts: parameters per rank, of which the trained ones are exchanged. forward,
-        backward: seconds of a stage's passes, the windows of weights and of gradients.
+        dense, experts: trained parameters per rank. forward, backward: seconds of a stage's passes,
+        the windows of weights and of gradients.
         """
         weight_bytes, gradient_bytes = EXCHANGED_BYTES[self.facts.precision]
         columns = self.table.columns
         replicated_or_sharded = np.zeros_like(dense)
         fully_sharded = np.zeros_like(dense)
-        dense, experts = dense * self.facts.trained_share, experts * self.facts.trained_share
         gradient_window = np.where(columns["overlap_grad_reduce"] == 1, backward, 0.0)
         weight_window = np.where(columns["overlap_param_gather"] == 1, forward, 0.0)
         for shared in self.exchanges.shared(dense, experts):
-            share = shared.params / (dense + experts)  # of the windows
+            share = shared.params / np.maximum(dense + experts, 1.0)  # of the windows
             reduce = self._in_buckets("all-reduce", shared, gradient_bytes, share * gradient_window)
             # a reduce-scatter takes as long as an all-gather
             scatter = self._in_buckets(
@@ -301,7 +301,7 @@ class Priced:
         """The share of a rank's parameters whose model states it holds: all of them, or with the
         distributed optimizer or full sharding its shard.
 
-        dense, experts: parameters that a rank holds.
+        dense, experts: parameters that a rank holds, or their bytes.
         """
         divided = self.sharded | self.fsdp
         sharing = np.where(divided, self.ranks.sharing, 1)
@@ -311,13 +311,12 @@ class Priced:
         return np.asarray(own_shards(dense, experts, sharing, expert_sharing) / all_params)
 
     def optimizer_params(self, dense: Floats, experts: Floats) -> Floats:
-        """The number of parameters that a rank updates: the trained ones among the parameters that
-        it holds; with the distributed optimizer or full sharding, its shard of these.
+        """The number of parameters that a rank updates: those that it holds; with the distributed
+        optimizer or full sharding, its shard of these.
 
-        dense, experts: parameters that a rank holds.
+        dense, experts: trained parameters that a rank holds.
         """
-        shard = self.share_of_states(dense, experts) * (dense + experts)
-        return np.asarray(self.facts.trained_share * shard)
+        return np.asarray(self.share_of_states(dense, experts) * (dense + experts))
 
     def optimizer_seconds(self, params: Floats, offloaded: Floats, covered: Floats) -> Floats:
         """Seconds of Adam on the device, and on the host for offloaded optimizer states.

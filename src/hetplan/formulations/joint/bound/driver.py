@@ -19,6 +19,10 @@ Decide whether some plan takes at most T seconds; the bound is the largest T kno
     less is left in (3) for a stage, until no path is left.
 (5) With chunks a stage has several runs. The sum of (3) over stages with prices as weights is
     least on such a path.
+(6) (3) to (5) are of GPipe, 1F1B and interleaved 1F1B. Whatever the order of passes, split or not,
+    and on a V, a stage says T >= the first micro-batch's forward way in, its own passes with the
+    messages that they wait for, and what is joined behind them. Without chunks the least price of a
+    path over runs that (6) leaves must not exceed g; with chunks (6) takes the place of (3) in (5).
 
 Plans are divided into parts: by their homes, one replica or several, one chunk or several. Each
 part has a floor, which is the larger of computing alone and the programme over nodes (nodes.py).
@@ -36,6 +40,7 @@ import numpy as np
 from hetplan.formulations.joint.bound.alone import computing_alone
 from hetplan.formulations.joint.bound.nodes import NodeModel
 from hetplan.formulations.joint.bound.replicas import (
+    ANY_ORDER,
     STANDARD,
     WARM_UP,
     Effort,
@@ -63,6 +68,7 @@ class Part:
     in other nodes; they add up to G. hard: the lump of replicas that the last attempt failed with.
     whole: whether the whole programme over nodes was asked. kept: classes of replicas at these
     prices. alike: how many equal replicas there are (equal.py), or 0 where they need not be equal.
+    any_order: (6), whether passes may be in any order and split.
     """
 
     of: Relaxation
@@ -78,6 +84,7 @@ class Part:
     whole: bool = False
     kept: dict[tuple[Lump, int, bool], Replicas] = field(default_factory=dict)
     alike: int = 0
+    any_order: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -87,6 +94,12 @@ class Part:
         if self.several:
             return self.homes.replicas < 2 or self.of.data.global_batch < 2
         return not sum(self.homes.home) and max(map(len, self.of.nodes)) == 1
+
+    @property
+    def case(self) -> tuple[Homes, bool, bool]:
+        """The case of the programme over nodes. On a V all samples enter each home as often as
+        without chunks, at least."""
+        return self.homes, self.several, self.chunks and not self.any_order
 
     @cached_property
     def lumps(self) -> list[Lump]:
@@ -135,7 +148,7 @@ class Part:
 
     def replica_is_slower(self, seconds: float, lump: Lump, S: int) -> bool:
         """The same of replicas of S stages with chunks, or of any number without."""
-        if not lump.fewest_samples(S):
+        if not self.fewest_samples(lump, S):
             return True
         cut, P = self.replicas(lump, S, cut=True), self.most_worth(lump)
         if cut.work >= P * seconds:
@@ -146,13 +159,18 @@ class Part:
         if S > 1:
             chunks = range(2, min(MOST_CHUNKS, len(self.of.data.layers) // S) + 1)
             return all(
-                any(each.chunks_are_slower(seconds, P, S, C, self.tries) for each in (every, cut))
+                any(
+                    each.chunks_are_slower(seconds, P, S, C, self.tries, any_order=self.any_order)
+                    for each in (every, cut)
+                )
                 for C in chunks
             )
         exact = lump.high * lump.most <= self.tries.narrow * lump.low * lump.least
         slower = partial(
             Replicas.chain_is_slower, seconds=seconds, P=P, tries=self.tries, exact=exact
         )
+        if self.any_order:
+            return slower(cut, ANY_ORDER) or (exact and slower(every, ANY_ORDER))
         if slower(cut, "interleaved-1f1b"):
             return True  # under the others less is left for a stage, and no way is shorter
         if not exact:
@@ -161,6 +179,10 @@ class Part:
             (schedule != "interleaved-1f1b" and slower(cut, schedule)) or slower(every, schedule)
             for schedule in WARM_UP
         )
+
+    def fewest_samples(self, lump: Lump, S: int) -> list[tuple[int, int]]:
+        """As `Lump.fewest_samples`; in any order the number of micro-batches is free."""
+        return lump.fewest_samples(1 if self.any_order else S)
 
     def most_worth(self, lump: Lump) -> float:
         """The price of a replica's devices, at most: some replica has no more than it takes
@@ -172,7 +194,7 @@ class Part:
         self.run.check(CLASS_SECONDS)
         key = lump, S, cut
         if key not in self.kept:
-            pairs = lump.fewest_samples(S)
+            pairs = self.fewest_samples(lump, S)
             self.kept[key] = Replicas(
                 self.of,
                 self.homes,
@@ -197,11 +219,13 @@ class Bounds(NamedTuple):
     every: float
 
 
-def all_parts(of: Relaxation, run: Run, alone: float, tries: Parameters) -> list[Part]:
-    """The parts that have plans, with computing alone as their floor."""
+def all_parts(
+    of: Relaxation, run: Run, alone: float, tries: Parameters, *, any_order: bool = False
+) -> list[Part]:
+    """The parts that have plans, with computing alone as their floor. any_order: as in `Part`."""
     prices = prices_by_speed(of)
     parts = [
-        Part(of, homes, several, chunks, tries, run, prices, alone)
+        Part(of, homes, several, chunks, tries, run, prices, alone, any_order=any_order)
         for homes in of.patterns(tries.patterns)
         for several in (False, True)
         for chunks in (False, True)
@@ -221,21 +245,37 @@ def seconds_alone(of: Relaxation, run: Run) -> float:
 
 
 def lower_bounds(
-    of: Relaxation, run: Run, enough: float = math.inf, parameters: Parameters = STANDARD
+    of: Relaxation,
+    run: Run,
+    enough: float = math.inf,
+    parameters: Parameters = STANDARD,
+    *,
+    any_order: bool = False,
 ) -> Bounds:
-    """Three bounds of all plans, at most `enough`. The last one rises until the run should stop."""
+    """Three bounds of all plans, at most `enough`. The last one rises until the run should stop.
+
+    any_order: also of plans whose passes are in any order and split; otherwise of GPipe, 1F1B and
+    interleaved 1F1B.
+    """
     alone = seconds_alone(of, run)
-    bisection = Bisection(all_parts(of, run, alone, parameters), enough, run, parameters)
+    parts = all_parts(of, run, alone, parameters, any_order=any_order)
+    bisection = Bisection(parts, enough, run, parameters)
     every = bisection.bound_after_raising(NodeModel(of, alone, run))
     rounded = min(alone, enough) * (1 - parameters.rounding)
     return Bounds(rounded, bisection.by_nodes or rounded, every)
 
 
 def lower_bound(
-    of: Relaxation, run: Run, enough: float = math.inf, parameters: Parameters = STANDARD
+    of: Relaxation,
+    run: Run,
+    enough: float = math.inf,
+    parameters: Parameters = STANDARD,
+    *,
+    any_order: bool = False,
 ) -> float:
-    """Seconds that no plan replays below, at most `enough`. It rises until the run should stop."""
-    return lower_bounds(of, run, enough, parameters).every
+    """Seconds that no plan replays below, at most `enough`. It rises until the run should stop.
+    any_order: as for `lower_bounds`."""
+    return lower_bounds(of, run, enough, parameters, any_order=any_order).every
 
 
 class Bisection:
@@ -265,7 +305,7 @@ class Bisection:
         try:
             for part in self.parts:
                 self.run.check()
-                part.floor = nodes.seconds(part.homes, part.several, part.chunks)
+                part.floor = nodes.seconds(*part.case)
             self.by_nodes = self.bound
             self.go(nodes)
         except Stopped:
@@ -316,6 +356,5 @@ class Bisection:
             self.run.count(SUM_SECONDS * part.effort.spent)
         if not part.whole and not (given_up and effort <= self.tries.effort):
             part.whole = True
-            case = part.homes, part.several, part.chunks
-            part.floor = max(part.floor, nodes.whole(*case, self.tries.nodes))
+            part.floor = max(part.floor, nodes.whole(*part.case, self.tries.nodes))
         return given_up

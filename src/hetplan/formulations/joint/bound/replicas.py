@@ -1,4 +1,4 @@
-"""Whether a replica of a class may be as fast as T: (4) and (5) of the bound (driver.py)."""
+"""Whether a replica of a class may be as fast as T: (4) to (6) of the bound (driver.py)."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -31,6 +31,8 @@ from hetplan.replays.arrays import Floats
 # Forward passes before the first backward pass, for each later stage; without chunks. GPipe's last
 # stage waits for all of them, so that none fills the waiting.
 WARM_UP = {"interleaved-1f1b": 2, "1f1b": 1, "gpipe": 0}
+# Passes in any order, backward passes whole or split; chunks in turn or on a V.
+ANY_ORDER = "any order"
 
 # Numbers of rows whose ratio is at most this share the seconds of the least of them.
 ROWS_TOGETHER = 1.1
@@ -355,9 +357,9 @@ class Replicas:
     def no_path(
         self, schedule: str, H: int, limit: float, P: float, tries: Parameters, *, exact: bool
     ) -> bool:
-        """(4) for such changes between nodes. exact: whether states are devices by type, otherwise
-        they are numbers of stages."""
-        J = len(self.ways)
+        """(4), or (6), for such changes between nodes. exact: whether states are devices by type,
+        otherwise they are numbers of stages."""
+        J, any_order = len(self.ways), schedule == ANY_ORDER
         if exact:
             states, after = self.states
             behind, price = states[:, 1::2].sum(axis=1), self.worth(states)
@@ -366,7 +368,7 @@ class Replicas:
             behind, price = np.arange(deepest + 1), np.zeros(deepest + 1)
             after = np.minimum(behind + 1, deepest)[:, None] + np.zeros((1, J), np.int64)
         chosen = price <= P * (1 + 1e-9)
-        ahead = WARM_UP[schedule] * behind
+        ahead = WARM_UP.get(schedule, 0) * behind
         forward = [self.counts.behind(1 + passes) for passes in ahead.tolist()]
         caps = np.array([forward, [self.counts.but_one] * len(forward)]).T
         # GPipe's way through later stages is the last micro-batch's, others' the first one's.
@@ -375,10 +377,13 @@ class Replicas:
 
         def least(path: float, fee: float, cost: float = 1.0) -> float:
             best = self.path(
-                H, limit, path, weights * cost, caps, after, fee, ceiling=fee * P, ordered=not exact
-            )
+                H, limit, path, weights * cost, caps, after, fee,
+                ceiling=fee * P, ordered=not exact, any_order=any_order,
+            )  # fmt: skip
             return float(best[chosen, H].min()) - fee * P
 
+        if any_order:  # (6): a path of runs that are short enough, at the least price
+            return least(0.0, 0.0 if exact else 1.0, 0.0) > 1e-9 * P
         path, value = 0.0, self.way
         while path < value * (1 - tries.least_growth) and value <= limit:
             path = value
@@ -400,14 +405,17 @@ class Replicas:
     def path(
         self, H: int, limit: float, path: float, weights: Floats, caps: Floats, after: Ints,
         fee: float | Floats, join: float | Floats = 0.0, ceiling: float = math.inf,
-        ordered: bool = False,
+        ordered: bool = False, any_order: bool = False,
     ) -> Floats:  # fmt: skip
         """[K, H + 1] of `shortest` from the first layer on. path: what one micro-batch takes.
-        ceiling: of a path's cost above `limit`; dearer ones may be left out."""
+        ceiling: of a path's cost above `limit`; dearer ones may be left out. any_order: (6), where
+        only the way in and what is joined stand beside a stage's own passes."""
         way, (K, L) = self.prefix_seconds, (len(after), len(self.of.sent[0]))
         both = np.minimum(way[0], way[2]) + way[1]
         rest = both[-1] - both
-        left = limit - path - self.tail
+        way_out, left = way[3] + self.tail, limit - path - self.tail
+        if any_order:
+            way_out, rest, left = np.zeros(L), np.zeros(L), limit
         before = np.full(L, -math.inf)
         if len(weights) == 1:
             before = self.least_costs(weights[0], caps.min(axis=0), fee / max(left, 1e-12 * limit))
@@ -415,11 +423,14 @@ class Replicas:
             if before[-1] > ceiling:
                 return np.full((K, H + 1), math.inf)
         before[-1] = ceiling
-        slack = np.stack([limit - way[0], way[3] + self.tail, rest, np.full(L, left), before])
+        slack = np.stack([limit - way[0], way_out, rest, np.full(L, left), before])
         joins = np.stack([self.join, join * self.price * self.join, fee * self.price])
         best = np.empty((L, len(self.of.types) + 1, SOURCES, K, H + 2))
+        waits = self.waits
+        if any_order and len(weights) > 1:  # no message is between two chunks at the turn of a V
+            waits = np.where(np.isinf(waits), np.inf, 0.0)
         compared = shortest(
-            self.kinds, self.sole, self.table, self.waits, joins, self.of.sent, weights,
+            self.kinds, self.sole, self.table, waits, joins, self.of.sent, weights,
             np.concatenate([caps, self.full[None, TOTAL:]]), slack, after, ordered, best,
         )  # fmt: skip
         self.effort.add(compared)
@@ -460,16 +471,23 @@ class Replicas:
         return np.concatenate([costs, costs[:1]])
 
     def chunks_are_slower(
-        self, seconds: float, P: float, S: int, C: int, tries: Parameters
+        self,
+        seconds: float,
+        P: float,
+        S: int,
+        C: int,
+        tries: Parameters,
+        *,
+        any_order: bool = False,
     ) -> bool:
-        """(5): whether no replica of S stages of C chunks takes at most so many seconds."""
+        """(5), or (6): whether no replica of S stages of C chunks takes at most so many seconds."""
         runs = np.arange(S * C + 1)
         after = np.where(runs < S * C, runs + 1, -1)[:, None] + np.zeros_like(self.kinds)
         caps = np.zeros((len(runs), 2))
         ends = (0, C - 1, C)
         turns = [
             (self.weights(P, S, C, ends[first], ends[final]), float(final == 2))
-            for first, final in tries.turns
+            for first, final in (((0, 2),) if any_order else tries.turns)
         ]
         means = [sum(column) / len(turns) for column in zip(*turns, strict=True)]
         apart = self.kinds == len(self.of.types)
@@ -479,8 +497,9 @@ class Replicas:
             usage = stage[1] + stage[2] * apart
             costs = costs + self.full[:, None] * (usage * self.price)
             best = self.path(
-                H, limit, -math.inf, costs, caps, after, fee - usage * limit / C, join + usage
-            )
+                H, limit, -math.inf, costs, caps, after, fee - usage * limit / C, join + usage,
+                any_order=any_order,
+            )  # fmt: skip
             return float(best[-1, H] / P - fee * C + self.tail * (1 - join))
 
         numbers = list(product(range(len(turns) + 1), range(len(tries.stages))))
@@ -493,4 +512,6 @@ class Replicas:
                     return True
             return False
 
-        return all(is_slower(H, limit) for H, limit in self.cases(seconds, C))
+        # A V enters and leaves each home as often as a path without chunks.
+        rounds = 1 if any_order else C
+        return all(is_slower(H, limit) for H, limit in self.cases(seconds, rounds))

@@ -3,9 +3,9 @@
 Dispatching follows time. The stage that can begin a pass first does, and of the passes that it can
 begin then it takes the first one by the rule. A rule has an order of kinds and the most
 micro-batches that a stage begins ahead; GPipe, 1F1B and their like follow from such rules.
-Micro-batches pass in their order. A forward pass begins only where the stage has room for it, and
-for the forward passes that the micro-batches begun before still need on its later chunks, so that
-stages do not wait for each other's memory.
+Micro-batches pass in their order. A forward pass begins only where the stage has room for it, for
+the forward passes that the micro-batches begun before still need on its later chunks, and for what
+one backward pass of inputs keeps in addition, so that stages do not wait for each other's memory.
 
 The local search moves one pass of one stage to another place, and keeps the order where it does not
 become slower.
@@ -29,6 +29,9 @@ from hetplan.solvers.run import Run
 TIE = 1e-9  # relative difference of times of one moment
 MOST_MOVE = 4  # places that a move of the local search crosses
 KIND_ORDERS = ("BDFW", "BDWF", "FBDW")
+# Seconds that dispatching a pass, and pricing one in an order, count.
+DISPATCH_SECONDS = 2e-4
+EVALUATION_SECONDS = 5e-5
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,12 @@ class Dispatcher:
         self.free = [0.0] * problem.stages
         self.port_free: dict[int, float] = {}
         self.kept = [0.0] * problem.stages
+        # [S] bytes that the largest backward pass of inputs keeps in addition
+        self.spare = [0.0] * problem.stages
+        if problem.weight:
+            for _, v, m in problem.passes:
+                stage = problem.place[v]
+                self.spare[stage] = max(self.spare[stage], self.added_by_inputs(v, m))
         # the next micro-batch of each kind of pass and virtual stage
         self.next = dict.fromkeys(((one.kind, one.virtual) for one in problem.passes), 0)
 
@@ -93,9 +102,7 @@ class Dispatcher:
         """The order, or None."""
         for _ in self.problem.passes:
             choices = [
-                (self.can_begin(one), one)
-                for one in self.next_passes()
-                if one.kind != "F" or self.has_room(one)
+                (self.can_begin(one), one) for one in self.next_passes() if self.has_room(one)
             ]
             if not choices:
                 return None
@@ -132,23 +139,35 @@ class Dispatcher:
         return max(self.free[self.problem.place[one.virtual]], arrived)
 
     def has_room(self, one: Pass) -> bool:
-        """Whether a stage may begin a forward pass."""
-        problem, (_, v, m) = self.problem, one
+        """Whether a stage may begin a pass."""
+        problem, (kind, v, m) = self.problem, one
         stage = problem.place[v]
+        if kind == "B":
+            return self.fits(stage, self.kept[stage] + self.added_by_inputs(v, m))
+        if kind != "F":
+            return True
         back = "B" if problem.weight else "D"
         begun_ahead = m - self.next[back, v]  # type: ignore[index]
         if self.rule.ahead and begun_ahead >= self.rule.ahead * (len(problem.place) - v):
             return False
-        if problem.room is None:
-            return True
-        needed = self.kept[stage] + problem.bytes_before_backward(v, m)
+        needed = self.kept[stage] + problem.bytes_before_backward(v, m) + self.spare[stage]
         for other in problem.chunks[stage]:
             if other <= v:
                 continue
             # the micro-batches up to this one have still to pass the later chunks
             for micro in range(self.next["F", other], m + 1):
                 needed += problem.bytes_before_backward(other, micro)
-        return needed <= problem.room[stage] * (1 + MEMORY_TOLERANCE / 2)
+        return self.fits(stage, needed)
+
+    def added_by_inputs(self, v: int, m: int) -> float:
+        """Bytes by which a backward pass of inputs keeps more than the forward pass."""
+        problem = self.problem
+        return problem.bytes_before_weight(v, m) - problem.bytes_before_backward(v, m)
+
+    def fits(self, stage: int, kept: float) -> bool:
+        """Whether a stage may keep so many bytes."""
+        room = self.problem.room
+        return room is None or kept <= room[stage] * (1 + MEMORY_TOLERANCE / 2)
 
     def turn(self, one: Pass) -> tuple[object, ...]:
         """Passes that can begin in one moment are done in the order of these keys."""
@@ -181,6 +200,7 @@ def best_dispatched(problem: PassProblem, run: Run) -> Found | None:
     for rule in rules():
         if run.should_stop:
             break
+        run.count(DISPATCH_SECONDS * len(problem.passes))
         best = better(best, judged(problem, dispatch(problem, rule)))
     return best
 
@@ -199,6 +219,7 @@ def improve(problem: PassProblem, found: Found, run: Run, steps: int, enough: fl
     for _ in range(steps):
         if run.should_stop or found.seconds <= enough:
             break
+        run.count(EVALUATION_SECONDS * len(problem.passes))
         moved = move(order, draw)
         if moved is None:
             continue

@@ -5,33 +5,36 @@ replicas at the same ports, and that collectives between replicas begin together
 takes longer, so that a bound holds for the replay. A collective counts behind a stage's last pass
 (`PassProblem.tails`).
 
-The weight-gradient part of a backward pass is half of what the pass takes without recomputation:
-each product of a layer has one product for the gradient of its input and one for that of its
-weight. Memory is counted as if all that a forward pass keeps were needed until the weights have
-their gradient, which is never too little.
+The seconds of passes of weights, and the bytes kept for them, are those of the replay
+(`replays.costs.Costs.weight_seconds`).
 """
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.formulations.joint.data import JointData, JointDecision
-from hetplan.formulations.joint.evaluate import plan_of
 from hetplan.formulations.joint.schedule.data import Message, Pass, PassProblem
 from hetplan.plans.passes import PassKind
 from hetplan.plans.plan import Plan
 from hetplan.replays.chains import ChainReplayer, Replay
-from hetplan.replays.simulator.pipeline import MESSAGE_WAITS, Collective, Replica, Schedule, order
+from hetplan.replays.simulator.pipeline import (
+    MESSAGE_WAITS,
+    Collective,
+    OrderKey,
+    Replica,
+    Schedule,
+    orders_of,
+)
+from hetplan.replays.simulator.splits import SplitSchedule
 from hetplan.replays.simulator.tasks import Floats, Traffic
 
-WEIGHT_SHARE = 0.5  # of a backward pass without recomputation
 
-
-def pose(data: JointData, decision: JointDecision, *, split: bool = True) -> list[PassProblem]:
-    """The problem of each replica of a plan. split: whether backward passes are done in two parts.
+def pose(plan: Plan, replayer: ChainReplayer, *, split: bool = True) -> list[PassProblem]:
+    """The problem of each replica of a plan of stages. split: whether backward passes are done in
+    two parts.
 
     Raises UnsupportedError for a plan whose replicas exchange something after every pass.
     """
-    plan, replayer = plan_of(data, decision), ChainReplayer.of(data)
     pipelines, collectives = replayer.parts(plan)
     require(
         all(collective.when != "step" for collective in collectives),
@@ -45,8 +48,7 @@ def pose(data: JointData, decision: JointDecision, *, split: bool = True) -> lis
     problems = []
     for i, pipeline in enumerate(pipelines):
         tails = stage_tails(pipeline, i, collectives)
-        weight = weight_seconds(replayer, plan, i) if split else None
-        problems.append(problem_of(pipeline, weight=weight, room=rooms[i], tails=tails))
+        problems.append(problem_of(pipeline, split=split, room=rooms[i], tails=tails))
     return problems
 
 
@@ -79,61 +81,52 @@ def stage_tails(pipeline: Replica, number: int, collectives: list[Collective]) -
     return tuple(tails.tolist())
 
 
-def weight_seconds(replayer: ChainReplayer, plan: Plan, number: int) -> Floats:
-    """[S, C, B] seconds of the weight-gradient part of a replica's backward passes."""
-    replica = plan.replicas[number]
-    sizes = tuple(batch.samples for batch in replica.micro_batches)
-    costs = replayer.costs("none")
-    passes = [costs.stage_seconds(stage, sizes).passes for stage in replica.stages]
-    return WEIGHT_SHARE * np.array(passes)[..., 1]
-
-
 def problem_of(
     pipeline: Replica,
     *,
-    weight: Floats | None = None,
+    split: bool = False,
     room: tuple[float, ...] | None = None,
     tails: tuple[float, ...] | None = None,
 ) -> PassProblem:
     """The problem of a pipeline of the simulator.
 
-    weight [S, C, B]: seconds of the weight-gradient part of each backward pass; None: backward
-    passes are whole. tails: as `PassProblem.tails`; None: the updates alone.
+    split: whether backward passes are done in two parts. tails: as `PassProblem.tails`; None: the
+    updates alone.
     """
-    S, C, kind = pipeline.stages, pipeline.chunks, pipeline.kind
-    seconds = pipeline.pass_seconds + added_by_reduces(pipeline)  # [S, 2, C, M]
-    forward, backward = by_virtual(seconds[:, 0]), by_virtual(seconds[:, 1])
-    of_weight = None
-    if weight is not None:
-        of_weight = by_virtual(np.broadcast_to(weight, (S, C, int(kind.max()) + 1))[..., kind])
-        of_weight = np.minimum(of_weight, backward)
-        backward = backward - of_weight
-    shape = (S, C, int(kind.max()) + 1)
-    saved = by_virtual(np.broadcast_to(pipeline.saved_bytes, shape)[..., kind])
+    stage, chunk = np.array(pipeline.placed).T  # [V] of each virtual stage
+    shape = (pipeline.stages, pipeline.chunks, int(pipeline.kind.max()) + 1)
+
+    def of_virtual(values: ArrayLike) -> Floats:
+        """[V, M] the values [S, C, B] of each virtual stage and of each micro-batch's kind."""
+        table = np.broadcast_to(np.asarray(values, float), shape)
+        return np.asarray(table[stage, chunk][:, pipeline.kind])
+
+    reduces, computed = added_by_reduces(pipeline), pipeline.pass_seconds
+    forward = (computed[:, 0] + reduces[:, 0])[stage, chunk]
+    backward = (computed[:, 1:].sum(axis=1) + reduces[:, 1])[stage, chunk]
+    weight = of_virtual(pipeline.weights)
+    numbers: dict[int, int] = {}  # port of the simulator -> port of the problem
     messages: list[tuple[tuple[Message, ...], ...]] = [(), ()]
     for side, hops in enumerate(pipeline.hops):
-        messages[side] = tuple(tuple(message_of(hop[k]) for k in kind.tolist()) for hop in hops)
+        messages[side] = tuple(
+            tuple(message_of(hop[k], numbers) for k in pipeline.kind) for hop in hops
+        )
     if tails is None:
-        tails = tuple(np.broadcast_to(pipeline.optimizer, S).tolist())
+        tails = tuple(np.broadcast_to(pipeline.optimizer, pipeline.stages).tolist())
     return PassProblem(
-        place=tuple(v % S for v in range(S * C)),
+        place=tuple(stage.tolist()),
         forward=rows(forward),
-        backward=rows(backward),
-        weight=() if of_weight is None else rows(of_weight),
-        kept=rows(saved),
-        kept_for_weight=() if of_weight is None else rows(saved),
+        backward=rows(backward - weight if split else backward),
+        weight=rows(weight) if split else (),
+        kept=rows(of_virtual(pipeline.saved_bytes)),
+        kept_for_weight=rows(of_virtual(pipeline.held_bytes)) if split else (),
         room=room,
         activations=messages[0],
         gradients=messages[1],
         tails=tails,
-        kinds=tuple(kind.tolist()),
+        kinds=tuple(pipeline.kind.tolist()),
         receiver_waits=pipeline.sends in MESSAGE_WAITS,
     )
-
-
-def by_virtual(values: Floats) -> Floats:
-    """[S C, M] values [S, C, M] by virtual stage: chunk c of stage s is c S + s."""
-    return np.asarray(values.swapaxes(0, 1).reshape(-1, values.shape[-1]))
 
 
 def rows(values: Floats) -> tuple[tuple[float, ...], ...]:
@@ -153,25 +146,29 @@ def added_by_reduces(pipeline: Replica) -> Floats:
     return np.array(lasts).swapaxes(0, 1)[..., pipeline.kind]
 
 
-def message_of(traffic: Traffic) -> Message:
-    """A message of the simulator."""
-    return Message(traffic.seconds, traffic.latency, traffic.ports)
+def message_of(traffic: Traffic, numbers: dict[int, int]) -> Message:
+    """A message of the simulator. numbers: port of the simulator -> port of the problem, which new
+    ports are added to. Ports are numbered as they occur, so that alike pipelines are equal."""
+    ports = tuple((numbers.setdefault(port, len(numbers)), share) for port, share in traffic.ports)
+    return Message(traffic.seconds, traffic.latency, ports)
 
 
-def named_order(problem: PassProblem, schedule: Schedule) -> list[list[Pass]]:
-    """The order of a named schedule of the simulator. Where backward passes are split, the pass of
-    weights follows that of inputs."""
-    S, split = problem.stages, bool(problem.weight)
-    chunks = len(problem.place) // S
-    found = []
-    for s in range(S):
-        passes: list[Pass] = []
-        backward, chunk, batch = order(schedule, S, s, problem.micros, chunks)
-        for is_back, c, m in zip(backward.tolist(), chunk.tolist(), batch.tolist(), strict=True):
-            v = c * S + s
-            kinds: tuple[PassKind, ...] = ("F",)
-            if is_back:
-                kinds = ("B", "W") if split else ("D",)
-            passes += [Pass(kind, v, m) for kind in kinds]
-        found.append(passes)
+def named_order(problem: PassProblem, schedule: Schedule | SplitSchedule) -> list[list[Pass]]:
+    """The order of a named schedule of the simulator, with the problem's kinds of passes.
+
+    Where the problem splits backward passes, the pass of weights of a whole one follows that of
+    inputs. Where it does not, a whole pass takes the place of that of inputs.
+    """
+    S, chunks = problem.stages, problem.chunks
+    key = OrderKey(schedule, S, problem.micros, len(chunks[0]))
+    stand_for: dict[PassKind, tuple[PassKind, ...]]
+    stand_for = {"F": ("F",), "B": ("D",), "W": (), "D": ("D",)}
+    if problem.weight:
+        stand_for = {"F": ("F",), "B": ("B",), "W": ("W",), "D": ("B", "W")}
+    found: list[list[Pass]] = []
+    for s, passes in enumerate(orders_of(key)):
+        found.append([])
+        for one in passes:
+            virtual = chunks[s][one.chunk]
+            found[s] += [Pass(kind, virtual, one.batch) for kind in stand_for[one.kind]]
     return found

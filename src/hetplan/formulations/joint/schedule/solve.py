@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetplan.formulations.joint.data import JointData, JointDecision
+from hetplan.formulations.joint.evaluate import plan_of
 from hetplan.formulations.joint.schedule import cp
 from hetplan.formulations.joint.schedule.bounds import lower_bound
 from hetplan.formulations.joint.schedule.data import Order, PassProblem
@@ -18,6 +19,8 @@ from hetplan.formulations.joint.schedule.dispatch import (
 from hetplan.formulations.joint.schedule.period import best_period
 from hetplan.formulations.joint.schedule.pose import named_order, pose
 from hetplan.formulations.joint.search import search
+from hetplan.plans.plan import Plan
+from hetplan.replays.chains import ChainReplayer
 from hetplan.solvers.general import label, minimise
 from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, Stopped, stop_reason
 
@@ -114,6 +117,37 @@ def longest(problem: PassProblem) -> float:
     return passes + max(problem.tail(s) for s in range(problem.stages))
 
 
+def best_orders(
+    plan: Plan, replayer: ChainReplayer, run: Run, *, split: bool = True
+) -> list[tuple[PassProblem, Best]]:
+    """The problem of each replica of a plan, and its best order. Replicas that are alike share one.
+    split: whether the orders may do a backward pass in two parts.
+
+    Raises UnsupportedError as `pose` does.
+    """
+    problems, schedule = pose(plan, replayer, split=split), plan.pass_schedule
+    solved: dict[PassProblem, Best] = {}
+    for problem in problems:
+        if problem not in solved:
+            left = len(set(problems) - set(solved))
+            seconds = min(run.remaining / left, Parameters.seconds)
+            known = []
+            if schedule != "explicit":
+                known = [named_order(problem, schedule)]
+            solved[problem] = best_order(problem, run.part(time_limit=seconds), known)
+    return [(problem, solved[problem]) for problem in problems]
+
+
+def with_orders(plan: Plan, orders: Sequence[tuple[PassProblem, Found | None]]) -> Plan | None:
+    """The plan with an explicit order for each replica; None where one has none."""
+    passes = []
+    for problem, found in orders:
+        if found is None:
+            return None
+        passes.append(problem.texts(found.order))
+    return Plan.model_validate({**dict(plan), "schedule": "explicit", "passes": passes})
+
+
 def solve(
     data: JointData, run: Run, decision: JointDecision | None = None, *, split: bool = True
 ) -> Outcome[JointDecision]:
@@ -124,28 +158,20 @@ def solve(
     plan with its own schedule. The orders, their seconds and the bounds of each replica are among
     the details: `passes` as a plan file writes them, `order_seconds`, `order_bound` and
     `named_seconds`, those of the plan's own schedule. The outcome has no bound, because the bound
-    of an order is one of this plan alone.
+    of an order is one of this plan alone. `hetplan plan order` writes the orders into a plan.
     """
     if decision is None:
         decision = search(data, run.share(2)).decision
     if decision is None:
         return Outcome(stop=Stop.DONE, message="no plan fits in memory")
     solver = label("cp-sat", run.options)
-    wholes = pose(data, decision, split=False)
-    problems = pose(data, decision, split=True) if split else wholes
-    solved: dict[PassProblem, Best] = {}
-    for problem in problems:
-        if problem not in solved:
-            left = len(set(problems) - set(solved))
-            seconds = min(run.remaining / left, Parameters.seconds)
-            known = [named_order(problem, decision.schedule)]
-            solved[problem] = best_order(problem, run.part(time_limit=seconds), known)
-    orders = [solved[problem] for problem in problems]
+    plan, replayer = plan_of(data, decision), ChainReplayer.of(data)
+    orders = best_orders(plan, replayer, run, split=split)
+    wholes = pose(plan, replayer, split=False)
     named = [judged(whole, named_order(whole, decision.schedule)) for whole in wholes]
-    proven = all(best.proven for best in orders)
+    proven = all(best.proven for _, best in orders)
     texts = [
-        None if best.found is None else problem.texts(best.found.order)
-        for problem, best in zip(problems, orders, strict=True)
+        None if best.found is None else problem.texts(best.found.order) for problem, best in orders
     ]
     return Outcome(
         stop=Stop.DONE if proven else stop_reason(run),
@@ -154,8 +180,8 @@ def solve(
         message="orders proven best" if proven else "",
         details={
             "passes": texts,
-            "order_seconds": [seconds_of(best.found) for best in orders],
-            "order_bound": [best.bound for best in orders],
+            "order_seconds": [seconds_of(best.found) for _, best in orders],
+            "order_bound": [best.bound for _, best in orders],
             "named_seconds": [seconds_of(found) for found in named],
         },
     )
