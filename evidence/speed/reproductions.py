@@ -10,8 +10,7 @@ its own figures stand beside. Every method of a table has a process of its own, 
 table's first case once before anything is timed, so that kernels are compiled and back ends loaded.
 One thread; no method has a limit in seconds, which would make answers depend on the machine's load:
 general solvers stop after counted work, all others end by themselves. Seconds are those of the
-processor, on which other work tells little. It takes 10 minutes on two idle cores, one with
---quick. --write puts the tables between
+processor, on which other work tells little. --write puts the tables between
 `<!-- generated: python -m evidence.speed reproductions -->` and `<!-- end -->` of a page; with
 --only it renews those tables there, and leaves the others.
 """
