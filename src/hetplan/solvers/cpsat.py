@@ -216,6 +216,7 @@ def solve(model: Model | ConstraintModel, run: Run, report: Sink | None = None) 
     stop, message = _stop_and_message(cp, solver, status, run)
     statistics: dict[str, object] = {}
     if status is not None:  # without a status the search was abandoned, and its last reports count
+        run.count(solver.response_proto.deterministic_time)
         statistics = {"branches": solver.num_branches, "conflicts": solver.num_conflicts}
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             latest.incumbent = (list(solver.response_proto.solution), solver.objective_value)

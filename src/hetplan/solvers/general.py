@@ -66,7 +66,8 @@ class Formulation(Generic[D]):
     prior: PriorResult[D] = field(default_factory=PriorResult)  # before the model is solved
 
 
-# A proof of HiGHS that took no more seconds is asked for once more (`confirmed`).
+# A proof of HiGHS that took no more seconds is asked for once more (`confirmed`); under a budget
+# these are counted seconds.
 CONFIRMED_SECONDS = 5.0
 
 # Builds a constraint model; with it comes the function that reads a decision from an answer, since
@@ -103,9 +104,12 @@ def minimise(
     if presolves(method, run.options):
         solve = partial(solve_with_presolve, solve)
     try:
-        begun = CLOCK.seconds()
+        begun, counted_before = CLOCK.seconds(), run.spent
         answer = solve(model, run, report)
-        if uses_highs(method, run.options) and CLOCK.seconds() - begun <= CONFIRMED_SECONDS:
+        seconds = CLOCK.seconds() - begun
+        if run.budget is not None:
+            seconds = run.spent - counted_before
+        if uses_highs(method, run.options) and seconds <= CONFIRMED_SECONDS:
             answer = confirmed(solve, model, run, answer)
         if answer.message != UNCLEAR:  # with UNCLEAR the answer's `stop` is Stop.ERROR
             return answer
@@ -151,9 +155,10 @@ def confirmed(solve: Solve, model: Any, run: Run, answer: ModelAnswer) -> ModelA
     """
     if answer.stop not in (Stop.OPTIMAL, Stop.INFEASIBLE) or not model.discrete:
         return answer
-    other = replace(run, options=replace(run.options, seed=run.options.seed + 1))
+    part = run.part()
+    options = replace(part.options, seed=part.options.seed + 1)
     try:
-        again = solve(model, other, lambda incumbent, bound: None)
+        again = solve(model, replace(part, options=options), lambda incumbent, bound: None)
     except Stopped:
         return answer
     if again.stop not in (Stop.OPTIMAL, Stop.INFEASIBLE):
@@ -199,7 +204,8 @@ def solve_with_presolve(
     with_presolve = solve(model, run, lambda incumbent, bound: sink(incumbent, None))
     if run.should_stop:
         return replace(with_presolve, stop=stop_reason(run), bound=None)
-    proof = solve(model, replace(run, options=without_presolve(run.options)), sink)
+    part = run.part()
+    proof = solve(model, replace(part, options=without_presolve(part.options)), sink)
     if proof.stop in (Stop.OPTIMAL, Stop.INFEASIBLE) or with_presolve.objective is None:
         return proof
     if proof.objective is not None and proof.objective <= with_presolve.objective:

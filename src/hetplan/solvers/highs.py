@@ -43,7 +43,10 @@ EXACT: Mapping[str, NativeValue] = {
     "primal_feasibility_tolerance": TOLERANCE,
     "dual_feasibility_tolerance": TOLERANCE,
 }
-NODE_SECONDS = 1e-2  # counted seconds of a node of the branch and bound, for a run's budget
+# HiGHS asks now and then whether it should stop: in every node, and between the steps of the root.
+# Each time counts so many seconds towards a budget, and so many more for each entry of the model.
+CHECK_SECONDS = 1e-2
+ENTRY_SECONDS = 2e-6
 # Seconds of a slow core that an iteration of the simplex takes for each row of the model. On the
 # programmes over nodes of `joint` an iteration takes 1 to 2 times as long as this says.
 ROW_SECONDS = 1.5e-7
@@ -89,7 +92,8 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     highs = _prepared(arrays, run)
     run.check()
     latest = Latest()
-    _listen(highs, latest)
+    checks = Checks(CHECK_SECONDS + ENTRY_SECONDS * len(arrays.values), run)
+    _listen(highs, latest, checks)
     status = drive(
         highs.run, run=run, interrupt=highs.cancelSolve, poll=latest.relay(scale, run, report)
     )
@@ -98,8 +102,8 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
         stop, message = stop_reason(run), "HiGHS did not stop in time; its last report is taken"
     else:
         _keep_last_word(highs, latest, bool(arrays.integer.any()))
-        run.count(NODE_SECONDS * max(highs.getInfo().mip_node_count, 0))
         stop, message = _stop_and_message(highs, run)
+        checks.count_them()
         info = highs.getInfo()
         statistics = {
             "nodes": int(info.mip_node_count),
@@ -165,8 +169,6 @@ def _prepared(arrays: LinearArrays, run: Run) -> Any:
         "random_seed": run.options.seed,
         "mip_rel_gap": run.options.gap * GAP_SHARE,
     }
-    if run.budget is not None:
-        common["mip_max_nodes"] = int(run.remaining / NODE_SECONDS) + 1
     highs = loaded(arrays, instance(run.options, {**SETTINGS, **EXACT, **common}))
     if (left := run.seconds_left) < math.inf:  # last, as passing the model takes time too
         _check(highs.setOptionValue("time_limit", left), "option time_limit")
@@ -200,16 +202,44 @@ def _check(status: Any, what: str) -> None:
     assert status == highspy.HighsStatus.kOk, f"HiGHS: {what}: {status}"
 
 
-def _listen(highs: Any, latest: Latest) -> None:
-    """Have HiGHS write its incumbents and bounds to `latest`, and stop when it is cancelled."""
+def _listen(highs: Any, latest: Latest, checks: "Checks") -> None:
+    """Have HiGHS write its incumbents and bounds to `latest`, and stop when it is cancelled or when
+    `checks` has no more of them left."""
 
     def improved(event: Any) -> None:
         data = event.data_out
         latest.incumbent = (np.array(data.mip_solution), float(data.objective_function_value))
 
+    def check(event: Any) -> None:
+        latest.on_bound(float(event.data_out.mip_dual_bound))
+        if checks.used_up():
+            event.interrupt()
+
     highs.HandleUserInterrupt = True
     highs.cbMipImprovingSolution += improved
-    highs.cbMipInterrupt += lambda event: latest.on_bound(float(event.data_out.mip_dual_bound))
+    highs.cbMipInterrupt += check
+
+
+class Checks:
+    """The work of one run of HiGHS: how often it asked whether it should stop.
+
+    HiGHS's thread counts them, and the method's thread tells the run of them at the end.
+    """
+
+    def __init__(self, seconds: float, run: Run) -> None:
+        self.seconds, self.run = seconds, run  # counted seconds of one of them
+        limited = run.budget is not None
+        self.most = run.remaining / seconds if limited else math.inf
+        self.number = 0
+
+    def used_up(self) -> bool:
+        """Whether the budget of the run is used up after one more of them."""
+        self.number += 1
+        return self.number >= self.most
+
+    def count_them(self) -> None:
+        """Count all of them towards the budget of the run."""
+        self.run.count(self.seconds * self.number)
 
 
 def _keep_last_word(highs: Any, latest: Latest, is_mip: bool) -> None:
@@ -234,9 +264,7 @@ def _stop_and_message(highs: Any, run: Run) -> tuple[Stop, str]:
     if status in _PROVEN:
         return _PROVEN[status], ""
     if status in _STOPPED:
-        # HiGHS calls the limit of nodes so, which is the run's budget (`_prepared`)
-        used_up = run.budget is not None and status == "kSolutionLimit"
-        expected = status in ("kTimeLimit", "kInterrupt") or used_up
+        expected = status in ("kTimeLimit", "kInterrupt")
         return stop_reason(run), "" if expected else f"HiGHS: {status}"
     if status not in _FAILED:
         logging.getLogger("hetplan").warning("HiGHS returned an unknown model status: %s", status)

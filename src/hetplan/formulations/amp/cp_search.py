@@ -130,14 +130,17 @@ class Sweep:
             close_enough = case.bound >= self.incumbent.objective * (1 - self.run.options.gap)
             if close_enough or below == cutoff:
                 self.close(case)
-        elif answer.stop is Stop.LIMIT and part.seconds_left > seconds / 2 and self.run.tap is None:
+        elif answer.stop is Stop.LIMIT and part.remaining > seconds / 2 and self.run.tap is None:
             self.give_up(case, "a native option ended its model")
         return None
 
     def part(self, seconds: float | None) -> Run:
         """The run of one model. Probing takes most of the time of these models and is left out,
         unless the user's native options say otherwise."""
-        part = self.run.part(time_limit=seconds)
+        if self.run.budget is None:
+            part = self.run.part(time_limit=seconds)
+        else:
+            part = self.run.part(seconds=seconds)
         native = dict(part.options.native)
         native[BACKEND] = {"cp_model_probing_level": 0, **native.get(BACKEND, {})}
         return replace(part, options=replace(part.options, native=native))
