@@ -176,7 +176,7 @@ def test_the_search_begins_with_a_tensor_group_on_several_nodes(
     ).model_copy(update={"degrees": Degrees(expert=4)})
     few = replace(FURTHER, steps=200)
     problem = FurtherProblem(on, pose(on, ("none", "full")), [refused, start], 60.0, few)
-    candidate = problem.solve(StrategyMethod("auto", exact=True), Run(Options(threads=1)))
+    candidate = present(problem.solve(StrategyMethod("auto", exact=True), Run(Options(threads=1))))
     plan = present(candidate.plan)
     assert replay(plan, on).fits and replay(plan, on).seconds < replay(start, on).seconds
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,7 +147,7 @@ def test_a_picture_says_of_which_plans_its_bound_is(chain: Plan) -> None:
     assert stated("joint", "auto") == (0.5, whole)
     assert stated("amp", "auto") == (None, every)
 
-    def document(bound: float | None, **more: float) -> PlanningDocument:
+    def document(bound: float | None, **more: Any) -> PlanningDocument:
         return PlanningDocument(winner=None, candidates=[], bound=bound, **more)
 
     assert bound_of(chain, document(0.5, bound_whole=0.6)) == (0.5, every)

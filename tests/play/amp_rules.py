@@ -50,13 +50,14 @@ def draw(rng: Random) -> Data:
     }
     if rng.random() < 0.4:
         room = byte * layers * 10 ** rng.uniform(-1, 1)
-        data["memory"] = {
+        memory: dict[str, object] = {
             "device_bytes": {kind: room * rng.choice((1, 1, 0.5, 3)) for kind in kinds},
             "state_bytes_per_param_byte": rng.choice((0, 1, 4, 8)),
             "layer_bytes_per_sample": [amount(rng, byte / 4) for _ in range(layers)],
         }
         if rng.random() < 0.3:
-            data["memory"]["layer_frozen_bytes"] = [amount(rng, byte) for _ in range(layers)]
+            memory["layer_frozen_bytes"] = [amount(rng, byte) for _ in range(layers)]
+        data["memory"] = memory
     return data
 
 

@@ -72,7 +72,7 @@ def test_numbers_and_arrays_are_held_alike(framework: Framework) -> None:
     """The search counts many strategies at once what the replay counts for one device."""
     sizes = np.array([2e9, 3e8]), np.array([2e8, 1e8]), np.array([0.25, 0.5])
     for level in (0, 1, 2, 3):
-        frozen = {"frozen": 7e8, "largest_frozen": 5e7, "staged": True}
+        frozen: Any = {"frozen": 7e8, "largest_frozen": 5e7, "staged": True}
         every = framework.held_bytes(*sizes[:2], 2, level, sizes[2], **frozen)
         each = [
             framework.held_bytes(*row[:2], 2, level, row[2], **frozen)

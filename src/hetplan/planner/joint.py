@@ -20,7 +20,7 @@ together. All replicas stay alike. Its tensor and context degrees and its micro-
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -71,7 +71,10 @@ class Joint(Strategy):
     """The strategy: the plan whose replay is shortest."""
 
     name = "joint"
-    methods = (StrategyMethod("auto", exact=True), SCHEDULES)
+    methods: ClassVar[tuple[StrategyMethod, ...]] = (
+        StrategyMethod("auto", exact=True),
+        SCHEDULES,
+    )
     Settings = JointSettings
     slow = True
 
