@@ -133,7 +133,7 @@ WHERE_IT_RUNS = {
     "amp": [("amp-optimum-cut-off", 60.0)],
     "astra": [("tiny-two-types", 60.0)],
     "ditto": [("ditto-never-returns", 60.0)],
-    "hap": [("hap-optimum-cut-off", 60.0), ("hap-ratios-64x100", 60.0), ("hap-chain-2x2", 60.0)],
+    "hap": [("hap-optimum-cut-off", 60.0), ("hap-ratios-64x100", 60.0), ("hap-chain-2x2", 1.0)],
     "joint": [("tiny-joint-gpt2-1", 60.0), ("joint-home", 0.4)],
     "poplar": [("tiles-5-zero0", 60.0)],
 }
