@@ -12,7 +12,6 @@ from fakes.workloads import TWO_BLOCKS, cluster_document
 from hetplan.cli.lengths import stages_only
 from hetplan.files import to_json
 from hetplan.planner import STRATEGIES
-from hetplan.planner.lengths import packing
 from hetplan.plans.plan import load_plan
 
 NUMBERS = "40\n60\n300\n80\n20\n"
@@ -25,7 +24,6 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     (tmp_path / "cluster.yaml").write_text(to_json(cluster_document()))
     (tmp_path / "lengths.txt").write_text(NUMBERS)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(packing, "SEARCH_SECONDS", 0.02)
     data = ["--model", "config.json", "--cluster", "cluster.yaml", "--global-batch", 8]
     return ["plan", *data, "--strategies", "dp", "--quiet", "--threads", 1]
 

@@ -13,7 +13,6 @@ import pytest
 
 from fakes.workloads import cluster
 from hetplan.errors import InputError
-from hetplan.planner.lengths import packing
 from hetplan.planner.lengths.costs import Batch, PlanCosts, fitted
 from hetplan.planner.lengths.drawn import LONGEST, planned_lengths
 from hetplan.planner.lengths.packing import balanced, in_shares, packed, padded
@@ -27,13 +26,6 @@ from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.replay import StageReplayer
 from hetplan.solvers.run import Run
-
-
-@pytest.fixture(autouse=True)
-def little_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search for a balance ends soon."""
-    monkeypatch.setattr(packing, "SEARCH_SECONDS", 0.02)
-
 
 LENGTH, OTHER = 64, 128  # tokens
 BATCH = 8  # samples
