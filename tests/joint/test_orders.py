@@ -24,8 +24,9 @@ from hetplan.formulations.joint.schedule.dispatch import (
 from hetplan.formulations.joint.schedule.evaluate import DeadLock, evaluate
 from hetplan.formulations.joint.schedule.pose import named_order, pose, problem_of
 from hetplan.formulations.joint.schedule.solve import Parameters, best_order, longest
+from hetplan.plans.passes import WholeSchedule
 from hetplan.replays.chains import ChainReplayer
-from hetplan.replays.simulator.pipeline import Replica, Schedule, simulate_replicas
+from hetplan.replays.simulator.pipeline import Replica, simulate_replicas
 from hetplan.replays.simulator.splits import SplitSchedule
 from hetplan.replays.simulator.tasks import Traffic
 from hetplan.solvers.general import minimise
@@ -117,7 +118,7 @@ def test_dispatching_leaves_room_for_gradients_of_products(seed: int, times: flo
     assert not any(evaluate(problem, order).violations for order in found if order)
 
 
-SCHEDULES: list[tuple[Schedule | SplitSchedule, int]] = [
+SCHEDULES: list[tuple[WholeSchedule | SplitSchedule, int]] = [
     ("gpipe", 1),
     ("1f1b", 1),
     ("interleaved-1f1b", 2),
@@ -131,7 +132,7 @@ SCHEDULES: list[tuple[Schedule | SplitSchedule, int]] = [
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
 @pytest.mark.parametrize("sends", ["waiting", "asynchronous"])
 def test_named_orders_take_the_seconds_of_the_replay(
-    schedule: Schedule | SplitSchedule, chunks: int, sends: str
+    schedule: WholeSchedule | SplitSchedule, chunks: int, sends: str
 ) -> None:
     """Split passes, too: with the seconds and the bytes of their passes of weights."""
     stages, draw = 3, np.random.default_rng(1)

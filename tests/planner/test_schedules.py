@@ -12,7 +12,6 @@ import pytest
 from fakes.workloads import one_thread
 from hetplan.cli.plan import named_schedules, proven_text, schedule_text
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.formulations.joint.data import WHOLE_SCHEDULES
 from hetplan.formulations.joint.schedule.choose import choose
 from hetplan.planner.criteria import Criteria
 from hetplan.planner.joint import SCHEDULES, Joint, JointProblem, JointSettings
@@ -22,6 +21,7 @@ from hetplan.planner.planning import Planning
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
 from hetplan.plans.making import new_plan
+from hetplan.plans.passes import WHOLE_SCHEDULES
 from hetplan.plans.plan import (
     PASS_SCHEDULES,
     MicroBatches,

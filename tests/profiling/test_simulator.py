@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from hetplan.plans.passes import WholeSchedule
 from hetplan.replays.simulator.pipeline import (
     Collective,
     Replica,
-    Schedule,
     Sends,
     order,
     simulate_replicas,
@@ -32,7 +32,7 @@ from hetplan.replays.simulator.tasks import (
 )
 
 SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 7))
-SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved-1f1b")
+SCHEDULES: tuple[WholeSchedule, ...] = ("gpipe", "1f1b", "interleaved-1f1b")
 
 
 @st.composite
@@ -124,7 +124,7 @@ def test_a_circle_is_refused() -> None:
     ("stages", "batches", "chunks"), [(1, 1, 1), (3, 6, 2), (4, 4, 1), (4, 12, 3)]
 )
 def test_every_pass_is_done_once_and_backward_after_forward(
-    schedule: Schedule, stages: int, batches: int, chunks: int
+    schedule: WholeSchedule, stages: int, batches: int, chunks: int
 ) -> None:
     chunks = chunks if schedule == "interleaved-1f1b" else 1
     for s in range(stages):
@@ -138,7 +138,7 @@ def test_every_pass_is_done_once_and_backward_after_forward(
 
 @given(SHAPES, st.floats(0.1, 5), st.floats(0.1, 5), st.sampled_from(["gpipe", "1f1b"]))
 def test_even_pipelines_take_the_closed_form(
-    shape: tuple[int, int], forward: float, backward: float, schedule: Schedule
+    shape: tuple[int, int], forward: float, backward: float, schedule: WholeSchedule
 ) -> None:
     stages, batches = shape
     replica = Replica(
@@ -173,7 +173,7 @@ def random_replica(
     batches: int,
     chunks: int = 1,
     *,
-    schedule: Schedule = "1f1b",
+    schedule: WholeSchedule = "1f1b",
     sends: Sends = "asynchronous",
     ports: bool = True,
 ) -> Replica:
@@ -207,7 +207,7 @@ def random_replica(
     st.booleans(),
 )
 def test_no_timeline_beats_its_work_and_waiting_never_helps(
-    shape: tuple[int, int], seed: int, schedule: Schedule, ports: bool
+    shape: tuple[int, int], seed: int, schedule: WholeSchedule, ports: bool
 ) -> None:
     replica = random_replica(np.random.default_rng(seed), *shape, schedule=schedule, ports=ports)
     free, late, blocking, both = (

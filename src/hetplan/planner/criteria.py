@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.errors import InputError, require
-from hetplan.formulations.joint.data import WHOLE_SCHEDULES
 from hetplan.planner.candidate import Candidate, joined
+from hetplan.plans.passes import WHOLE_SCHEDULES
 from hetplan.plans.plan import PASS_SCHEDULES, PassSchedule, Plan
 from hetplan.profiling.workload import Workload
 from hetplan.text import number_text

@@ -29,7 +29,7 @@ from hetplan.formulations import family
 from hetplan.formulations.joint.annealing import LocalSearch, Parameters
 from hetplan.formulations.joint.bound.driver import lower_bound
 from hetplan.formulations.joint.bound.tables import Relaxation
-from hetplan.formulations.joint.data import WHOLE_SCHEDULES, JointData, JointDecision
+from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.design import Design, design_of
 from hetplan.formulations.joint.evaluate import broken, decision_of, plan_of
 from hetplan.formulations.joint.schedule.choose import choose
@@ -40,6 +40,7 @@ from hetplan.planner.strategy import NoPlan, Problem, Strategy
 from hetplan.planner.variants import useful_modes
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.ladder import Rung
+from hetplan.plans.passes import WHOLE_SCHEDULES
 from hetplan.plans.plan import PASS_SCHEDULES, PassSchedule, Plan, check_degrees
 from hetplan.profiling.workload import Workload
 from hetplan.replays.degrees import zero_costs

@@ -5,13 +5,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hetplan.formulations.joint.data import WHOLE_SCHEDULES
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.criteria import Criteria, pareto
 from hetplan.planner.explain import Explanation, explain
 from hetplan.planner.joint import SCHEDULES, Joint
 from hetplan.planner.proofs import documents, joined_ladders, with_any_order, with_degrees
 from hetplan.plans.ladder import Rung
+from hetplan.plans.passes import WHOLE_SCHEDULES
 from hetplan.plans.plan import PASS_SCHEDULES
 from hetplan.profiling.workload import Workload
 from hetplan.text import number_text

@@ -1,19 +1,18 @@
 """The class of plans with equal replicas, which frameworks with one data-parallel degree run."""
 
+from hetplan.plans.passes import WHOLE_SCHEDULES
 from hetplan.plans.plan import Plan, Replica
-
-# The schedules of the class. Their backward passes are whole.
-SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b")
 
 
 def has_equal_replicas(plan: Plan) -> bool:
     """Whether a plan belongs to the class: all replicas have the same stages on the same types of
-    devices and the same micro-batches, of which only the last one may be smaller.
+    devices and the same micro-batches, of which only the last one may be smaller. Its backward
+    passes are whole.
 
     Every stage is a single tensor group with equal shares, and the plan has none of the further
     degrees. A single pipeline may be such a plan, too.
     """
-    if plan.schedule not in SCHEDULES or plan.degrees is not None:
+    if plan.schedule not in WHOLE_SCHEDULES or plan.degrees is not None:
         return False
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     single_groups = all(len(stage.devices) == 1 for stage in stages)

@@ -20,10 +20,13 @@ Source of the division into B and W: Qi et al. 2023, "Zero Bubble Pipeline Paral
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import StringConstraints
 
+# Named schedules with whole backward passes, on stages in order.
+WholeSchedule = Literal["gpipe", "1f1b", "interleaved-1f1b"]
+WHOLE_SCHEDULES: tuple[WholeSchedule, ...] = get_args(WholeSchedule)
 # Named schedules with W passes; those of two chunks, which lie on the stages as a V, come second.
 FLAT_SPLIT: tuple[Literal["zb-h1", "zb-h2"], ...] = ("zb-h1", "zb-h2")
 FOLDED: tuple[Literal["zbv", "dualpipev", "v-half", "v-min"], ...] = (

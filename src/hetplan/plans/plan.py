@@ -59,6 +59,7 @@ from hetplan.plans.passes import (
     FOLDED,
     Orders,
     PassText,
+    WholeSchedule,
     circle,
     order_faults,
     parsed,
@@ -84,9 +85,8 @@ from hetplan.text import grouped
 MAX_RANKS = 4096  # as many as a cluster may have devices (`cluster.MAX_DEVICES`)
 
 PassSchedule = Literal[
-    "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zbv", "dualpipev", "v-half", "v-min",
-    "explicit",
-]  # fmt: skip
+    WholeSchedule, "zb-h1", "zb-h2", "zbv", "dualpipev", "v-half", "v-min", "explicit"
+]
 PASS_SCHEDULES: tuple[PassSchedule, ...] = get_args(PassSchedule)
 Schedule = Literal[PassSchedule, "spmd"]
 Recomputation = Literal["none", "selective", "operators", "full"]

@@ -50,9 +50,10 @@ import numpy as np
 from ortools.sat.python.cp_model import IntVar
 
 from hetplan.formulations.joint.cp_plans import Best, of_one_shape, on_one_device, read
-from hetplan.formulations.joint.cp_variables import INTERLEAVED, SCHEDULES, Variables
+from hetplan.formulations.joint.cp_variables import INTERLEAVED, Variables
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
 from hetplan.formulations.joint.prices import HALVES, STEPS, WHOLE, Floats, Prices, computing_alone
+from hetplan.plans.passes import WHOLE_SCHEDULES
 from hetplan.solvers.constraint_model import ConstraintModel
 from hetplan.solvers.general import label, minimise
 from hetplan.solvers.model import Totals
@@ -185,7 +186,7 @@ def keep_the_rules(v: Variables) -> None:  # (5)
     for s in v.stages:
         allowed = [
             (schedule, depth, count)
-            for schedule, (depth, count) in product(range(len(SCHEDULES)), rounds)
+            for schedule, (depth, count) in product(range(len(WHOLE_SCHEDULES)), rounds)
             if schedule != INTERLEAVED or depth == 0 or count % depth == 0
         ]
         cp.add_allowed_assignments([v.schedule, v.depth[s], v.count[s]], allowed)
@@ -325,7 +326,7 @@ def keep_the_order(v: Variables) -> None:  # (8)
     keys = list(product(range(2), v.chunks_of, range(v.G)))
     rows = [(i, 0, 0, 0, c, *(none,) * len(keys)) for i, c in product(range(3), range(1, v.C + 1))]
     for (i, schedule), depth, count, chunks in product(
-        enumerate(SCHEDULES), range(1, v.D + 1), range(1, v.G + 1), range(1, v.C + 1)
+        enumerate(WHOLE_SCHEDULES), range(1, v.D + 1), range(1, v.G + 1), range(1, v.C + 1)
     ):
         if i != INTERLEAVED and chunks > 1:
             continue

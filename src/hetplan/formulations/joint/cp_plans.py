@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator
 from itertools import product
 
-from hetplan.formulations.joint.cp_variables import INTERLEAVED, SCHEDULES, Variables
+from hetplan.formulations.joint.cp_variables import INTERLEAVED, Variables
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.evaluate import evaluate
+from hetplan.plans.passes import WHOLE_SCHEDULES
 from hetplan.plans.plan import MicroBatches, Replica, Stage
 from hetplan.solvers.model import ModelAnswer
 from hetplan.solvers.run import Run
@@ -35,7 +36,7 @@ def read(v: Variables, answer: ModelAnswer) -> JointDecision:
         else:
             replicas[-1].stages.append(stage)
     return JointDecision(
-        schedule=SCHEDULES[value(v.schedule)],
+        schedule=WHOLE_SCHEDULES[value(v.schedule)],
         zero=value(v.zero),
         recomputation=v.prices.data.modes[value(v.mode)],
         replicas=replicas,
@@ -54,7 +55,7 @@ def of_one_shape(decision: JointDecision, data: JointData) -> Iterator[JointDeci
     micro-batches alone. Some of them may break a rule, which the evaluator notices."""
     yield decision
     chunks = len(decision.replicas[0].stages[0].layers)
-    schedules = SCHEDULES if chunks == 1 else SCHEDULES[INTERLEAVED:]
+    schedules = WHOLE_SCHEDULES if chunks == 1 else WHOLE_SCHEDULES[INTERLEAVED:]
     sizes = product(*(range(1, replica.samples + 1) for replica in decision.replicas))
     for chosen, schedule, zero, mode in product(sizes, schedules, data.zero_levels, data.modes):
         replicas = [

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from ortools.sat.python.cp_model import Domain, IntervalVar, IntVar, LinearExprT
 
-from hetplan.formulations.joint.data import MOST_CHUNKS, JointSchedule
+from hetplan.formulations.joint.data import MOST_CHUNKS
 from hetplan.formulations.joint.prices import Prices
+from hetplan.plans.passes import WHOLE_SCHEDULES
 from hetplan.solvers.constraint_model import ConstraintModel
 
-SCHEDULES: tuple[JointSchedule, ...] = ("gpipe", "1f1b", "interleaved-1f1b")
-INTERLEAVED = SCHEDULES.index("interleaved-1f1b")
+INTERLEAVED = WHOLE_SCHEDULES.index("interleaved-1f1b")
 Pass = tuple[int, int, int, int]  # (side, stage, chunk, micro-batch)
 
 
@@ -57,7 +57,7 @@ class Variables:
         self.depth = ints(0, D, "depth", D)  # stages of the replica; 0: not used
         self.samples, self.size = ints(0, G, "samples", D), ints(0, G, "size", D)
         self.count, self.size_of = ints(0, G, "count", D), ints(0, G, "size_of", D, G)
-        self.schedule = cp.new_int_var(0, len(SCHEDULES) - 1, "schedule")
+        self.schedule = cp.new_int_var(0, len(WHOLE_SCHEDULES) - 1, "schedule")
         self.chunks = cp.new_int_var(1, C, "chunks")
         self.zero = cp.new_int_var(0, 3, "zero")
         self.mode = cp.new_int_var(0, len(data.modes) - 1, "mode")

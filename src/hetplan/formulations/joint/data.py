@@ -12,17 +12,15 @@ S.t.    the rules of a plan file (plans/plan.py), and the constraints (2) to (8)
 Min     the replayed seconds of one iteration (replays/chains.py).
 """
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
 from pydantic import Field
 
+from hetplan.plans.passes import WholeSchedule
 from hetplan.plans.plan import Recomputation, Replica
 from hetplan.replays.data import ReplayData
 from hetplan.schema import Count, StrictModel
 
-# The schedules of the problem: those whose backward passes are whole, on stages in order.
-JointSchedule = Literal["gpipe", "1f1b", "interleaved-1f1b"]
-WHOLE_SCHEDULES: tuple[JointSchedule, ...] = get_args(JointSchedule)
 MOST_CHUNKS = 4  # the most chunks of a stage, under an interleaved schedule
 
 # `data` of an instance: the objective is a replay, which reads these numbers.
@@ -32,7 +30,7 @@ JointData = ReplayData
 class JointDecision(StrictModel):
     """`decision`: the fields of a plan file that say what runs where."""
 
-    schedule: JointSchedule = "1f1b"
+    schedule: WholeSchedule = "1f1b"
     zero: Annotated[Count, Field(le=3)] = 0
     """ZeRO level."""
     recomputation: Recomputation = "none"

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointDecision
 from hetplan.plans.degrees import Degrees
-from hetplan.plans.passes import FLAT_SPLIT, FOLDED
+from hetplan.plans.passes import FLAT_SPLIT, FOLDED, WholeSchedule
 from hetplan.plans.plan import PassSchedule, Plan, Recomputation, Schedule, Stage
-from hetplan.replays.simulator.pipeline import Schedule as PipelineSchedule
 
 Group = tuple[tuple[int, ...], ...]  # devices [row groups][tensor ranks] of a stage
 # All (schedule, number of chunks) of the problem. The interleaved schedule with one chunk is 1F1B
 # with a warm-up of twice the length.
-SCHEDULES: tuple[tuple[PipelineSchedule, int], ...] = (
+SCHEDULES: tuple[tuple[WholeSchedule, int], ...] = (
     ("gpipe", 1),
     ("1f1b", 1),
     *(("interleaved-1f1b", chunks) for chunks in range(1, MOST_CHUNKS + 1)),

@@ -16,8 +16,9 @@ import numpy as np
 
 from hetplan.compiled import kernel
 from hetplan.formulations.joint.bound.path import Ints
+from hetplan.plans.passes import WholeSchedule
 from hetplan.replays.arrays import Floats
-from hetplan.replays.simulator.pipeline import Schedule, order
+from hetplan.replays.simulator.pipeline import order
 
 
 @cache
@@ -33,7 +34,7 @@ def all_cuts(layers: int, virtual_stages: int) -> Ints:
 
 
 @lru_cache(maxsize=1000)
-def sequence(schedule: Schedule, S: int, C: int, M: int) -> Ints:
+def sequence(schedule: WholeSchedule, S: int, C: int, M: int) -> Ints:
     """[2 S C M, 4] every pass (stage, backward, chunk, micro-batch) in a topological order.
 
     The stages take turns. Each stage does its passes in the schedule's order, up to the first pass
@@ -75,7 +76,7 @@ def needed_pass(backward: int, v: int, m: int, last: int) -> tuple[int, int, int
 
 @lru_cache(maxsize=10_000)
 def in_flight(
-    schedule: Schedule, S: int, s: int, M: int, C: int, samples: int, last_samples: int
+    schedule: WholeSchedule, S: int, s: int, M: int, C: int, samples: int, last_samples: int
 ) -> Floats:
     """[moments, C] the distinct numbers of samples of each chunk that stage s keeps for backward
     passes, at the moments after its forward passes.

@@ -24,10 +24,10 @@ from hetplan.formulations.joint.design import Group
 from hetplan.formulations.joint.layouts import Layout
 from hetplan.formulations.joint.passes import all_cuts, in_flight, longest, sequence
 from hetplan.formulations.joint.space import Space
+from hetplan.plans.passes import WholeSchedule
 from hetplan.plans.plan import Recomputation
 from hetplan.replays.arrays import Floats
 from hetplan.replays.data import DeviceType
-from hetplan.replays.simulator.pipeline import Schedule
 from hetplan.replays.updates import UPDATE_BYTES
 from hetplan.replays.zero import tensor_rings
 from hetplan.solvers.run import Run
@@ -50,7 +50,7 @@ class PartialPlan(NamedTuple):
     """
 
     layout: Layout
-    schedule: Schedule
+    schedule: WholeSchedule
     chunks: int  # number of chunks of each stage
     mode: Recomputation
     # (samples, micro-batch) of every replica; empty: not chosen

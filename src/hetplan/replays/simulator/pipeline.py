@@ -26,7 +26,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetplan.answers import Answers
-from hetplan.plans.passes import Orders, Pass, PassKind, virtual_stages
+from hetplan.plans.passes import (
+    WHOLE_SCHEDULES,
+    Orders,
+    Pass,
+    PassKind,
+    WholeSchedule,
+    virtual_stages,
+)
 from hetplan.replays.simulator.splits import SplitSchedule, split_orders
 from hetplan.replays.simulator.tasks import (
     Floats,
@@ -40,11 +47,9 @@ from hetplan.replays.simulator.tasks import (
     simulate,
 )
 
-Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b"]
-
 
 def warm_up(
-    schedule: Schedule, stages: int, stage: int, micro_batches: int, chunks: int = 1
+    schedule: WholeSchedule, stages: int, stage: int, micro_batches: int, chunks: int = 1
 ) -> int:
     """The number of forward passes in a stage's warm-up, before it alternates."""
     passes, stages_behind = micro_batches * chunks, stages - stage - 1
@@ -59,7 +64,7 @@ def warm_up(
 
 @lru_cache(maxsize=1024)
 def order(
-    schedule: Schedule, stages: int, stage: int, micro_batches: int, chunks: int = 1
+    schedule: WholeSchedule, stages: int, stage: int, micro_batches: int, chunks: int = 1
 ) -> tuple[Ints, Ints, Ints]:
     """(backward, chunk, micro_batch), each [2 C M]: the passes of a stage in their order.
 
@@ -95,7 +100,7 @@ def order(
 class OrderKey(NamedTuple):
     """The values on which the orders of a pipeline's passes depend."""
 
-    schedule: Schedule | SplitSchedule | Literal["explicit"]
+    schedule: WholeSchedule | SplitSchedule | Literal["explicit"]
     stages: int
     micro_batches: int
     chunks: int = 1
@@ -131,7 +136,7 @@ def orders_of(key: OrderKey) -> Orders:
 def sides_of(key: OrderKey, stage: int) -> tuple[Ints, Ints, Ints]:
     """(side, chunk, micro_batch) of a stage's passes in their order. With K = 3 sides, a whole
     backward pass is followed by one of weights, which takes no time."""
-    if key.schedule in get_args(Schedule):
+    if key.schedule in WHOLE_SCHEDULES:
         return order(key.schedule, key.stages, stage, key.micro_batches, key.chunks)
     sides: dict[PassKind, tuple[int, ...]] = {"F": (0,), "B": (1,), "W": (2,), "D": (1,)}
     if key.split:
@@ -162,7 +167,7 @@ class Replica:
     stages: int  # S
     micro_batches: int  # M
     chunks: int = 1  # C
-    schedule: Schedule | SplitSchedule | Literal["explicit"] = "1f1b"
+    schedule: WholeSchedule | SplitSchedule | Literal["explicit"] = "1f1b"
     explicit: Orders | None = None  # the passes of an explicit schedule
     folded: bool = False  # whether odd chunks go from the last stage back to the first one
     # asynchronous: a message leaves when it is computed, and its sender goes on.
@@ -265,7 +270,7 @@ class Replica:
         They are (2.2) to (2.4) of evidence/speed/joint_bound.md.
         """
         schedule = self.schedule
-        if schedule not in ("gpipe", "1f1b", "interleaved-1f1b"):
+        if schedule not in WHOLE_SCHEDULES:
             return self._reach_of_any_order
         S, C, counts = self.stages, self.chunks, np.bincount(self.kind)
         both = [np.broadcast_to(t, (S, C, len(counts))) for t in (self.forward, self.backward)]

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.joint.schedule.data import Message, Pass, PassProblem
-from hetplan.plans.passes import PassKind
+from hetplan.plans.passes import PassKind, WholeSchedule
 from hetplan.plans.plan import Plan
 from hetplan.replays.chains import ChainReplayer, Replay
 from hetplan.replays.simulator.pipeline import (
@@ -22,7 +22,6 @@ from hetplan.replays.simulator.pipeline import (
     Collective,
     OrderKey,
     Replica,
-    Schedule,
     orders_of,
 )
 from hetplan.replays.simulator.splits import SplitSchedule
@@ -153,7 +152,7 @@ def message_of(traffic: Traffic, numbers: dict[int, int]) -> Message:
     return Message(traffic.seconds, traffic.latency, ports)
 
 
-def named_order(problem: PassProblem, schedule: Schedule | SplitSchedule) -> list[list[Pass]]:
+def named_order(problem: PassProblem, schedule: WholeSchedule | SplitSchedule) -> list[list[Pass]]:
     """The order of a named schedule of the simulator, with the problem's kinds of passes.
 
     Where the problem splits backward passes, the pass of weights of a whole one follows that of
