@@ -17,7 +17,7 @@ from hetplan.profiling.hardware.hostfiles import read_hostfile
 from hetplan.profiling.hardware.hosts import Host
 from hetplan.profiling.hardware.jobs import job_hosts
 from hetplan.profiling.hardware.kubernetes_nodes import read_nodes
-from hetplan.profiling.hardware.node_lists import slurm_hosts
+from hetplan.profiling.hardware.node_lists import node_names
 from hetplan.profiling.hardware.topologies import read_topology
 
 
@@ -112,7 +112,7 @@ def test_broken_hostfiles(text: str, message: str, tmp_path: Path) -> None:
     ],
 )
 def test_slurm_node_lists(text: str, names: list[str]) -> None:
-    assert [host.name for host in slurm_hosts(text)] == names
+    assert node_names(text, where="node list") == names
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_slurm_node_lists(text: str, names: list[str]) -> None:
 )
 def test_broken_node_lists(text: str) -> None:
     with pytest.raises(InputError, match=r"node list"):
-        slurm_hosts(text)
+        node_names(text, where="node list")
 
 
 JOB = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_NUM_NODES": "3"}

@@ -8,7 +8,7 @@ import re
 from itertools import product
 
 from hetplan.errors import InputError, require
-from hetplan.profiling.hardware.hosts import MOST_HOSTS, Host, check_number_of_hosts
+from hetplan.profiling.hardware.hosts import MOST_HOSTS, check_number_of_hosts
 
 # the commas outside of brackets
 OUTER_COMMA = re.compile(r",(?![^\[]*\])")
@@ -16,11 +16,6 @@ OUTER_COMMA = re.compile(r",(?![^\[]*\])")
 ENTRY = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]+\])+")
 PIECE = re.compile(r"[^\[\]]+|\[[^\[\]]+\]")
 RANGE = re.compile(r"^\s*(\d{1,11})(?:-(\d{1,11}))?\s*$")
-
-
-def slurm_hosts(text: str) -> list[Host]:
-    """The hosts of a Slurm node list. Raises InputError."""
-    return [Host(name) for name in node_names(text, where="node list")]
 
 
 def node_names(text: str, *, where: str) -> list[str]:
