@@ -18,6 +18,7 @@ from hetplan.planner.pictures.scene import read, scene
 from hetplan.planner.pictures.terminal import tables
 from hetplan.planner.planning import Planning
 from hetplan.planner.proofs import claim, joined_ladders, ladder_table
+from hetplan.planner.ranking import without_saved_bound
 from hetplan.planner.search import on_devices, replay_candidate
 from hetplan.plans.alike import has_equal_replicas
 from hetplan.plans.degrees import Degrees
@@ -227,6 +228,13 @@ def test_a_file_without_a_ladder_is_read(proven: Planning) -> None:
 def test_bounds_are_left_behind_on_another_cluster(proven: Planning, workload: Workload) -> None:
     moved = on_devices(proven.candidates[0], workload, range(len(workload.cluster.devices)))
     assert moved.ladder == () and present(present(moved.plan).prediction).ladder is None
+
+
+def test_a_file_of_chosen_levels_states_no_bounds(proven: Planning) -> None:
+    """Its readers would take them for bounds of plans with every level of ZeRO."""
+    kept = present(without_saved_bound(proven.candidates[0]).plan)
+    prediction = present(kept.prediction)
+    assert (prediction.bound, prediction.ladder) == (None, None)
 
 
 def test_ladders_of_several_precisions_have_the_least_bounds() -> None:

@@ -82,6 +82,7 @@ def order(plan: Plan, workload: Workload, run: Run, *, split: bool = True) -> Or
                 "closed_form_seconds": None,
                 "objective": None,
                 "bound": None,
+                "ladder": None,
             }
         )
     ordered = ordered.model_copy(update={"prediction": prediction})

@@ -108,12 +108,12 @@ def make_plans(
 
 
 def without_saved_bound(candidate: Candidate) -> Candidate:
-    """The candidate whose plan file states no bound. Readers of the file take it for a bound of all
-    plans, but where the user names ZeRO levels it is of plans of these levels alone."""
+    """The candidate whose plan file states no bounds. Readers of the file take them for bounds of all
+    plans, but where the user names ZeRO levels they are of plans of these levels alone."""
     plan = candidate.plan
     if plan is None or plan.prediction is None:
         return candidate
-    prediction = plan.prediction.model_copy(update={"bound": None})
+    prediction = plan.prediction.model_copy(update={"bound": None, "ladder": None})
     return replace(candidate, plan=plan.model_copy(update={"prediction": prediction}))
 
 
