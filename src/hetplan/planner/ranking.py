@@ -108,8 +108,8 @@ def make_plans(
 
 
 def without_saved_bound(candidate: Candidate) -> Candidate:
-    """The candidate whose plan file states no bounds. Readers of the file take them for bounds of all
-    plans, but where the user names ZeRO levels they are of plans of these levels alone."""
+    """The candidate whose plan file states no bounds. Readers of the file take them for bounds of
+    all plans, but where the user names ZeRO levels they are of plans of these levels alone."""
     plan = candidate.plan
     if plan is None or plan.prediction is None:
         return candidate
