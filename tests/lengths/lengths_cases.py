@@ -15,9 +15,9 @@ def replica(rng: random.Random, name: str) -> LengthsReplica:
         token_seconds=rng.choice([0.0, 1.0, 1.0, 2.0, rng.uniform(0.5, 3.0)]),
         squared_token_seconds=rng.choice([0.0, 0.0, 0.1, rng.uniform(0.0, 0.5)]),
         micro_batch_seconds=rng.choice([0.0, 0.0, 1.0, rng.uniform(0.0, 4.0)]),
-        around_token_seconds=rng.choice([0.0, 0.0, 1.0, rng.uniform(0.0, 3.0)]),
-        around_squared_token_seconds=rng.choice([0.0, 0.0, 0.2]),
-        around_micro_batch_seconds=rng.choice([0.0, 0.0, 1.0, rng.uniform(0.0, 3.0)]),
+        fill_token_seconds=rng.choice([0.0, 0.0, 1.0, rng.uniform(0.0, 3.0)]),
+        fill_squared_token_seconds=rng.choice([0.0, 0.0, 0.2]),
+        fill_micro_batch_seconds=rng.choice([0.0, 0.0, 1.0, rng.uniform(0.0, 3.0)]),
         tokens=rng.choice([4, 6, 8, 12, 50]),
         micro_batches=rng.randint(1, 3),
     )
@@ -70,8 +70,8 @@ def slowest(data: LengthsData, loads: Loads) -> float:
             if tokens > 0:
                 work = one.token_seconds * tokens + one.squared_token_seconds * squares
                 times.append(one.micro_batch_seconds + work)
-                way = one.around_token_seconds * tokens
-                way += one.around_squared_token_seconds * squares
-                ways.append(one.around_micro_batch_seconds + way)
+                way = one.fill_token_seconds * tokens
+                way += one.fill_squared_token_seconds * squares
+                ways.append(one.fill_micro_batch_seconds + way)
         of_replicas.append(sum(times) + max(ways))
     return max(of_replicas)

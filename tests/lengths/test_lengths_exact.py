@@ -67,8 +67,8 @@ def test_the_evaluator_adds_up_the_prose() -> None:
     """Micro-batches of 3 + 2 and of 4 tokens: (5 + 0.5 (9 + 4) + 1) + (4 + 0.5 16 + 1), and the
     longer of the ways 2 5 + 0.25 (9 + 4) + 3 and 2 4 + 0.25 16 + 3."""
     costs = {"squared_token_seconds": 0.5, "micro_batch_seconds": 1.0}
-    costs |= {"around_token_seconds": 2.0, "around_squared_token_seconds": 0.25}
-    costs |= {"around_micro_batch_seconds": 3.0}
+    costs |= {"fill_token_seconds": 2.0, "fill_squared_token_seconds": 0.25}
+    costs |= {"fill_micro_batch_seconds": 3.0}
     data = LengthsData(samples=[3, 2, 4], replicas=[two_replicas(**costs)])
     verdict = evaluate(data, LengthsDecision(micro_batches=[[[0, 1], [], [2]]]))
     assert verdict.objective == pytest.approx(12.5 + 13.0 + 16.25)

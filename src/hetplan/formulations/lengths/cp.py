@@ -1,15 +1,15 @@
 """Problem `lengths` for CP-SAT.
 
 Sets   i samples, the longest first; r replicas; k in 0..K_r-1 micro-batches of replica r.
-Data   l_i tokens;  s_ri = a_r l_i + b_r l_i^2 seconds and c_r of a micro-batch;  s'_ri and c'_r of
-       its way elsewhere;  C_r.
+Data   l_i tokens;  s_ri = a_r l_i + b_r l_i^2 seconds and c_r of a micro-batch;  s'_ri and c'_r
+       fill seconds;  C_r.
 Vars   x[i, r, k] in {0,1}: sample i is in the micro-batch;  used[r, k] in {0,1};
-       t[r, k] ticks of the micro-batch;  m[r] ticks of the longest way;  T ticks.
+       t[r, k] ticks of the micro-batch;  m[r] ticks of the longest fill;  T ticks.
 Min    T,  s.t.
 (1) sum_r,k x[i, r, k] = 1                                                  `place_every_sample`
 (2) sum_i l_i x[i, r, k] <= C_r used[r, k]                                  `keep_within_tokens`
 (3) t[r, k] = c_r used[r, k] + sum_i s_ri x[i, r, k]                        `take_time`
-(4) m[r] >= c'_r used[r, k] + sum_i s'_ri x[i, r, k]                        `go_all_the_way`
+(4) m[r] >= c'_r used[r, k] + sum_i s'_ri x[i, r, k]                        `fill_the_pipeline`
 (5) T >= sum_k t[r, k] + m[r]                                               `wait_for_the_slowest`
 (6) load[r, k] >= load[r, k+1], load the tokens           symmetry          `sort_micro_batches`
 (7) equal replicas r < r': sum_k load[r, k] >= sum_k load[r', k]  symmetry  `sort_replicas`
@@ -62,7 +62,7 @@ def make_variables(model: ConstraintModel, p: LengthsProblem, upper: float) -> V
     samples: dict[Slot, dict[int, IntVar]] = {}
     used, ticks, load = {}, {}, {}
     for r in range(p.replicas):
-        alone = p.overhead[r] + p.around_overhead[r] + p.seconds[r] + p.around[r]
+        alone = p.overhead[r] + p.fill_overhead[r] + p.seconds[r] + p.fill_seconds[r]
         fits = (p.tokens <= p.capacity[r]) & (alone <= upper)
         here = [i for i in range(p.samples) if fits[i]]
         for k in range(int(p.slots[r])):
@@ -106,12 +106,12 @@ def take_time(model: ConstraintModel, p: LengthsProblem, v: Variables) -> None: 
         model.cp.add(ticks == ticks_of(model, v, slot, p.seconds, p.overhead))
 
 
-def go_all_the_way(model: ConstraintModel, p: LengthsProblem, v: Variables) -> None:  # (4)
-    """The longest way is no shorter than that of any micro-batch."""
+def fill_the_pipeline(model: ConstraintModel, p: LengthsProblem, v: Variables) -> None:  # (4)
+    """The longest fill is no shorter than that of any micro-batch."""
     for slot in v.ticks:
         model.check()
-        way = ticks_of(model, v, slot, p.around, p.around_overhead)
-        model.cp.add(v.longest[slot[0]] >= way)
+        fill = ticks_of(model, v, slot, p.fill_seconds, p.fill_overhead)
+        model.cp.add(v.longest[slot[0]] >= fill)
 
 
 def wait_for_the_slowest(model: ConstraintModel, p: LengthsProblem, v: Variables) -> None:  # (5)
@@ -148,7 +148,7 @@ CONSTRAINTS = (
     place_every_sample,
     keep_within_tokens,
     take_time,
-    go_all_the_way,
+    fill_the_pipeline,
     wait_for_the_slowest,
     sort_micro_batches,
     sort_replicas,
@@ -164,7 +164,7 @@ def totals_of(p: LengthsProblem, upper: float) -> Totals:
 
 
 def build(p: LengthsProblem, upper: float, run: Run) -> BuildConstraints[LengthsDecision]:
-    """What builds the model, with what reads its answers."""
+    """A function that builds the model and the reader of its answers."""
 
     def make() -> tuple[ConstraintModel, "Read"]:
         # A tick more than `upper`, so that rounding does not cut off the known decision.

@@ -57,15 +57,15 @@ def within_limits(data: LengthsData, decision: LengthsDecision) -> Iterator[str]
 
 def replica_seconds(replica: LengthsReplica, batches: list[list[int]]) -> float:
     """Seconds of a replica. batches: tokens of the samples of each micro-batch."""
-    slowest_stage, longest_way = 0.0, 0.0
+    slowest_stage, longest_fill = 0.0, 0.0
     for batch in batches:
         if not batch:
             continue
         tokens, squares = sum(batch), sum(length**2 for length in batch)
         slowest_stage += replica.micro_batch_seconds
         slowest_stage += replica.token_seconds * tokens + replica.squared_token_seconds * squares
-        way = replica.around_micro_batch_seconds
-        way += replica.around_token_seconds * tokens
-        way += replica.around_squared_token_seconds * squares
-        longest_way = max(longest_way, way)
-    return slowest_stage + longest_way
+        fill = replica.fill_micro_batch_seconds
+        fill += replica.fill_token_seconds * tokens
+        fill += replica.fill_squared_token_seconds * squares
+        longest_fill = max(longest_fill, fill)
+    return slowest_stage + longest_fill

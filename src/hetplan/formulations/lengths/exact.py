@@ -1,15 +1,16 @@
 """The exact method (and `auto`): branch and bound over samples, the longest first.
 
-A node has the places of the first samples. No replica becomes faster when it takes more samples, so
-a node is left out when a replica alone reaches the best decision known. It is left out, too, when
-the priced work of its samples and the least priced work of the others exceed the priced room of all
-replicas in less time than the best decision takes (`problem`), or when the tokens that are left
-exceed the room that is left.
+A node places the first samples. No replica becomes faster when it takes more samples, so a node is
+pruned when one replica takes as long as the best decision known. A node is pruned, too, when the
+priced work of its samples and the least priced work of the other samples exceed the priced room of
+all replicas within the seconds of the best decision (`problem`), or when more tokens are left than
+fit into the remaining room.
 
-Alike places are tried once: equal micro-batches of a replica, and those of equal replicas that hold
-equal micro-batches. Equally long samples may change places, so each of them tries no place before
-that of the last one. A sample that follows an equal one tells equal replicas apart: if it did not,
-it could take the first of two alike replicas where only the second keeps the order of places.
+Symmetry breaking: of equal micro-batches of a replica one is tried, and of equal replicas with
+equal micro-batches one is tried. Equally long samples may be exchanged, so each of them tries no
+place before the place of the previous one. For such a sample equal replicas count as different:
+only the second of two equal replicas may keep the order of places, and then it must not be
+skipped.
 
 The search begins with the decision of the heuristic.
 """
@@ -29,19 +30,18 @@ PROVEN_NONE = "no packing of the samples into the micro-batches exists"
 
 @dataclass
 class State:
-    """The micro-batches of one replica. `total` adds up their seconds, `work` those of their
-    samples alone."""
+    """The micro-batches of one replica. `total` is the sum of their seconds on the slowest stage,
+    `work` the same without c_r."""
 
     tokens: list[int]
     squares: list[int]
-    around: list[float]  # seconds of each micro-batch elsewhere
+    fill_seconds: list[float]  # of each micro-batch
     total: float = 0.0
     work: float = 0.0
 
     @property
     def key(self) -> tuple[tuple[int, int], ...]:
-        """Its micro-batches in an order of their own. States of equal replicas with equal keys are
-        alike."""
+        """The sorted micro-batches: equal replicas with equal keys are interchangeable."""
         return tuple(sorted(zip(self.tokens, self.squares, strict=True)))
 
 
@@ -56,22 +56,25 @@ class Place:
 
 @dataclass
 class Search:
-    """The depth-first search. `best` and `kept` are the best decision known."""
+    """The depth-first search. `best` and `kept` are the seconds and the samples of the best
+    decision known."""
 
     problem: LengthsProblem
     run: Run
     best: float
     kept: list[list[list[int]]] | None
     states: list[State] = field(init=False)
-    at: list[tuple[int, int]] = field(init=False)  # places of the samples so far
+    at: list[tuple[int, int]] = field(
+        init=False
+    )  # (replica, micro-batch) of the samples placed so far
 
     def __post_init__(self) -> None:
         p = self.problem
         self.states = [State([0] * k, [0] * k, [0.0] * k) for k in p.slots.tolist()]
         self.at = []
-        self.seconds, self.around = p.seconds.tolist(), p.around.tolist()
+        self.seconds, self.fill_seconds = p.seconds.tolist(), p.fill_seconds.tolist()
         self.tokens, self.capacity = p.tokens.tolist(), p.capacity.tolist()
-        self.overhead, self.around_overhead = p.overhead.tolist(), p.around_overhead.tolist()
+        self.overhead, self.fill_overhead = p.overhead.tolist(), p.fill_overhead.tolist()
         self.price = p.prices.of_replica.tolist()
         priced = (p.prices.of_replica[:, None] * p.seconds).min(axis=0)
         # [n + 1] priced work and tokens of the samples from each one on
@@ -81,7 +84,7 @@ class Search:
         self.better_than(self.best)
 
     def better_than(self, seconds: float) -> None:
-        """Look only for decisions of less time than that, less the gap."""
+        """From now on prune decisions that are not faster than `seconds` by more than the gap."""
         p, self.best = self.problem, seconds
         self.limit = seconds * (1 - GAP_SHARE * self.run.options.gap)
         room = p.room(min(self.limit, p.longest_seconds))
@@ -97,27 +100,27 @@ class Search:
         found = []
         for r, state in enumerate(self.states):
             whole = r if follows else (self.problem.alike[r], state.key)
-            longest = max(state.around)
+            longest = max(state.fill_seconds)
             for k, tokens in enumerate(state.tokens):
                 key = (whole, tokens, state.squares[k])
                 if tokens + size > self.capacity[r] or key in alike or (r, k) < first:
                     continue
                 alike.add(key)
-                added, around = self.added(i, r, new=tokens == 0)
-                value = state.total + added + max(longest, state.around[k] + around)
+                added, fill = self.added(i, r, new=tokens == 0)
+                value = state.total + added + max(longest, state.fill_seconds[k] + fill)
                 found.append(Place(value, r, k))
         yield from sorted(found, key=lambda place: place.value)
 
     def added(self, sample: int, replica: int, *, new: bool) -> tuple[float, float]:
-        """Seconds that a sample adds to a micro-batch, and to its way elsewhere. new: whether it is
-        the first one there."""
-        seconds, around = self.seconds[replica][sample], self.around[replica][sample]
+        """(seconds on the slowest stage, fill seconds) that a sample adds to a micro-batch. new:
+        whether the micro-batch is empty before."""
+        seconds, fill = self.seconds[replica][sample], self.fill_seconds[replica][sample]
         if new:
-            return seconds + self.overhead[replica], around + self.around_overhead[replica]
-        return seconds, around
+            return seconds + self.overhead[replica], fill + self.fill_overhead[replica]
+        return seconds, fill
 
-    def leaves_out(self) -> bool:
-        """Whether no completion of the present node is better than the best decision."""
+    def can_be_pruned(self) -> bool:
+        """Whether the bounds prove that no completion of the node beats the best decision."""
         priced = self.rest[len(self.at)]
         for price, state in zip(self.price, self.states, strict=True):
             priced += price * state.work
@@ -130,12 +133,12 @@ class Search:
             state,
             tokens=list(state.tokens),
             squares=list(state.squares),
-            around=list(state.around),
+            fill_seconds=list(state.fill_seconds),
         )
-        added, around = self.added(i, place.replica, new=state.tokens[place.slot] == 0)
+        added, fill = self.added(i, place.replica, new=state.tokens[place.slot] == 0)
         state.tokens[place.slot] += self.tokens[i]
         state.squares[place.slot] += self.tokens[i] ** 2
-        state.around[place.slot] += around
+        state.fill_seconds[place.slot] += fill
         state.total += added
         state.work += self.seconds[place.replica][i]
         self.room -= self.tokens[i]
@@ -150,7 +153,7 @@ class Search:
         self.room += self.tokens[len(self.at)]
 
     def finish(self) -> None:
-        """Search everything. Raises Stopped where the run should stop."""
+        """Search all nodes. Raises Stopped where the run should stop."""
         n = self.problem.samples
         node_seconds = SLOT_SECONDS * int(self.problem.slots.sum())
         stack: list[tuple[Iterator[Place], tuple[Place, State] | None]] = [(self.places(), None)]
@@ -163,18 +166,18 @@ class Search:
                 if done is not None:
                     self.undo(done)
                 continue
-            made = self.go_to(place)
-            left_out = self.leaves_out()
-            if left_out or len(self.at) == n:
-                if not left_out:
+            step = self.go_to(place)
+            pruned = self.can_be_pruned()
+            if pruned or len(self.at) == n:
+                if not pruned:
                     self.keep()
-                self.undo(made)
+                self.undo(step)
             else:
-                stack.append((self.places(), made))
+                stack.append((self.places(), step))
 
     def keep(self) -> None:
         """Keep the decision of the present node, which is complete and better than the best."""
-        self.better_than(max(state.total + max(state.around) for state in self.states))
+        self.better_than(max(state.total + max(state.fill_seconds) for state in self.states))
         self.kept = [[[] for _ in state.tokens] for state in self.states]
         for i, (r, k) in enumerate(self.at):
             self.kept[r][k].append(i)

@@ -1,9 +1,10 @@
-"""The heuristic: the longest sample first, to the micro-batch with which its replica ends first;
-then samples move away from the slowest replica, or change places with others, while that helps.
+"""The heuristic: longest processing time first, then local search.
 
-If the longest first leaves a sample without room, the fullest micro-batch with room takes each
-sample instead (best fit decreasing), and the same improvement follows. Sources: Graham 1969 for the
-longest first; Johnson 1974 for best fit.
+The samples are placed in descending order of length, each into the micro-batch with which its
+replica ends first. If a sample finds no room, all samples are placed anew by best fit decreasing:
+each into the fullest micro-batch with room. The local search moves samples away from the slowest
+replica, or exchanges them with others, as long as the slowest replica becomes faster. Sources:
+Graham 1969 (longest processing time), Johnson 1974 (best fit).
 """
 
 from collections.abc import Iterator
@@ -16,23 +17,26 @@ from hetplan.formulations.lengths.problem import Floats, Ints, LengthsProblem
 from hetplan.solvers.run import Outcome, Run, Stop
 
 SAME = 1e-12  # a relative difference below which seconds count as equal
-MOST_CHANGES = 2000  # of the improvement
-LOOK_SECONDS = 1e-4  # that a look at all changes of one sample counts towards the budget
+MOST_CHANGES = 2000  # of the local search
+SAMPLE_SECONDS = 1e-4  # counted towards the budget for pricing all changes of one sample
 NO_ROOM = "found no micro-batches with room for all samples"
 
 
 class Change(NamedTuple):
-    """A sample that goes to another micro-batch, and the sample that comes in its place."""
+    """A move of a sample to another micro-batch, or its exchange with a sample there."""
 
     sample: int
-    replica: int  # where the sample goes
-    slot: int
-    back: int | None  # None: nothing comes back
+    replica: int  # the target
+    slot: int  # the target's micro-batch
+    back: int | None  # the sample that takes the old place; None: a move
 
 
 class Packing:
-    """The micro-batches so far. Arrays have a row for each replica and a column for each
-    micro-batch; columns that a replica does not have hold no tokens."""
+    """Samples in micro-batches, with the seconds of the replicas.
+
+    Arrays [R, K] have a row for each replica and a column (`slot`) for each micro-batch. Columns
+    beyond the number of micro-batches of a replica have no tokens.
+    """
 
     def __init__(self, problem: LengthsProblem) -> None:
         self.problem = problem
@@ -41,16 +45,18 @@ class Packing:
         self.tokens: Ints = np.zeros(shape, np.int64)
         self.seconds: Floats = np.zeros(shape)
         self.total: Floats = np.zeros(shape[0])  # [R] seconds of all micro-batches
-        self.around: Floats = np.zeros(shape)  # seconds of the micro-batch elsewhere
-        # the longest way of the other micro-batches of the replica
+        self.fill_seconds: Floats = np.zeros(shape)
+        # [R, K] the largest fill seconds of the replica's other micro-batches
         self.others: Floats = np.zeros(shape)
-        self.replica: Ints = np.full(problem.samples, -1)  # [n] where each sample is
+        self.replica: Ints = np.full(
+            problem.samples, -1
+        )  # [n] replica of each sample; -1: not placed
         self.slot: Ints = np.full(problem.samples, -1)
 
     @property
     def replica_seconds(self) -> Floats:
         """[R] seconds of each replica."""
-        return np.asarray(self.total + self.around.max(axis=1))
+        return np.asarray(self.total + self.fill_seconds.max(axis=1))
 
     @property
     def objective(self) -> float:
@@ -58,14 +64,14 @@ class Packing:
         return float(self.replica_seconds.max())
 
     def place(self, sample: int, replica: int, slot: int) -> None:
-        """Put a sample, which may be elsewhere, into a micro-batch."""
+        """Put a sample into a micro-batch, and take it out of its old one where it has one."""
         before = int(self.replica[sample])
         self.replica[sample], self.slot[sample] = replica, slot
         for changed in {before, replica} - {-1}:
             self.refresh(changed)
 
     def refresh(self, r: int) -> None:
-        """Compute a replica's rows anew from where the samples are."""
+        """Compute the rows of replica r from `replica` and `slot`."""
         p, here = self.problem, np.flatnonzero(self.replica == r)
         slots, columns = self.slot[here], self.tokens.shape[1]
         tokens = np.bincount(slots, p.tokens[here], minlength=columns)
@@ -73,24 +79,25 @@ class Packing:
         added = np.bincount(slots, p.seconds[r, here], minlength=columns)
         self.seconds[r] = np.where(tokens > 0, added + p.overhead[r], 0.0)
         self.total[r] = self.seconds[r].sum()
-        around = np.bincount(slots, p.around[r, here], minlength=columns)
-        self.around[r] = np.where(tokens > 0, around + p.around_overhead[r], 0.0)
-        self.others[r] = longest_others(self.around[r])
+        fill = np.bincount(slots, p.fill_seconds[r, here], minlength=columns)
+        self.fill_seconds[r] = np.where(tokens > 0, fill + p.fill_overhead[r], 0.0)
+        self.others[r] = longest_others(self.fill_seconds[r])
 
     def with_sample(self, sample: int) -> Floats:
-        """[R, K] seconds of the replica after the sample, which is nowhere in it, joins each
-        micro-batch; infinite where it has no room."""
+        """[R, K] seconds of the replica after the sample joins the micro-batch; infinite where it
+        has no room. The row of the sample's present replica has no meaning."""
         p, new = self.problem, self.tokens == 0
         added = p.seconds[:, sample][:, None] + np.where(new, p.overhead[:, None], 0.0)
-        around = self.around + p.around[:, sample][:, None]
-        around += np.where(new, p.around_overhead[:, None], 0.0)
-        seconds = self.total[:, None] + added + np.maximum(self.others, around)
+        fill = self.fill_seconds + p.fill_seconds[:, sample][:, None]
+        fill += np.where(new, p.fill_overhead[:, None], 0.0)
+        seconds = self.total[:, None] + added + np.maximum(self.others, fill)
         room = self.tokens + p.tokens[sample] <= p.capacity[:, None]
         return np.where(room & self.exists, seconds, np.inf)
 
     def changes(self, sample: int) -> Iterator[tuple[float, Change]]:
-        """(seconds of the slower of the replicas that it changes, change) of the best move of the
-        sample to another replica, of its best exchange, and of every change at home."""
+        """(seconds, change) of the best move of the sample to another replica, of its best exchange
+        with another replica, and of every change within its replica. The seconds are those of the
+        slower replica of the change."""
         r = int(self.replica[sample])
         moved = np.maximum(self.with_sample(sample), self.without(sample))
         moved[r] = np.inf
@@ -100,38 +107,40 @@ class Packing:
         back = int(exchanged.argmin())
         change = Change(sample, int(self.replica[back]), int(self.slot[back]), back)
         yield float(exchanged[back]), change
-        yield from self.changes_at_home(sample)
+        yield from self.changes_within_replica(sample)
 
     def without(self, sample: int) -> float:
         """Seconds of the sample's replica without it."""
         p, r, k = self.problem, int(self.replica[sample]), int(self.slot[sample])
         if self.tokens[r, k] == p.tokens[sample]:
             return float(self.total[r] - self.seconds[r, k] + self.others[r, k])
-        around = max(self.others[r, k], self.around[r, k] - p.around[r, sample])
-        return float(self.total[r] - p.seconds[r, sample] + around)
+        fill = max(self.others[r, k], self.fill_seconds[r, k] - p.fill_seconds[r, sample])
+        return float(self.total[r] - p.seconds[r, sample] + fill)
 
     def exchanged(self, sample: int) -> Floats:
-        """[n] seconds of the slower of two replicas after the sample and another one change places;
-        infinite where there is no room, and within the replica."""
+        """[n] seconds of the slower of two replicas after the sample and each other one are
+        exchanged; infinite where there is no room, and for samples of the same replica or
+        length."""
         p, r, k = self.problem, int(self.replica[sample]), int(self.slot[sample])
-        s, l = self.replica, self.slot
+        others, slots = self.replica, self.slot  # [n] of each other sample
         every = np.arange(p.samples)
-        of_this = self.total[r] - p.seconds[r, sample] + p.seconds[r]
-        around = self.around[r, k] - p.around[r, sample] + p.around[r]
-        of_this = of_this + np.maximum(self.others[r, k], around)
-        of_that = self.total[s] - p.seconds[s, every] + p.seconds[s, sample]
-        around = self.around[s, l] - p.around[s, every] + p.around[s, sample]
-        of_that = of_that + np.maximum(self.others[s, l], around)
+        seconds_here = self.total[r] - p.seconds[r, sample] + p.seconds[r]
+        fill = self.fill_seconds[r, k] - p.fill_seconds[r, sample] + p.fill_seconds[r]
+        seconds_here = seconds_here + np.maximum(self.others[r, k], fill)
+        seconds_there = self.total[others] - p.seconds[others, every] + p.seconds[others, sample]
+        fill = self.fill_seconds[others, slots] - p.fill_seconds[others, every]
+        fill = fill + p.fill_seconds[others, sample]
+        seconds_there = seconds_there + np.maximum(self.others[others, slots], fill)
         fits = self.tokens[r, k] - p.tokens[sample] + p.tokens <= p.capacity[r]
-        fits &= self.tokens[s, l] - p.tokens + p.tokens[sample] <= p.capacity[s]
-        fits &= (s != r) & (p.tokens != p.tokens[sample])
-        return np.where(fits, np.maximum(of_this, of_that), np.inf)
+        fits &= self.tokens[others, slots] - p.tokens + p.tokens[sample] <= p.capacity[others]
+        fits &= (others != r) & (p.tokens != p.tokens[sample])
+        return np.where(fits, np.maximum(seconds_here, seconds_there), np.inf)
 
-    def changes_at_home(self, sample: int) -> Iterator[tuple[float, Change]]:
-        """(seconds of the replica, change) of every move and exchange within the replica. They
-        matter where the longest way or the number of micro-batches costs seconds."""
+    def changes_within_replica(self, sample: int) -> Iterator[tuple[float, Change]]:
+        """(seconds of the replica, change) of every move and exchange within the replica. There
+        are none where neither the number of micro-batches nor their fill costs seconds."""
         p, r, k = self.problem, int(self.replica[sample]), int(self.slot[sample])
-        if p.overhead[r] == 0 and p.around_overhead[r] == 0 and not p.around[r].any():
+        if p.overhead[r] == 0 and p.fill_overhead[r] == 0 and not p.fill_seconds[r].any():
             return
         size = int(p.tokens[sample])
         mates = [j for j in np.flatnonzero(self.replica == r).tolist() if self.slot[j] != k]
@@ -144,25 +153,25 @@ class Packing:
             if l == k or not fits or size == size_back:
                 continue
             change = Change(sample, r, l, back)
-            yield self.seconds_at_home(change), change
+            yield self.seconds_after_change_within(change), change
 
-    def seconds_at_home(self, change: Change) -> float:
+    def seconds_after_change_within(self, change: Change) -> float:
         """Seconds of the replica after a change within it."""
         p, sample, r, l, back = self.problem, *change
         k = int(self.slot[sample])
-        total, around = float(self.total[r]), self.around[r].copy()
-        way = float(p.around[r, sample])
+        total, fill = float(self.total[r]), self.fill_seconds[r].copy()
+        difference = float(p.fill_seconds[r, sample])
         if back is not None:
-            way -= float(p.around[r, back])
-        around[l] += way
-        around[k] -= way
+            difference -= float(p.fill_seconds[r, back])
+        fill[l] += difference
+        fill[k] -= difference
         if back is None and self.tokens[r, l] == 0:
             total += float(p.overhead[r])
-            around[l] += p.around_overhead[r]
+            fill[l] += p.fill_overhead[r]
         if back is None and self.tokens[r, k] == p.tokens[sample]:
             total -= float(p.overhead[r])
-            around[k] = 0.0
-        return total + float(around.max())
+            fill[k] = 0.0
+        return total + float(fill.max())
 
     def make(self, change: Change) -> None:
         """Make a change."""
@@ -182,7 +191,7 @@ class Packing:
 
 
 def longest_others(seconds: Floats) -> Floats:
-    """[K] the largest of the other values."""
+    """[K] for each entry the largest of the other entries; 0 where there is no other."""
     if len(seconds) == 1:
         return np.zeros(1)
     first, second = np.argsort(-seconds, kind="stable")[:2]
@@ -192,8 +201,7 @@ def longest_others(seconds: Floats) -> Floats:
 
 
 def packed(problem: LengthsProblem, *, by_room: bool) -> Packing | None:
-    """The packing of the samples one after the other, the longest first; None where one finds no
-    room.
+    """The packing that places the longest sample first; None where a sample finds no room.
 
     by_room: whether each sample joins the fullest micro-batch with room for it. Otherwise it joins
     the one with which its replica ends first, of equal ones the fullest.
@@ -213,23 +221,23 @@ def packed(problem: LengthsProblem, *, by_room: bool) -> Packing | None:
 
 
 def improve(packing: Packing, run: Run) -> None:
-    """Change the places of samples of the slowest replica while that makes it faster."""
+    """Local search: change places of samples of the slowest replica while it becomes faster."""
     for _ in range(MOST_CHANGES):
         seconds = packing.replica_seconds
         slowest = int(seconds.argmax())
         limit = float(seconds[slowest]) * (1 - SAME)
-        better = None
+        improvement = None
         for sample in np.flatnonzero(packing.replica == slowest).tolist():
-            run.count(LOOK_SECONDS)
+            run.count(SAMPLE_SECONDS)
             if run.should_stop:
                 return
             value, change = min(packing.changes(sample), key=lambda pair: pair[0])
             if value < limit:
-                better = change
+                improvement = change
                 break
-        if better is None:
+        if improvement is None:
             return
-        packing.make(better)
+        packing.make(improvement)
 
 
 def best_packing(problem: LengthsProblem, run: Run) -> Packing | None:

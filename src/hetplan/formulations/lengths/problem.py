@@ -1,9 +1,9 @@
 """Problem `lengths` as arrays for its solvers, with a lower bound by prices.
 
-Room   s_ri = a_r l_i + b_r l_i^2 is the work of sample i on replica r, and s'_ri = a'_r l_i +
-       b'_r l_i^2 >= f_r s_ri its way elsewhere, for f_r = min_i s'_ri / s_ri. With m micro-batches
+Room   s_ri = a_r l_i + b_r l_i^2 is the work of sample i on replica r. Its fill seconds are
+       s'_ri = a'_r l_i + b'_r l_i^2 >= f_r s_ri for f_r = min_i s'_ri / s_ri. With m micro-batches
        replica r ends within T seconds only if its work W satisfies
-       m c_r + W + c'_r + f_r W / m <= T, because the longest way is no shorter than the mean; and
+       m c_r + W + c'_r + f_r W / m <= T, because the longest fill is no shorter than the mean; and
        W <= m v_r, where v_r is the most work of C_r tokens in samples no longer than the longest.
        Let W_r(T) be the most work over m in 1..K_r; it grows with T.
 Prices For any z_r >= 0, all samples end within T only if sum_i min_r z_r s_ri <= sum_r z_r W_r(T),
@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 
 # Share by which sums in another order than the evaluator's may differ.
 ROUNDING = 1e-12
-STEPS = 60  # of the ascent of prices; more raise the bound by less than 1e-3 of it
+STEPS = 60  # of the ascent of prices; further steps raise the bound by less than 0.1 %
 HALVINGS = 40  # of the interval in which the least T lies
 
 
@@ -47,18 +47,18 @@ class LengthsProblem:
         self.tokens: Ints = tokens[self.order]
         squares = self.tokens.astype(float) ** 2
         self.overhead: Floats = np.array([r.micro_batch_seconds for r in replicas])
-        self.around_overhead: Floats = np.array([r.around_micro_batch_seconds for r in replicas])
+        self.fill_overhead: Floats = np.array([r.fill_micro_batch_seconds for r in replicas])
         self.capacity: Ints = np.array([r.tokens for r in replicas])
         self.slots: Ints = np.array([r.micro_batches for r in replicas])
         linear = np.array([r.token_seconds for r in replicas])
         quadratic = np.array([r.squared_token_seconds for r in replicas])
         # [R, n] s_ri: seconds that a sample adds to its micro-batch
         self.seconds: Floats = np.outer(linear, self.tokens) + np.outer(quadratic, squares)
-        around_linear = np.array([r.around_token_seconds for r in replicas])
-        around_quadratic = np.array([r.around_squared_token_seconds for r in replicas])
-        # [R, n] s'_ri: seconds that a sample adds to the way of its micro-batch elsewhere
-        self.around: Floats = np.outer(around_linear, self.tokens)
-        self.around += np.outer(around_quadratic, squares)
+        fill_linear = np.array([r.fill_token_seconds for r in replicas])
+        fill_quadratic = np.array([r.fill_squared_token_seconds for r in replicas])
+        # [R, n] s'_ri: fill seconds that a sample adds to its micro-batch
+        self.fill_seconds: Floats = np.outer(fill_linear, self.tokens)
+        self.fill_seconds += np.outer(fill_quadratic, squares)
         # [R] v_r
         longest = np.minimum(self.capacity, self.tokens[0])
         self.most_work: Floats = (linear + quadratic * longest) * self.capacity
@@ -94,9 +94,9 @@ class LengthsProblem:
         return None
 
     def room(self, seconds: float) -> Floats:
-        """[R] W_r(T): the most work that each replica ends within so many seconds."""
+        """[R] W_r(T): the most work that each replica ends within T = `seconds`."""
         m = np.arange(1, int(min(self.slots.max(), self.samples)) + 1)
-        within = seconds - self.overhead[:, None] * m - self.around_overhead[:, None]
+        within = seconds - self.overhead[:, None] * m - self.fill_overhead[:, None]
         work = np.minimum(within / (1 + self.ratio[:, None] / m), self.most_work[:, None] * m)
         work = np.where(m <= self.slots[:, None], work, 0.0)
         return np.asarray(np.maximum(work, 0.0).max(axis=1))
@@ -105,10 +105,10 @@ class LengthsProblem:
     def ratio(self) -> Floats:
         """[R] f_r, rounded down; 0 where a replica has samples without work."""
         work = np.where(self.seconds > 0, self.seconds, np.inf)
-        return np.asarray((self.around / work).min(axis=1) * (1 - ROUNDING))
+        return np.asarray((self.fill_seconds / work).min(axis=1) * (1 - ROUNDING))
 
     def least_seconds(self, prices: Floats, work: float, low: float) -> float:
-        """The least T with sum_r z_r W_r(T) >= work, from below; `low` where that is no more."""
+        """The least T >= low with sum_r z_r W_r(T) >= work, rounded down. prices: [R] z_r."""
         if prices @ self.room(low) >= work:
             return low
         high = self.longest_seconds
@@ -122,9 +122,9 @@ class LengthsProblem:
 
     @cached_property
     def longest_seconds(self) -> float:
-        """Seconds that no replica exceeds, whatever it computes."""
+        """Seconds that no replica exceeds under any decision."""
         most = self.seconds.sum(axis=1) + self.overhead * np.minimum(self.slots, self.samples)
-        return float((most + self.around.sum(axis=1) + self.around_overhead).max())
+        return float((most + self.fill_seconds.sum(axis=1) + self.fill_overhead).max())
 
     @cached_property
     def prices(self) -> Prices:
@@ -153,7 +153,7 @@ class LengthsProblem:
     @cached_property
     def bound(self) -> float:
         """A lower bound on the objective: that of the prices, and the longest sample alone."""
-        alone = self.overhead + self.around_overhead + self.seconds[:, 0] + self.around[:, 0]
+        alone = self.overhead + self.fill_overhead + self.seconds[:, 0] + self.fill_seconds[:, 0]
         fits = self.capacity >= self.tokens[0]
         longest = float(alone[fits].min()) if fits.any() else 0.0
         return max(self.prices.bound, longest) * (1 - ROUNDING)

@@ -147,9 +147,9 @@ class ReplicaCosts:
             token_seconds=float(stages.token[slowest]),
             squared_token_seconds=float(stages.squared[slowest]),
             micro_batch_seconds=float(stages.fixed[slowest]),
-            around_token_seconds=float(stages.token[others].sum()) / chunks + per_token,
-            around_squared_token_seconds=float(stages.squared[others].sum()) / chunks,
-            around_micro_batch_seconds=float(stages.fixed[others].sum()) / chunks
+            fill_token_seconds=float(stages.token[others].sum()) / chunks + per_token,
+            fill_squared_token_seconds=float(stages.squared[others].sum()) / chunks,
+            fill_micro_batch_seconds=float(stages.fixed[others].sum()) / chunks
             + sum(message.latency for message in messages),
             tokens=capacity,
             micro_batches=micro_batches,
