@@ -136,7 +136,7 @@ def what_if(
     remove: Annotated[
         list[str] | None,
         typer.Option(
-            "--remove", metavar="nodeN|COUNTxDEVICE", help="Remove a node, or so many devices."
+            "--remove", metavar="nodeN|COUNTxDEVICE", help="Remove a node, or COUNT devices."
         ),
     ] = None,
     network: Annotated[

@@ -101,7 +101,7 @@ def lengths_table(answer: LengthsAnswer) -> Table:
 
 
 def lines(answer: LengthsAnswer, chosen: LengthsPlan | None) -> list[str]:
-    """What the table's plan gains by packing and by balance."""
+    """Lines on the gain of the chosen plan by packing and by balance."""
     said = [f"in the mean of {counted(DRAWS, 'drawn iteration')}, seed {answer.seed}, replayed"]
     if chosen is None:
         return [*said, "no plan holds the longest of the drawn samples"]

@@ -309,7 +309,7 @@ def plan(
         )
 
     def answered() -> "tuple[Planning, LengthsAnswer | None]":
-        """The planning, and what it is on samples of unequal lengths where there are any."""
+        """The planning, and its answer for samples of unequal lengths where there are any."""
         if of_lengths is None:
             return plans_of(workloads, notes, run), None
         answer = plan_lengths(
@@ -727,7 +727,7 @@ def versus_best(planning: "Planning") -> "Column[Candidate]":
     best = planning.best
 
     def ratio(candidate: "Candidate") -> float | None:
-        """How much longer the candidate takes; None for an empty text."""
+        """The candidate's seconds over the winner's, less 1; None for an empty text."""
         return None if best is None or candidate is best else longer(candidate, best)
 
     ratios = [value for value in map(ratio, planning.candidates) if value is not None]

@@ -291,8 +291,8 @@ def same_plan(one: Candidate, other: Candidate) -> bool:
 
 
 def longer(candidate: Candidate, best: Candidate) -> float | None:
-    """How much longer an iteration of a candidate takes than one of the best, as a ratio; None
-    where the seconds of one are not known."""
+    """The candidate's seconds of an iteration over the best one's, less 1; None where either is not
+    known."""
     if candidate.predicted_seconds is None or not best.predicted_seconds:
         return None
     return candidate.predicted_seconds / best.predicted_seconds - 1.0

@@ -247,7 +247,7 @@ FURTHER = Parameters(
 )  # fmt: skip
 
 
-# A replay with further degrees takes so many times as long as one without.
+# Ratio of the seconds of a replay with further degrees to those of a replay without.
 FURTHER_REPLAYS = 3.0
 
 

@@ -63,7 +63,7 @@ class Planning:
 
     @property
     def of_any_order(self) -> list[Candidate]:
-        """Those of them whose bounds hold for all orders of passes."""
+        """The candidates of `of_joint` whose bounds hold for all orders of passes."""
         return [c for c in self.of_joint if c.method == SCHEDULES]
 
     def bound_of(self, candidates: Sequence[Candidate]) -> float | None:

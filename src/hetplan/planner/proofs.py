@@ -1,4 +1,4 @@
-"""What is proven of plans: the ladder of bounds, and its claims in words."""
+"""The proven claims on plans: the ladder of bounds, and its claims in words."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -72,8 +72,8 @@ def with_any_order(ladder: Iterable[Rung], bound: float, best: float | None) -> 
 
 
 def gap(rung: Rung) -> float | None:
-    """How far the bound is below the fastest known plan of the class, as a share of its seconds;
-    None where no plan is known."""
+    """The gap between the bound and the fastest known plan of the class, as a share of the plan's
+    seconds; None where no plan is known."""
     return relative_gap(rung.best, rung.bound)
 
 
@@ -83,7 +83,7 @@ def documents(ladder: Iterable[Rung]) -> list[dict[str, Any]]:
 
 
 def rung_text(rung: Rung) -> str:
-    """The plans of a rung, and what is counted of them."""
+    """The plans of a rung, and the costs that its bound counts."""
     shape = "1 pipeline"
     if rung.replicas is not None and rung.replicas > 1:
         shape = f"{rung.replicas} equal replicas"

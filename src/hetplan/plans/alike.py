@@ -24,8 +24,8 @@ def has_equal_replicas(plan: Plan) -> bool:
 
 
 def shape(plan: Plan, replica: Replica) -> tuple[object, ...]:
-    """What equal replicas have in common: (runs of layers, types of devices) of each stage, and the
-    micro-batches."""
+    """(runs of layers, types of devices) of each stage, and the micro-batches: equal replicas have
+    equal shapes."""
     stages = [
         (tuple(stage.layers), tuple(plan.devices[device].type for device in stage.all_devices))
         for stage in replica.stages

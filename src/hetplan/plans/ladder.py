@@ -1,4 +1,4 @@
-"""The ladder of bounds: what is proven of all plans, and of classes of them, as a plan file keeps
+"""The ladder of bounds: proven claims on all plans and on classes of plans, as a plan file keeps
 it."""
 
 from typing import Annotated, Literal
@@ -11,12 +11,12 @@ RungName = Literal["alone", "micro-batches", "passes", "links", "equal", "all", 
 
 
 class Rung(StrictModel):
-    """One class of plans, and what is proven of it.
+    """One class of plans with its bound.
 
     The rungs of a ladder, of which any may be missing:
 
     alone          all plans, by computing alone
-    micro-batches  so many equal replicas in such micro-batches, by computing alone
+    micro-batches  plans with this number of equal replicas and this micro-batch, by computing alone
     passes         the same plans, with the filling and draining of their pipelines
     links          the same plans, with messages and the joining of gradients, too
     equal          all plans with equal replicas (`alike.has_equal_replicas`)

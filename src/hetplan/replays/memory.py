@@ -76,7 +76,7 @@ class WeightShape(NamedTuple):
     expert: bool  # whether it is an expert's
 
     def on_a_rank(self, ranks: Numbers) -> tuple[Numbers, Numbers]:
-        """(rows, columns) of the part that each of so many ranks has."""
+        """(rows, columns) of the part that each of `ranks` ranks has."""
         return (
             self.rows / ranks if self.divided == "rows" else self.rows + 0 * ranks,
             self.columns / ranks if self.divided == "columns" else self.columns + 0 * ranks,

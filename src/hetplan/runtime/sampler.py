@@ -51,7 +51,7 @@ class PlannedBatches:
         self.epoch, self.done = epoch, done
 
     def weight(self, samples: int) -> float:
-        """The factor for the mean loss of a micro-batch of so many samples.
+        """The factor for the mean loss of a micro-batch with `samples` samples.
 
         Each rank sums the scaled losses of its micro-batches, and DDP averages over the ranks. With
         this factor the result is the mean loss over the global batch.

@@ -44,7 +44,8 @@ EXACT: Mapping[str, NativeValue] = {
     "dual_feasibility_tolerance": TOLERANCE,
 }
 # HiGHS asks now and then whether it should stop: in every node, and between the steps of the root.
-# Each time counts so many seconds towards a budget, and so many more for each entry of the model.
+# Each time counts CHECK_SECONDS towards a budget, and ENTRY_SECONDS more for each entry of the
+# model.
 CHECK_SECONDS = 1e-2
 ENTRY_SECONDS = 2e-6
 # Seconds of a slow core that an iteration of the simplex takes for each row of the model. On the

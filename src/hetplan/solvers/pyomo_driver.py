@@ -131,7 +131,7 @@ def _minimised(
     except Exception as error:  # noqa: BLE001 - the solvers' own exceptions have no common base
         return ModelAnswer(stop=Stop.ERROR, message=kind_and_text(error))
     if results is None:
-        late = f"{run.options.pyomo_solver} did not stop in time; what it had found is lost"
+        late = f"{run.options.pyomo_solver} did not stop in time; its plans are lost"
         return ModelAnswer(stop=stop_reason(run), message=late)
     stop, message = _stop_and_message(results, run)
     # of a linear programme that was stopped, gurobi and HiGHS tell the objective of an iterate

@@ -28,7 +28,7 @@ COMMON_SOLVERS = (
 
 @dataclass(frozen=True)
 class Solver:
-    """What a solver calls the common options. None: it has no such option, or Pyomo passes it."""
+    """A solver's names of the common options. None: it has no such option, or Pyomo passes it."""
 
     gap: str | None = None
     seed: str | None = None

@@ -204,7 +204,7 @@ class Run:
         return self.budget is not None and self.seconds_left <= 0.0 < self.remaining
 
     def count(self, seconds: float) -> None:
-        """Count work that takes so many seconds on a slow core."""
+        """Count work that takes `seconds` on a slow core."""
         self.work.seconds += seconds
 
     @property

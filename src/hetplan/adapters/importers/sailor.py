@@ -9,10 +9,10 @@ device and one sample in fp32.
 
 Links. A file holds {GPU type: {number of GPUs: [[a, b, c], cap]}}. A fit gives GB/s as a parabola
 over log2 of the message's MB, with a cap in bytes/s. Within a node, it gives the bandwidth of a
-ring over that number of GPUs. Between two nodes, it gives the bandwidth that so many pairs of GPUs
-reach together. A fit only holds in its measured range: beyond the parabola's maximum the bandwidth
-stays at the maximum, and messages below one MB get the bandwidth of one MB. All ranks of a node
-share its network cards, so that more pairs never get less bandwidth than fewer pairs.
+ring over that number of GPUs. Between two nodes, it gives the bandwidth that this number of pairs
+of GPUs reaches together. A fit only holds in its measured range: beyond the parabola's maximum the
+bandwidth stays at the maximum, and messages below one MB get the bandwidth of one MB. All ranks of
+a node share its network cards, so that more pairs never get less bandwidth than fewer pairs.
 
 Plans. A file holds the layers of each stage, a group of GPUs for each stage and data replica, and
 the measured seconds and bytes.

@@ -7,7 +7,7 @@ of the relative errors, and a note tells the largest of these errors.
 `network_gbit_per_s`       what all pairs of GPUs of two nodes reach together
 `flow_gbit_per_s`          what one pair reaches
 `intra_node_gbit_per_s`    what two GPUs of a node reach
-`all_reduce_gbit_per_s`    what a ring of so many GPUs of a node reaches at the largest size
+`all_reduce_gbit_per_s`    number of GPUs -> what their ring in a node reaches, largest size
 """
 
 from collections.abc import Callable

@@ -40,7 +40,7 @@ SLACK = 1 + 1e-12
 
 @dataclass(frozen=True)
 class Bisection:
-    """How far the bound of a configuration is sharpened; further bisections take more time than
+    """The limits of sharpening the bound of a configuration. Further bisections take more time than
     they save."""
 
     most_intervals: int = 40  # bisections of the interval of the slowest stage's time

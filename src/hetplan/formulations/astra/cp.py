@@ -187,7 +187,7 @@ def make_variables(model: ConstraintModel, data: AstraData, types: list[StageTyp
 def use_one_slot_per_stage(
     model: ConstraintModel, data: AstraData, types: list[StageType], v: Variables
 ) -> None:  # (1)
-    """As many slots have layers as there are stages."""
+    """The number of slots with layers is the number of stages."""
     for slot, used in v.used.items():
         model.cp.add(v.layers[slot] >= 1).only_enforce_if(used)
         model.cp.add(v.layers[slot] == 0).only_enforce_if(~used)

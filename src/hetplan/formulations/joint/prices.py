@@ -340,9 +340,8 @@ class Prices:
 
     @cached_property
     def updates(self) -> Floats:
-        """[2, runs, D + 1] seconds of updating a run's weights that so many row groups divide;
-        behind the first index 1 with a copy of the tied weights, where the run has the last layer
-        and not the first."""
+        """[tied, run, n] seconds of updating a run's weights that n row groups divide. tied: 1 with
+        a copy of the tied weights, where the run has the last layer and not the first; else 0."""
         table = np.zeros((2, len(self.runs), len(self.kind) + 1))
         for r, run in enumerate(self.runs[1:], start=1):
             group = self.groups[run.group]

@@ -92,7 +92,7 @@ class Helper:
             self.result = pickle.load(received)  # noqa: S301 - from the process begun here
 
     def ended(self, seconds: float) -> bool:
-        """Whether it has answered or died, after waiting for so many seconds at most."""
+        """Wait at most `seconds`; returns whether the process has answered or died."""
         if self._thread is None:
             return True
         self._thread.join(seconds)
@@ -142,7 +142,7 @@ class Helpers:
         run, parameters = self.local.run, self.local.parameters
         left = min(run.remaining, run.seconds_left)
         shortest = left >= parameters.least_shared
-        # in as many steps, rounds count at least so many seconds
+        # a round of this number of steps counts at least `longest` seconds
         longest = parameters.steps * parameters.move_seconds
         return parameters.workers > 1 and shortest and longest >= parameters.least_shared
 

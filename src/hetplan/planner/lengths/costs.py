@@ -1,11 +1,10 @@
-"""What a plan costs for micro-batches of any lengths, from its costs at two sequence lengths.
+"""The costs of a plan for micro-batches of any lengths, from its costs at two sequence lengths.
 
-A pass of a micro-batch takes c + a T + b Q seconds for T tokens whose samples have Q squared tokens
-in all. Three points of the replay's own costs give c, a and b of every pass: the plan's rows at its
-sequence length L, twice as many, and rows of about as many tokens at another length. So the replay
-of micro-batches of L tokens a sample is the plan's own. Messages, and what is kept for the backward
-pass, grow with T alone.
-"""
+A pass of a micro-batch takes c + a T + b Q seconds, where T is the sum of the tokens of its samples
+and Q the sum of their squares. Three points of the replay's own costs give c, a and b of every
+pass: the plan's rows at its sequence length L, twice as many, and rows of about as many tokens at
+another length. So the replay of micro-batches of L tokens a sample is the plan's own. Messages, and
+what is kept for the backward pass, grow with T alone."""
 
 import math
 from collections.abc import Sequence
@@ -182,8 +181,8 @@ class PlanCosts:
             self.rows.append(max(1, -(-replica.samples // max(counts, 1))))
 
     def with_rows(self, rows: Sequence[int]) -> Plan:
-        """The plan with so many samples in every micro-batch of each replica. Its global batch is
-        another one, so that it is for the costs alone."""
+        """The plan with rows[r] samples in every micro-batch of replica r. Its global batch is not
+        the plan's, so it serves for costs alone."""
         replicas = [
             replica.model_copy(
                 update={"micro_batches": [MicroBatches(count=replica.steps, samples=each)]}
@@ -226,7 +225,7 @@ class PlanCosts:
         fits: dict[int, list[bool]] = {}
 
         def fitting(rows: int) -> list[bool]:
-            """[R] whether the devices of each replica hold micro-batches of so many rows."""
+            """[R] whether the devices of each replica hold micro-batches of `rows` samples."""
             if rows not in fits:
                 fits[rows] = self.fitting(rows)
             return fits[rows]
@@ -244,7 +243,7 @@ class PlanCosts:
         return capacities
 
     def fitting(self, rows: int) -> list[bool]:
-        """[R] whether the devices of each replica hold micro-batches of so many rows."""
+        """[R] whether the devices of each replica hold micro-batches of `rows` samples."""
         plan = self.with_rows([rows] * len(self.rows))
         zero = self.replayer.zero(plan)
         pipelines, _ = self.replayer.parts(plan)
@@ -270,8 +269,8 @@ class PlanCosts:
         return LengthsData(samples=list(samples), replicas=replicas)
 
     def micro_batches(self, replica: int, count: int) -> int | None:
-        """Micro-batches that the schedule takes for so many with samples: the others are empty.
-        None where it does not take so many."""
+        """The number of micro-batches with which the schedule runs `count` of them that have
+        samples; the others are empty. None where it cannot run them."""
         planned, stages = self.plan.replicas[replica].steps, len(self.plan.replicas[replica].stages)
         schedule = self.plan.schedule
         if schedule == "explicit":
@@ -283,8 +282,8 @@ class PlanCosts:
         return max(planned, count)
 
     def seconds(self, batches: Sequence[Sequence[Batch]]) -> float | None:
-        """Replayed seconds of an iteration with these micro-batches; None where the schedule does
-        not take so many.
+        """Replayed seconds of an iteration with these micro-batches; None where the schedule
+        cannot run this number of them.
 
         batches: [replica][micro-batch]. Replicas that synchronise after every micro-batch have
         equally many.

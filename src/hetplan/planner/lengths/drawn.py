@@ -133,7 +133,7 @@ def plan_lengths(
 def on_drawn(
     lengths: Lengths, planning: Planning, workloads_at: WorkloadsAt, run: Run, seed: int
 ) -> dict[str, Drawn]:
-    """What the best plan of a planning takes on drawn lengths, by the names of WAYS; empty where no
+    """Name of WAYS -> the seconds of the best plan of a planning on drawn lengths; empty where no
     plan fits."""
     best = planning.best
     if best is None or best.plan is None:

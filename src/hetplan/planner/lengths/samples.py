@@ -16,8 +16,8 @@ from hetplan.formulations.lengths.data import MOST_TOKENS
 
 Ints = NDArray[np.int64]
 
-# Lengths that stand for a histogram, each with the same share of the samples. Rarer lengths than
-# one in so many samples are left out.
+# Number of lengths that stand for a histogram, each with the same share of the samples. Lengths
+# that are rarer than one in SPREAD samples are left out.
 SPREAD = 10_000
 
 
@@ -50,7 +50,7 @@ class Lengths:
         return replace(self, tokens=np.minimum(self.tokens, most), cut=max(self.cut, longer))
 
     def draw(self, count: int, seed: Sequence[int]) -> list[int]:
-        """Tokens of so many samples, drawn independently."""
+        """Tokens of `count` samples, drawn independently."""
         drawn: list[int] = np.random.default_rng(seed).choice(self.tokens, count).tolist()
         return drawn
 

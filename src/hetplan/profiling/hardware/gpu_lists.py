@@ -49,7 +49,7 @@ class Gpu:
 
 @dataclass
 class GpuList:
-    """What a host printed: its GPUs, and the lines that tell of none."""
+    """The output of a host: its GPUs, and the lines without a GPU."""
 
     gpus: list[Gpu] = field(default_factory=list)
     others: list[str] = field(default_factory=list)

@@ -119,7 +119,8 @@ def product_of(item: Any) -> str | None:
 
 
 def allocatable(item: Any, resource: str) -> int | None:
-    """How many of a resource pods may be given; None where the node does not say so."""
+    """The number of units of a resource that pods can get on the node; None where it is not
+    stated."""
     text = str(value_at(item, "status", "allocatable", resource))
     return int(text[:6]) if text.isdecimal() else None
 

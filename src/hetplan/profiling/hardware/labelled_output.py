@@ -1,4 +1,4 @@
-"""Which host printed which line, in the output of a command that ran on several hosts at once.
+"""Tells which host printed which line, in the output of a command that ran on several hosts.
 
 `HOST: line`                     pdsh, clush, `srun -l` (which writes the number of a task)
 `HOST | CHANGED | rc=0 >>`       Ansible, before the lines of a host

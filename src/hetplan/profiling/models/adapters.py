@@ -126,7 +126,7 @@ class Adapters:
         return tuple((name, columns) for name, columns in modules if name in self.names)
 
     def weight_bytes(self, rows: int) -> float | None:
-        """Bytes in which a frozen weight of a product with so many rows is held, with its part of
+        """Bytes in which a frozen weight of a product with `rows` rows is held, with its part of
         the scales; None: those of the training precision."""
         if self.base_bits == 4:
             return NF4_BITS / 8

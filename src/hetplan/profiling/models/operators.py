@@ -422,9 +422,9 @@ FLASH_SPREAD = {"low": 0.8, "seconds": 1.0, "high": 1.25}
 OUTRUN = 500e12
 HALF_SEQUENCE = 256.0  # keys at which fused attention reaches half of the shares
 # Fused attention gives tiles of `QUERY_TILE` queries of a head to multiprocessors. A kernel takes
-# as long as if it had so many more tiles for each multiprocessor: (forward on Blackwell, forward
-# elsewhere, backward). Predictions of aiconfigurator's A100, H100 and B200 (forward) and of
-# SimuMax's B200 and A100 (backward) err least with these figures.
+# as long as if it had further tiles for each multiprocessor, as many as these figures say: (forward
+# on Blackwell, forward elsewhere, backward). Predictions of aiconfigurator's A100, H100 and B200
+# (forward) and of SimuMax's B200 and A100 (backward) err least with these figures.
 QUERY_TILE = 128
 FURTHER_TILES = (2.0, 1.0, 0.5)
 

@@ -173,7 +173,7 @@ def stated_fabric(
 
 def with_intra_bandwidth(node: Node, bandwidth: float) -> Node:
     """The node with `bandwidth` bytes/s between two of its devices. Its all-reduces change in
-    proportion, also where so much bandwidth would be that of another kind of links."""
+    proportion, even where another kind of link has this bandwidth."""
     factor = bandwidth / node.intra_bandwidth
     all_reduce = tuple((ranks, factor * rate) for ranks, rate in node.all_reduce)
     changed = replace(node, intra_bandwidth=bandwidth, all_reduce=all_reduce)

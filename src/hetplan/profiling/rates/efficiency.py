@@ -132,7 +132,7 @@ class OperatorData(Document):
     all_reduce_bytes_per_second: dict[
         Annotated[int, Field(ge=2, le=MAX_DEVICES), Strict(False)], Positive
     ] = Field(default_factory=dict)
-    """Number of ranks -> bus bandwidth of a large all-reduce over the first so many devices."""
+    """n -> bus bandwidth of a large all-reduce over the first n devices."""
     errors: list[KindError] = Field(default_factory=list)
     """Errors by kind of operator, as `hetplan profile train` computes them."""
 

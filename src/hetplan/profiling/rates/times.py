@@ -143,9 +143,8 @@ def cast_elements(layer: Layer, precision: Precision) -> float:
     """Numbers of the precision that a pass moves when it casts the frozen weights of a layer from 8
     or 4 bits: every weight is read in these bits, and written in the precision's.
 
-    Both passes cast, because neither keeps the weights that it has cast. A copy of so many bytes
-    takes as long.
-    """
+    Both passes cast, because neither keeps the weights that it has cast. A copy of these bytes
+    takes as long."""
     width = ELEMENT_BYTES[precision]
     return layer.quantised_bytes / width + layer.quantised
 

@@ -158,7 +158,7 @@ class Writer:
         self.waiting: list[int] = []  # chunks of the W passes that are still to come
 
     def add(self, chunk: int, *kinds: PassKind, times: int = 1) -> None:
-        """Add the next pass of each of these kinds of a chunk, so many times."""
+        """Add the next pass of each of these kinds of a chunk, and repeat that `times` times."""
         for kind in kinds * times:
             counted: PassKind = "B" if kind == "D" else kind
             self.order.append(Pass(kind, chunk, self.count[counted, chunk]))

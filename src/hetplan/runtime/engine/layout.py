@@ -126,7 +126,7 @@ class Layout:
         return {}
 
     def _rows(self, replica: int, stage: int, batch: int) -> list[Range]:
-        """As `rows`, from the shares."""
+        """The answer of `rows`, computed from the stage's shares."""
         first, last = self.micro_batches[replica][batch]
         if self.context > 1:
             return [(first, last)] * self.context

@@ -114,7 +114,7 @@ def words(
 
 
 def along(dim: int, values: Tensor, dimensions: int) -> Tensor:
-    """One-dimensional values as an array of so many dimensions, whose other sizes are 1."""
+    """One-dimensional values along axis `dim` of an array with `dimensions` axes of size 1."""
     return values.view(*[1] * dim, -1, *[1] * (dimensions - dim - 1))
 
 

@@ -266,8 +266,8 @@ def check_probe(
 def check_layers(
     module: nn.Module, names: Sequence[str], example: Any, wanted: bool | None
 ) -> str | None:
-    """As `check_probe`, for a module whose plan has no chain, since it runs a program: compare it
-    with the chain of its layers. names: of the plan's layers."""
+    """`check_probe` for a plan with a program, which has no chain: compare the module with the
+    chain of its layers. names: names of the plan's layers."""
     if wanted is False:
         return not_compared(module, AS_ASKED)
     try:

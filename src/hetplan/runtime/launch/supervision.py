@@ -130,8 +130,8 @@ class Supervisor:
                 raise hung
 
     def _listen(self, seconds: float) -> None:
-        """Wait for messages of ranks for at most so many seconds, and read one of each rank that
-        has sent any."""
+        """Wait at most `seconds` for messages of ranks, and read one message of each rank that has
+        sent any."""
         numbers = {r.connection: n for n, r in enumerate(self.ranks) if not r.connection.closed}
         for connection in pipes.wait(list(numbers), seconds):
             self._read(numbers[connection])

@@ -49,8 +49,8 @@ def serve(job: Job) -> Measured | None:
 
 
 def choose_interface() -> None:
-    """Where the ranks are on several machines, have gloo listen where the other machines reach this
-    one, unless the user has said where."""
+    """Choose the network interface on which gloo listens, for ranks on several machines: the one
+    that the other machines reach. A choice of the user stands."""
     several_machines = int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
     if several_machines and INTERFACE not in os.environ:
         interface = interface_towards(os.environ["MASTER_ADDR"])

@@ -177,7 +177,7 @@ class Alike(TorchDispatchMode):
 
 
 def row_of(value: Any, row: int, rows: int) -> Any:
-    """A row of a tensor that has so many rows; any other value as it is."""
+    """Row `row` of a tensor with `rows` rows; any other value unchanged."""
     if isinstance(value, Tensor) and value.dim() > 0 and len(value) == rows:
         return value[row : row + 1]
     return value

@@ -64,7 +64,7 @@ def noting(calls: Mapping[tuple[Any, str], str]) -> Iterator[list[tuple[str, str
 def with_number(
     noted: Iterable[tuple[str, str, Any]], is_wanted: Callable[[Any], bool]
 ) -> list[str]:
-    """What was noted with such a number, first in each line: "len(x) at FILE:LINE"."""
+    """The notes whose number is wanted, one for each line of code: "len(x) at FILE:LINE"."""
     text_at: dict[str, str] = {}
     for place, text, number in noted:
         if is_wanted(number):

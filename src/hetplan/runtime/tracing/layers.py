@@ -474,7 +474,7 @@ class Owned(NamedTuple):
 def _owned(
     module: nn.Module, state: dict[str, Tensor], counter: Counter, count: int
 ) -> tuple[Owned, Owned]:
-    """The trained and the frozen parameters of so many layers. A parameter that no layer uses
+    """The trained and the frozen parameters of `count` layers. A parameter that no layer uses
     counts in layer 0."""
     trained, frozen = (Owned([0] * count, [0] * count) for _ in range(2))
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]

@@ -143,7 +143,7 @@ class Counts:
     def __init__(self, graph: fx.Graph) -> None:
         self.placeholders = graph.find_nodes(op="placeholder")
         self.masks: dict[Any, Node] = {}
-        """Symbol -> mask, of which so many elements are true."""
+        """Symbol -> mask. The symbol is the number of true elements of the mask."""
         for node in graph.nodes:
             value = value_of(node)
             if name_of(node) in MASKED and isinstance(value, Tensor):

@@ -100,7 +100,7 @@ def chunk_between(priced: Priced, begin: Ints, end: Ints) -> Chunk:
 def chunks_of(
     priced: Priced, layers: Ints, place: Ints, begin: Ints | None = None
 ) -> tuple[Chunk, ...]:
-    """The chunks of stage number `place`, which has so many `layers`.
+    """The chunks of stage number `place` with `layers` blocks.
 
     begin: the first block of a stage of one chunk; None: stages divide the blocks evenly. Where all
     blocks are alike, the stage is one chunk.
@@ -123,8 +123,8 @@ def chunks_of(
 
 
 def fullest_chunk(priced: Priced, layers: Ints) -> Chunk:
-    """A chunk with as many blocks of each kind as any `layers` blocks that follow one another have:
-    no stage of so many blocks needs more memory."""
+    """A chunk with the most blocks of each kind that any `layers` consecutive blocks have. No stage
+    of `layers` blocks needs more memory."""
     count = tuple(of_kind[layers] for of_kind in priced.facts.most_of_kinds)
     all_again = priced.fully_recomputed(layers) >= layers
     return Chunk(count, tuple(np.where(all_again, 0, of_kind) for of_kind in count))
@@ -507,7 +507,7 @@ def offload_share(priced: Priced) -> Floats:
 
 
 def share_needed(priced: Priced, layers: Ints) -> Floats:
-    """[R] least share of the optimizer states to offload so that stages of so many `layers` fit in
+    """[R] least share of the optimizer states to offload so that stages of `layers` blocks fit in
     memory; below 0 where memory is left over.
 
     Where all blocks are alike, only the first and the last stage are checked. A stage between them

@@ -46,7 +46,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Found:
-    """An order and what it takes."""
+    """An order of passes with its seconds."""
 
     order: Order
     verdict: Verdict
@@ -165,7 +165,7 @@ class Dispatcher:
         return problem.bytes_before_weight(v, m) - problem.bytes_before_backward(v, m)
 
     def fits(self, stage: int, kept: float) -> bool:
-        """Whether a stage may keep so many bytes."""
+        """Whether a stage has room for `kept` bytes."""
         room = self.problem.room
         return room is None or kept <= room[stage] * (1 + MEMORY_TOLERANCE / 2)
 
@@ -213,7 +213,8 @@ def better(one: Found | None, other: Found | None) -> Found | None:
 
 
 def improve(problem: PassProblem, found: Found, run: Run, steps: int, enough: float = 0.0) -> Found:
-    """The order after so many steps of local search, or as soon as it takes `enough` seconds."""
+    """The order after `steps` steps of local search, or as soon as it takes at most `enough`
+    seconds."""
     draw = random.Random(run.options.seed)
     order = [list(passes) for passes in found.order]
     for _ in range(steps):

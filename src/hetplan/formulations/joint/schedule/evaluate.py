@@ -26,7 +26,7 @@ class DeadLock(InputError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an order takes."""
+    """The seconds and the memory of an order of passes."""
 
     seconds: float  # until every stage has done its last pass and the work behind it
     begin: dict[Pass, float]  # seconds at which each pass begins to compute
