@@ -101,13 +101,15 @@ def read_foreign_json(path: str | os.PathLike[str]) -> Any:
     return parse_foreign_json(read_bytes(path, MAX_FOREIGN_BYTES), where=os.fspath(path))
 
 
-def parse_foreign_json(content: bytes | str, *, where: str) -> Any:
+def parse_foreign_json(
+    content: bytes | str, *, where: str, most_values: int = MAX_FOREIGN_VALUES
+) -> Any:
     """Another program's document in `content` (UTF-8), as Python's `json` reads it: with NaN and
     infinities, and with the last value of a key that stands twice. An integer of more digits than
     Python converts becomes an infinity.
 
     Raises InputError with the place for content that is no JSON, for nesting beyond
-    MAX_FOREIGN_DEPTH, and for more than MAX_FOREIGN_VALUES. `where` names the source in errors.
+    MAX_FOREIGN_DEPTH, and for more than `most_values`. `where` names the source in errors.
     """
 
     def integer(text: str) -> int | float:
@@ -120,11 +122,11 @@ def parse_foreign_json(content: bytes | str, *, where: str) -> Any:
         # Each value but the first of an object or a list stands behind a comma.
         values = text.count(",") + text.count("[") + text.count("{")
         require(
-            values <= MAX_FOREIGN_VALUES,
+            values <= most_values,
             "has too many values",
             where=where,
             got=values,
-            expected=f"at most {MAX_FOREIGN_VALUES}",
+            expected=f"at most {most_values}",
         )
         check_depth(text, where, MAX_FOREIGN_DEPTH)
         return json.loads(text, parse_int=integer)

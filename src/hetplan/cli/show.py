@@ -58,6 +58,7 @@ ROBUST = 0.01
 @described(
     sections={
         "Pictures": "--html --png --svg --what-if",
+        "A run": "--trace-in",
         "In place of what the plan carries": "--cluster --model --profile",
         "Output": "--json --help",
     },
@@ -68,19 +69,23 @@ ROBUST = 0.01
             "hetplan show planning.json --html page.html",
         ),
         ("The best decision known of a packaged instance", "hetplan show hap-chain-2x2"),
+        (
+            "The causes of a step's seconds, from torch.profiler's files of all ranks",
+            "hetplan show plan.json --trace-in traces/",
+        ),
     ),
 )
 def show(
+    setting: Setting,
     subject: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="PLAN|INSTANCE",
             help="A plan file or what `hetplan plan --json` printed; or an instance: a file, -, a "
             "name of the library.",
             autocompletion=offer("instances"),
         ),
-    ],
-    setting: Setting,
+    ] = None,
     decision: Annotated[
         str | None,
         typer.Argument(
@@ -102,11 +107,28 @@ def show(
             help="For the page: what `hetplan plan what-if --json` printed.",
         ),
     ] = None,
+    run_trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace-in",
+            metavar="PATH",
+            help="Say what the steps of a run took their seconds for: a trace of torch.profiler "
+            "(a folder with one file for each rank), of `run --trace`, or a table of operations. "
+            "With PLAN, beside its replay.",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> int:
-    """Draw a plan (timeline, memory, placement, candidates), or print a decision of an instance in
-    full."""
+    """Draw a plan (timeline, memory, placement, candidates), print a decision of an instance in
+    full, or divide the seconds of a run that a trace recorded."""
     drawings = {"html": html, "png": png, "svg": svg}
+    if run_trace is not None:
+        given = {**drawings, "what-if": changes, "second argument": decision}
+        refused = [name for name, value in given.items() if value is not None]
+        require(not refused, f"does not go with {', '.join(refused)}", where="--trace-in")
+        return show_run(run_trace, subject, setting, json=json)
+    require(subject is not None, "nothing to show", where="show", expected="PLAN or INSTANCE")
+    assert subject is not None
     options = {**vars(setting), **drawings, "what-if": changes}
     stated_options = [name for name, value in options.items() if value is not None]
     document = plan_document(subject, asked=bool(stated_options))
@@ -118,6 +140,17 @@ def show(
     value, where = document
     files = {kind: path for kind, path in drawings.items() if path is not None}
     return show_plan(value, where, setting, files, changes, json=json)
+
+
+def show_run(path: Path, subject: str | None, setting: Setting, *, json: bool) -> int:
+    """Print the parts of the seconds of a run's steps. path: its trace. subject: the file of its
+    plan. Raises InputError."""
+    from hetplan.cli.run_traces import show_trace
+
+    if subject is None:
+        return show_trace(path, None, None, json=json)
+    plan = load_plan(subject)
+    return show_trace(path, plan, setting.workload(plan, subject), json=json)
 
 
 def show_plan(

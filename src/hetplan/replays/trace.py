@@ -35,25 +35,27 @@ def trace(replayed: Replay) -> dict[str, Any]:
         kind, micro_batch = event["kind"], event["micro_batch"]
         row = 2 * n + 1 if kind in COMMUNICATES else 2 * n
         name = kind if micro_batch < 0 else f"{kind} {micro_batch}"
-        spans.append((replica, row, name, kind, event["start"], event["end"]))
+        chunk = max(event["chunk"], 0)
+        spans.append((replica, row, name, kind, event["start"], event["end"], chunk))
     return trace_document(rows, spans)
 
 
 def trace_document(
     rows: Iterable[tuple[int, int, str]],
-    spans: Iterable[tuple[int, int, str, str, float, float]],
+    spans: Iterable[tuple[int, int, str, str, float, float, int]],
 ) -> dict[str, Any]:
     """A document in the Trace Event Format.
 
     rows: (replica, number of the row, label). spans: (replica, number of the row, name, category,
-    start, end); start and end in seconds.
+    start, end, model chunk); start and end in seconds.
     """
     events: list[dict[str, Any]] = []
     for replica, row, label in rows:
         process = {"name": "process_name", "args": {"name": f"replica {replica}"}}
         thread = {"tid": row, "name": "thread_name", "args": {"name": label}}
         events += [{"ph": "M", "pid": replica, **process}, {"ph": "M", "pid": replica, **thread}]
-    for replica, row, name, category, start, end in spans:
+    for replica, row, name, category, start, end, chunk in spans:
         span = {"name": name, "cat": category, "ph": "X", "pid": replica, "tid": row}
-        events.append(span | {"ts": start * MICRO, "dur": (end - start) * MICRO})
+        times = {"ts": start * MICRO, "dur": (end - start) * MICRO}
+        events.append({**span, **times, "args": {"chunk": chunk}})
     return {"traceEvents": events, "displayTimeUnit": "ms"}

@@ -235,5 +235,5 @@ class Measured:
                 kind = event.what
                 label = f"{kind} {event.batch}" if kind in of_a_micro_batch else kind
                 start, end = event.start - begin, event.end - begin
-                spans.append((replica, rank, label, kind, start, end))
+                spans.append((replica, rank, label, kind, start, end, event.chunk))
         return trace_document(rows, spans)
