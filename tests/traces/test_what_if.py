@@ -33,6 +33,15 @@ def test_messages_are_what_a_step_without_them_saves() -> None:
     assert max(what_if.message_effects().values()) > 0.2
 
 
+def test_a_message_that_arrives_while_its_stage_computes_costs_nothing() -> None:
+    def late(stage: int, kind: PassKind, batch: int) -> float:
+        return even(stage, kind, batch) * (3.0 if stage == 1 else 1.0)
+
+    # the second stage waits for the first message alone; the others have arrived before
+    what_if = WhatIf(step_of(two_stages(late, message=0.25, batches=6)))
+    assert what_if.messages["forward", 1] == Message(pytest.approx(0.25), pytest.approx(0.0))
+
+
 def test_a_slow_worker_is_named() -> None:
     def slow(stage: int, kind: PassKind, batch: int) -> float:
         return even(stage, kind, batch) * (2.0 if stage == 1 else 1.0)
@@ -133,6 +142,17 @@ def test_waiting_for_ranks_is_told_from_transfers() -> None:
     assert (of_first.waiting, of_first.idle) == pytest.approx((3.0, 1.0))
     assert (of_second.computing, of_second.transfers) == pytest.approx((5.0, 1.0))
     assert (of_second.waiting, of_second.idle) == pytest.approx((0.0, 1.0))
+
+
+def test_kernels_beside_each_other_count_once() -> None:
+    kernels = (
+        Kernel("a", False, 0.0, 3.0),
+        Kernel("b", False, 1.0, 2.0),
+        Kernel("c", False, 2.0, 4.0),
+        Kernel("d", False, 6.0, 7.0),
+    )
+    (parts,) = rank_parts([RankStep(0, 0.0, 7.0, kernels)])
+    assert (parts.computing, parts.idle) == pytest.approx((5.0, 2.0))
 
 
 def test_hidden_collectives_are_no_part() -> None:
