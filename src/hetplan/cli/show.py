@@ -63,7 +63,6 @@ ROBUST = 0.01
         "Output": "--json --help",
     },
     examples=(
-        ("A plan on the terminal", "hetplan show plan.json"),
         (
             "One page with all plans that were found",
             "hetplan show planning.json --html page.html",
