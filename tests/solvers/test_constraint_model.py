@@ -40,3 +40,12 @@ def test_no_factor_of_a_product_equals_an_expression() -> None:
     linear = [c.linear for c in constraints if factors & set(c.linear.vars)]
     assert len(linear) == 2
     assert all(each.domain[0] < each.domain[-1] for each in linear)
+
+
+def test_a_variable_stands_in_a_product_as_it_is() -> None:
+    """With a variable in its place that is only bounded from below, the search of HAP's model is a
+    hundred times as long."""
+    model, _ = a_model(7, 3)
+    factors = {i for c in model.cp.proto.constraints for e in c.int_prod.exprs for i in e.vars}
+    names = {model.cp.proto.variables[i].name for i in factors}
+    assert names == {"product_factor_0", "count"}

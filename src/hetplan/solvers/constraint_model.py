@@ -78,16 +78,21 @@ class ConstraintModel:
     ) -> cp_model.IntVar:
         """A variable that is no less than the product of expressions that are never negative.
 
-        It equals the product at the optimum of a model that gains nothing from a larger one. Each
-        factor is a variable of its own, no less than its expression. An equality would let presolve
-        put a multiple of a 0-1 variable in its place, upon which OR-Tools 9.14 may end the process
-        ("int_prod with arity > 2"). largest: the most of each factor. most: the most that the
-        product can be.
+        It equals the product at the optimum of a model that gains nothing from a larger one. In
+        the place of an expression stands a variable of its own that is no less. An equality would
+        let presolve put a multiple of a 0-1 variable in its place, upon which OR-Tools 9.14 may end
+        the process ("int_prod with arity > 2"). A variable stands as it is, since the search loses
+        much where it is bounded on one side alone. largest: the most of each factor. most: the most
+        that the product can be.
         """
         bounded = []
         for i, (factor, upper) in enumerate(zip(factors, largest, strict=True)):
-            bounded.append(self.cp.new_int_var(0, upper, f"{name}_factor_{i}"))
-            self.cp.add(bounded[i] >= factor)
+            if isinstance(factor, cp_model.IntVar):
+                bounded.append(factor)
+                continue
+            at_least = self.cp.new_int_var(0, upper, f"{name}_factor_{i}")
+            self.cp.add(at_least >= factor)
+            bounded.append(at_least)
         product = self.cp.new_int_var(0, most, name)
         self.cp.add_multiplication_equality(product, bounded)
         return product
