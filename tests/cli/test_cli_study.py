@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakes.cli import Call
+from hetplan.studies.rows import kept_rows, write_rows
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
 ARGUMENTS = ("study", "run", "tiny-fast-slow", "-m", "exact,greedy-joined", "-t", "600", "-q")
@@ -37,6 +38,22 @@ def test_a_study_and_its_report(hetplan: Call, tmp_path: Path) -> None:
         "exact",
         "greedy-joined",
     ]
+    raise_a_bound(folder / "rows")
+    ran = hetplan(*ARGUMENTS, "-o", folder, "--json")
+    (line,) = ran.json["contradictions"]
+    assert ran.code == 3 and "of exact is below bound" in line and line in ran.err
+    reported = hetplan("study", "report", folder, "--json")
+    assert reported.code == 3 and line in reported.json["conflicts"]
+
+
+def raise_a_bound(folder: Path) -> None:
+    """Raise the bound of the row of `exact` above its objective, but not above the other row's."""
+    rows = kept_rows(folder.parent).rows
+    (exact,) = (row for row in rows if row["method"] == "exact")
+    exact["bound"] = exact["objective"] * (1 + 1e-4)
+    for file in folder.iterdir():
+        file.unlink()
+    write_rows(folder / "all.parquet", rows)
 
 
 def test_a_study_without_a_folder_has_one_of_its_name(

@@ -101,7 +101,7 @@ def test_the_library_counts_as_known() -> None:
 def test_conflicts_are_found() -> None:
     assert Study(ROWS).conflicts() == []
     below = [*ROWS, row("a", "paper", objective=1.0, seed=1)]
-    assert Study(below).conflicts() == ["a: paper is below a proven bound"]
+    assert Study(below).conflicts() == ["a: objective 1 of paper is below bound 2 of exact"]
     wrong = [*ROWS, row("a", "milp", status="infeasible", seed=1)]
     assert Study(wrong).conflicts() == ["a: milp says infeasible, a decision is known"]
 

@@ -42,6 +42,7 @@ from hetplan.studies.charts import charts, write_pictures
 from hetplan.studies.findings import Study, repriced
 from hetplan.studies.rows import (
     FOLDER,
+    Row,
     Runner,
     Tally,
     Task,
@@ -199,7 +200,7 @@ def run(
     goes on.
 
     Time-outs, crashes and refusals are rows, too. Exit code 0 when every run has its row, 1 when
-    stopped before.
+    stopped before, 3 when methods contradict each other.
     """
     require(
         sets or smoke,
@@ -230,18 +231,19 @@ def run(
     watch = show_nothing if quiet else show_progress
     with stopping(stop), workers.runner(stop) as runner:
         tally = carry_out(work, folder, runner, watch, report_damaged_rows)
+    rows = rows_of(folder, work) if tally.done else []
+    contradictions = Study(rows).conflicts()
     document = {
         "folder": str(folder),
         "runs": tally.total,
         "done": tally.done,
         "counts": dict(tally.counts),
+        "contradictions": contradictions,
     }
-    return emit(
-        document,
-        summary(folder, work, tally),
-        json=json,
-        ok=tally.done == tally.total,
-    )
+    table = summary(f"{folder}: {tally.text()}", rows, work)
+    code = emit(document, [table], json=json, ok=tally.done == tally.total)
+    note(*(f"error: {line}" for line in contradictions))
+    return 3 if contradictions else code
 
 
 def slurm_settings(texts: Sequence[str]) -> dict[str, Any]:
@@ -276,14 +278,15 @@ def report_damaged_rows(faults: Sequence[str]) -> None:
     note(*few_lines([f"{fault}; its run is made again" for fault in faults]))
 
 
-def summary(folder: Path, work: Sequence[Task], tally: Tally) -> Iterator[Table]:
+def rows_of(folder: Path, work: Sequence[Task]) -> list[Row]:
+    """The rows of a study's tasks. The folder may have rows of other methods and options, too."""
+    keys = {task.key for task in work}
+    return [row for row in kept_rows(folder).rows if row["key"] in keys]
+
+
+def summary(title: str, rows: Sequence[Row], work: Sequence[Task]) -> Table:
     """The table of a study's tasks: the number of rows of each problem and method by status."""
-    keys = {task.key for task in work}  # the folder may have rows of other methods and options, too
-    counts: Counter[tuple[str, str, str]] = Counter()
-    if tally.done:
-        for row in kept_rows(folder).rows:
-            if row["key"] in keys:
-                counts[row["problem"], row["method"], row["status"]] += 1
+    counts = Counter((row["problem"], row["method"], row["status"]) for row in rows)
     statuses = sorted({status for _, _, status in counts})
     lines = []
     for problem, method in dict.fromkeys((task.problem, task.method) for task in work):
@@ -291,7 +294,7 @@ def summary(folder: Path, work: Sequence[Task], tally: Tally) -> Iterator[Table]
         lines.append((problem, method, *numbers))
     header = ("problem", "method", *statuses)
     number_columns = tuple(range(2, len(header)))
-    yield Table(f"{folder}: {tally.text()}", header, tuple(lines), right=number_columns)
+    return Table(title, header, tuple(lines), right=number_columns)
 
 
 @described(
@@ -317,7 +320,7 @@ def report(
     """Report a study's findings: on the terminal, as a page, as Markdown, as pictures; its rows in
     one file.
 
-    Exit code 1 where rows contradict each other.
+    Exit code 3 where rows contradict each other, 1 where a decision or a bound does not hold.
     """
     require(
         os.path.isdir(folder),
@@ -345,7 +348,8 @@ def report(
         write_pictures(png, pictures)
     if packed is not None:
         write_rows(packed, rows)
-    conflicts = [*study.conflicts(), *repriced(rows)]
+    contradictions = study.conflicts()
+    conflicts = [*contradictions, *repriced(rows)]
     tables = (
         Table(
             f"{problem}: {counted(len(study.of(problem)), 'run')}",
@@ -361,6 +365,8 @@ def report(
         document["damaged"] = kept.faults
     emit(document, tables, json=json)
     note(*conflicts)
+    if contradictions:
+        return 3
     return 1 if conflicts else 0
 
 

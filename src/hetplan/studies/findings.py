@@ -25,7 +25,7 @@ from hetplan.instances.records import changes, entries_to_update
 from hetplan.solvers.run import OPTIMAL_GAP, relative_gap
 from hetplan.studies.cells import PROVEN
 from hetplan.studies.rows import Row, findings_of_rows, made_on
-from hetplan.text import grouped
+from hetplan.text import grouped, number_text
 
 # The largest excess that counts as the optimum: twice the gap at which proofs may stop.
 SAME = 2 * OPTIMAL_GAP
@@ -156,10 +156,21 @@ class Study:
             best = self.reference(row)
             objective, bound = row["objective"], best.bound
             if objective is not None and bound is not None and objective < bound * (1 - SAME):
-                below_bound.append(f"{name}: {method} is below a proven bound")
+                proven = f"bound {number_text(bound, 8)} of {self.prover(row)}"
+                below_bound.append(
+                    f"{name}: objective {number_text(objective, 8)} of {method} is below {proven}"
+                )
             if row["status"] == "infeasible" and best.objective is not None:
                 not_infeasible.append(f"{name}: {method} says infeasible, a decision is known")
         return below_bound + not_infeasible
+
+    def prover(self, row: Row) -> str:
+        """What proves the best bound of the row's instance: a method, or the library's record."""
+        bound = self.reference(row).bound
+        for other in self.rows:
+            if instance_of(other) == instance_of(row) and other["bound"] == bound:
+                return str(other["method"])
+        return "the library's record"
 
 
 def instance_of(row: Row) -> tuple[str, str]:
