@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from typing import Any
 
 import pytest
@@ -13,8 +15,11 @@ from hetplan.compiled import Cache, kernel
 from hetplan.formulations import family
 from hetplan.formulations.amp import cuts, rows
 from hetplan.instances.library import library
+from hetplan.solvers.general import minimise
+from hetplan.solvers.native import wall_seconds_left
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run, Stop
+from milps import knapsack
 
 made_by_numba: Any = dispatcher
 
@@ -109,3 +114,33 @@ def test_a_method_has_all_its_time_in_a_first_run(monkeypatch: pytest.MonkeyPatc
     assert now.passed >= 2 * 3600
     assert result.stop is Stop.OPTIMAL
     assert result.seconds == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_clock_may_count_the_processor() -> None:
+    """Solvers get no limit of it: they count the wall, of which a busy machine takes more."""
+    clock = Clock(Seconds())
+    assert clock.counts_the_wall
+    clock.count_the_processor()
+    assert clock.now is time.process_time
+    assert not clock.counts_the_wall
+
+
+@pytest.mark.parametrize(("counts_the_wall", "limit"), [(True, 1.0), (False, math.inf)])
+def test_only_seconds_of_the_wall_limit_native_code(
+    counts_the_wall: bool, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CLOCK, "now", Seconds())
+    monkeypatch.setattr(CLOCK, "counts_the_wall", counts_the_wall)
+    run = Run(Options(time_limit=1.0))
+    assert wall_seconds_left(run) == limit
+    assert wall_seconds_left(Run()) == math.inf
+
+
+@pytest.mark.parametrize("method", ["cp-sat", "milp"])
+def test_a_solver_without_a_limit_of_its_own_is_stopped(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model takes it minutes."""
+    monkeypatch.setattr(CLOCK, "counts_the_wall", False)
+    answer = minimise(method, knapsack(), Run(Options(time_limit=0.1, threads=1)))
+    assert answer.stop is Stop.LIMIT

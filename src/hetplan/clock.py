@@ -15,10 +15,18 @@ class Clock:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now  # seconds since some moment, which never decrease
+        # whether solvers may have its seconds as limits of their own, which they count by the wall
+        self.counts_the_wall = True
         self._lock = threading.RLock()
         self._stops = 0  # number of `stopped` blocks that any thread is inside
         self._stopped_at = 0.0  # `now` when the clock last stopped
         self._stopped_seconds = 0.0  # total length of the earlier stops
+
+    def count_the_processor(self) -> None:
+        """Count seconds of this process's processor from now on, on which other work tells little.
+        It suits measurements, and begins before the first run."""
+        self.now = time.process_time
+        self.counts_the_wall = False
 
     def seconds(self) -> float:
         """Seconds since some moment; only differences mean something."""

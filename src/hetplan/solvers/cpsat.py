@@ -20,7 +20,7 @@ from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.solvers.constraint_model import ConstraintModel
 from hetplan.solvers.expressions import Floats
 from hetplan.solvers.model import Model, ModelAnswer, Row, Totals, member_names
-from hetplan.solvers.native import GAP_SHARE, Latest, Scale, Sink, drive
+from hetplan.solvers.native import GAP_SHARE, Latest, Scale, Sink, drive, wall_seconds_left
 from hetplan.solvers.run import NativeValue, Options, Run, Stop, stop_reason
 from hetplan.solvers.ticks import UNSOUND, ticks_per_second
 
@@ -201,8 +201,8 @@ def solve(model: Model | ConstraintModel, run: Run, report: Sink | None = None) 
     solver = _configured(run.options)
     cp, scale = (model.cp, model.scale) if isinstance(model, ConstraintModel) else write(model)
     run.check()
-    if math.isfinite(run.seconds_left):
-        solver.parameters.max_time_in_seconds = run.seconds_left
+    if math.isfinite(left := wall_seconds_left(run)):
+        solver.parameters.max_time_in_seconds = left
     if run.budget is not None:
         solver.parameters.max_deterministic_time = run.remaining
     latest = Latest()

@@ -27,7 +27,15 @@ from numpy.typing import NDArray
 
 from hetplan.errors import require
 from hetplan.solvers.model import LinearArrays, Model, ModelAnswer, trivial_answer
-from hetplan.solvers.native import GAP_SHARE, UNCLEAR, Latest, Scale, Sink, drive
+from hetplan.solvers.native import (
+    GAP_SHARE,
+    UNCLEAR,
+    Latest,
+    Scale,
+    Sink,
+    drive,
+    wall_seconds_left,
+)
 from hetplan.solvers.run import NativeValue, Options, Run, Stop, stop_reason
 
 BACKEND = "highs"
@@ -171,7 +179,7 @@ def _prepared(arrays: LinearArrays, run: Run) -> Any:
         "mip_rel_gap": run.options.gap * GAP_SHARE,
     }
     highs = loaded(arrays, instance(run.options, {**SETTINGS, **EXACT, **common}))
-    if (left := run.seconds_left) < math.inf:  # last, as passing the model takes time too
+    if (left := wall_seconds_left(run)) < math.inf:  # last, as passing the model takes time too
         _check(highs.setOptionValue("time_limit", left), "option time_limit")
     return highs
 

@@ -18,6 +18,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from hetplan.clock import CLOCK
 from hetplan.solvers.run import Run
 
 T = TypeVar("T")
@@ -35,6 +36,16 @@ SETTLE_SECONDS = 3.0  # that native code is given to end when the process exits
 # The message of an answer that leaves open which of the two holds; `general.minimise` tells them
 # apart.
 UNCLEAR = "infeasible or unbounded"
+
+
+def wall_seconds_left(run: Run) -> float:
+    """Seconds of the wall that native code may take before the time limit of `run`; infinite
+    without a limit.
+
+    Back ends count the wall's seconds. Where CLOCK counts the processor's, they get no limit of
+    their own, and `drive` alone stops them.
+    """
+    return run.seconds_left if CLOCK.counts_the_wall else math.inf
 
 
 @dataclass(frozen=True)
@@ -129,6 +140,11 @@ def over(work: Future[T], seconds: float) -> bool:
 _left: list[Future[Any]] = []
 
 
+def is_settled() -> bool:
+    """Whether all work that was abandoned has ended."""
+    return all(work.done() for work in _left)
+
+
 @atexit.register
 def _settle() -> None:
     """Wait at exit for abandoned work to end, for SETTLE_SECONDS at most.
@@ -145,7 +161,7 @@ def end_process(code: int) -> None:
     The command line calls this after its answer. An ordinary exit would wait for that work, and
     gloo's threads, which outlive the interpreter, may abort the process.
     """
-    if "torch.distributed" in sys.modules or not all(work.done() for work in _left):
+    if "torch.distributed" in sys.modules or not is_settled():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -23,7 +23,14 @@ from hetplan.errors import kind_and_text, one_line
 from hetplan.solvers.expressions import Floats, Ints
 from hetplan.solvers.highs import BOUND_ALLOWANCE
 from hetplan.solvers.model import LinearArrays, Model, ModelAnswer, trivial_answer
-from hetplan.solvers.native import GAP_SHARE, GRACE_SECONDS, UNCLEAR, Sink, drive
+from hetplan.solvers.native import (
+    GAP_SHARE,
+    GRACE_SECONDS,
+    UNCLEAR,
+    Sink,
+    drive,
+    wall_seconds_left,
+)
 from hetplan.solvers.pyomo_options import Solver, configured, limit_time, solver_label, solver_of
 from hetplan.solvers.run import HIGHS, Options, Run, Stop, engine, stop_reason
 
@@ -158,7 +165,7 @@ def _results(interface: Any, model: pyo.ConcreteModel, run: Run) -> Any:
         _silence_highs(interface)
 
     def work() -> Any:
-        limit = limit_time(interface, name, run.seconds_left)
+        limit = limit_time(interface, name, wall_seconds_left(run))
         return interface.solve(model, load_solutions=False, timelimit=limit)
 
     def interrupt() -> None:  # other solvers cannot be interrupted from here
