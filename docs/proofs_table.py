@@ -49,7 +49,10 @@ def table(rows: list[dict[str, Any]]) -> str:
         optimum = number_text(min(proven), 5) if proven else "open"
         if any(row["status"] == "infeasible" for row in taken):
             optimum = "infeasible"
-        lines.append(f"| {instance} | {optimum} | {' | '.join(map(cell, of_instance))} |")
+        name = instance
+        if all(row.get("clock") == "processor" for row in taken):
+            name += ", processor"
+        lines.append(f"| {name} | {optimum} | {' | '.join(map(cell, of_instance))} |")
     return "\n".join(lines)
 
 

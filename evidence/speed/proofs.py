@@ -6,8 +6,9 @@
 Of each family, `--count` instances are taken, evenly over the order of the seconds that the method
 `auto` needs (`library_times_after.json`), the first and the last included. `--instance` adds the
 rows of single instances, or renews them, and keeps all others. Every method that proves optima
-solves each of them on one thread, one method after another, after the family's first instance was
-solved once untimed. `docs/proofs_table.py` writes the rows of `proofs.json` as the
+solves each of them on one thread, in a process of its own that has solved the family's first
+instance once before. Limits and seconds are those of the processor, on which other work tells
+little. `docs/proofs_table.py` writes the rows of `proofs.json` as the
 tables of docs/benchmarks.md. The exit code is 3 where two methods contradict each other.
 """
 
@@ -20,16 +21,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evidence.speed.harness import measured
+from hetplan.clock import CLOCK
 from hetplan.errors import UnsupportedError
 from hetplan.formulations import FAMILIES, family
 from hetplan.instances.library import find, library
-from hetplan.solvers.native import end_process
-from hetplan.solvers.registry import Family, contradictions, solve
+from hetplan.solvers.registry import contradictions, solve
 from hetplan.solvers.run import Options, Result, Run
 
 RECORDED = Path(__file__).with_name("proofs.json")
 TIMES = Path(__file__).with_name("library_times_after.json")
 DISAGREEMENT = 3
+LOADED = 1.0  # seconds of the solve that comes before the timed one
 SKIPPED = "auto"  # another name for one of the other methods
 
 
@@ -55,13 +58,21 @@ def row_of(problem: str, instance: str, result: Result[Any]) -> dict[str, Any]:
         "objective": result.objective,
         "bound": result.bound,
         "seconds": round(result.seconds, 3),
+        "clock": "processor",  # rows without it are in seconds of the wall
     }
 
 
-def attempt(one: Family, data: Any, method: str, limit: float) -> Result[Any] | None:
-    """The result of a method; None where it does not take the instance."""
+def attempt(problem: str, instance: str, method: str, limit: float) -> Result[Any] | None:
+    """The result of a method on a packaged instance; None where it does not take the instance.
+
+    limit: seconds of this process's processor.
+    """
+    CLOCK.count_the_processor()
+    entry = find(f"{problem}/{instance}")
+    assert entry is not None, f"{problem}/{instance} is not packaged"
+    run = Run(Options(time_limit=limit, threads=1))
     try:
-        return solve(one, data, method, Run(Options(time_limit=limit, threads=1)))
+        return solve(family(problem), entry.load().data, method, run)
     except UnsupportedError:
         return None
 
@@ -70,20 +81,17 @@ def measure(
     problem: str, names: Sequence[str], limit: float
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """(rows of instances of a family, contradictions between its methods)."""
-    one = family(problem)
-    methods = [method.name for method in one.methods if method.exact and method.name != SKIPPED]
-    first = find(f"{problem}/{names[0]}")
-    assert first is not None
-    for method in methods:  # compiles kernels and loads libraries
-        attempt(one, first.load().data, method, 5.0)
+    exact = [method.name for method in family(problem).methods if method.exact]
+    first = chosen(problem, 1)[0]
     rows, wrong = [], []
     for name in names:
-        entry = find(f"{problem}/{name}")
-        assert entry is not None
-        data = entry.load().data
         results = []
-        for method in methods:
-            result = attempt(one, data, method, limit)
+        for method in exact:
+            if method == SKIPPED:
+                continue
+            # the first solve compiles kernels and loads libraries
+            warm_up = (problem, first, method, LOADED)
+            result = measured(attempt, problem, name, method, limit, warm_up=warm_up).value
             if result is None:
                 continue
             results.append(result)
@@ -143,6 +151,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    end_process(code)  # a solver that did not stop in time may still run
-    sys.exit(code)
+    sys.exit(main())
