@@ -15,7 +15,8 @@ from hap.hap_cases import all_programs, instance, known, known_limited, oracle
 from hetplan.errors import InputError
 from hetplan.formulations.hap.cell_search import Parameters
 from hetplan.formulations.hap.chain_bound import chain_bound
-from hetplan.formulations.hap.data import Compute, HapData, HapDecision
+from hetplan.formulations.hap.cp_programs import least_seconds
+from hetplan.formulations.hap.data import Compute, Device, HapData, HapDecision
 from hetplan.formulations.hap.evaluate import evaluate, show
 from hetplan.formulations.hap.exact import solve as exact
 from hetplan.formulations.hap.family import FAMILY
@@ -183,6 +184,36 @@ def test_the_optimum_by_hand(method: str) -> None:
     assert none.objective is None and "memory" in none.message
     none = run(theory(memory={"device_bytes": [8.5, 4.5]}, program=[1, 2]), method)
     assert none.status == "infeasible" and "given program" in none.message
+
+
+def shared_step() -> HapData:
+    """A theory on one device of 1 FLOP/s where two triples need what a third one gives: its only
+    program takes 4 + 1 + 1 + 1 seconds."""
+    steps = [([], "x", 4.0), (["x"], "y", 1.0), (["x"], "z", 1.0), (["y", "z"], "goal", 1.0)]
+    triples = [
+        Compute(
+            kind="compute",
+            instruction=f"makes {post}",
+            pre=pre,
+            post=[post],
+            fixed_flops=flops,
+            shared_flops=0.0,
+        )
+        for pre, post, flops in steps
+    ]
+    device = Device(name="one", flops_per_second=1.0)
+    return HapData(devices=[device], triples=triples, goal="goal")
+
+
+@pytest.mark.parametrize("method", ["auto", "cp-sat", "cp-sat-linear", "milp", "pyomo", "paper"])
+def test_what_two_triples_need_is_derived_once(method: str) -> None:
+    result = run(shared_step(), method)
+    assert result.objective == pytest.approx(7.0)
+    assert method == "paper" or result.status == "optimal"
+
+
+def test_the_first_bound_counts_what_two_triples_need_once() -> None:
+    assert least_seconds(shared_step()) == pytest.approx(6.0)
 
 
 STAGES = {
