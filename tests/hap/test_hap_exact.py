@@ -16,7 +16,7 @@ from hetplan.errors import InputError
 from hetplan.formulations.hap.cell_search import Parameters
 from hetplan.formulations.hap.chain_bound import chain_bound
 from hetplan.formulations.hap.cp_programs import least_seconds
-from hetplan.formulations.hap.data import Compute, Device, HapData, HapDecision
+from hetplan.formulations.hap.data import Compute, Device, HapData, HapDecision, Triple
 from hetplan.formulations.hap.evaluate import evaluate, show
 from hetplan.formulations.hap.exact import solve as exact
 from hetplan.formulations.hap.family import FAMILY
@@ -190,7 +190,7 @@ def shared_step() -> HapData:
     """A theory on one device of 1 FLOP/s where two triples need what a third one gives: its only
     program takes 4 + 1 + 1 + 1 seconds."""
     steps = [([], "x", 4.0), (["x"], "y", 1.0), (["x"], "z", 1.0), (["y", "z"], "goal", 1.0)]
-    triples = [
+    triples: list[Triple] = [
         Compute(
             kind="compute",
             instruction=f"makes {post}",
