@@ -23,9 +23,8 @@ from hetplan.runtime.engine import chain
 from hetplan.runtime.engine.distributed import example_of
 from hetplan.runtime.tracing.layers import Called
 from hetplan.runtime.tracing.split import Split
-from parity.device import default_type
+from parity.device import default_type, doubled
 from parity.divided import ROWS, Case
-from parity.splits import doubled
 
 HEADS, WIDTH, BUCKETS, SLOTS = 4, 16, 5, 5
 DISTANCES = torch.arange(TOKENS)[None, :] - torch.arange(TOKENS)[:, None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 
@@ -26,3 +27,15 @@ def default_type(name: str) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def doubled() -> Iterator[None]:
+    """What is fp32 by name is of torch's default type here."""
+    kind = torch.get_default_dtype()
+    with (
+        patch.object(torch, "float32", kind),
+        patch.object(torch, "float", kind),
+        patch.object(torch.Tensor, "float", lambda x: x.to(kind)),
+    ):
+        yield

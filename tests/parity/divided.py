@@ -25,8 +25,7 @@ from hetplan.runtime.engine.tensors import in_ring
 from hetplan.runtime.engine.transport import Transport
 from hetplan.runtime.tracing.layers import Called
 from hetplan.runtime.tracing.split import Split
-from parity.device import default_type
-from parity.splits import doubled
+from parity.device import default_type, doubled
 
 ROWS, RATE = 4, 0.1
 ONE = ((0, 5),)

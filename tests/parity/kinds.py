@@ -27,9 +27,8 @@ from hetplan.runtime.engine.distributed import example_of
 from hetplan.runtime.tracing.layers import Called, paired
 from hetplan.runtime.tracing.split import Split
 from parity.biases import HEADS, WIDTH, Block, Bucketed, Given, pairs, t5
-from parity.device import default_type
+from parity.device import default_type, doubled
 from parity.divided import ROWS, planned
-from parity.splits import doubled
 
 
 def whisper() -> nn.Module:

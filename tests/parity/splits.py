@@ -7,8 +7,6 @@ do so in fp64.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,25 +21,13 @@ from hetplan.runtime import distribute
 from hetplan.runtime.engine import chain, checkpoint
 from hetplan.runtime.tracing.layers import Called
 from hetplan.runtime.tracing.split import Split
-from parity.device import default_type
+from parity.device import default_type, doubled
 
 STEPS, ROWS = 4, 7
 PREPARED: dict[tuple[str, str], tuple[nn.Module, Split]] = {}
 WORLDS = (4, 3)
 TYPES = {"float64": 1e-10, "float32": 1e-5}
 COMBINED = [*((name, "float64") for name in FACTORIES), ("gpt2", "float32"), ("t5", "float32")]
-
-
-@contextmanager
-def doubled() -> Iterator[None]:
-    """What is fp32 by name is of torch's default type here."""
-    kind = torch.get_default_dtype()
-    with (
-        patch.object(torch, "float32", kind),
-        patch.object(torch, "float", kind),
-        patch.object(torch.Tensor, "float", lambda x: x.to(kind)),
-    ):
-        yield
 
 
 def made(name: str) -> nn.Module:

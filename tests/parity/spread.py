@@ -23,9 +23,8 @@ from hetplan.runtime.engine.distributed import example_of
 from hetplan.runtime.engine.transport import Transport
 from hetplan.runtime.tracing.experts import Experts
 from hetplan.runtime.tracing.layers import Called
-from parity.device import default_type
+from parity.device import default_type, doubled
 from parity.forked import largest
-from parity.splits import doubled
 
 ROWS, TOKENS, WIDTH, EACH = 8, 6, 16, 2  # rows of a batch; EACH: experts of a token
 RATE = 1e-2

@@ -38,7 +38,7 @@ GPT = {
     "bos_token_id": 0, "eos_token_id": 0, "activation_function": "gelu_pytorch_tanh",
     "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
 }  # fmt: skip
-SIZES = {"llama": LLAMA, "gpt2": GPT}
+SIZES: dict[str, dict[str, Any]] = {"llama": LLAMA, "gpt2": GPT}
 DEPTH = {"llama": "num_hidden_layers", "gpt2": "n_layer"}
 # Bytes of the masks of two dropouts in a block of GPT-2, a byte per element as on a GPU. On a CPU
 # torch keeps wider ones, so that nothing is dropped here.

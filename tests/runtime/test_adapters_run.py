@@ -1,5 +1,5 @@
-"""`run --factory` with adapters beside frozen weights: gradients are those of one process, and only
-those of the adapters are exchanged."""
+"""`run --factory` with adapters of `peft` beside frozen weights: gradients are those of one
+process, only those of the adapters are exchanged, and `peft` loads what is written."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 pytest.importorskip("transformers", reason="transformers is an extra of the tests")
+peft: Any = pytest.importorskip("peft", reason="peft is an extra of the tests")
 
-from parity.adapted import adapted, alone, plans  # noqa: E402
+from fakes.hugging import llama  # noqa: E402
+from parity.adapted import ROWS, adapted, alone, exactly, plans  # noqa: E402
 from parity.asking import run_forked  # noqa: E402
-from parity.device import default_type  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -28,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_steps_are_those_of_one_process(folder: Path) -> None:
     written = torch.load(folder / "adapted.pt")
-    with default_type("float64"):
+    with exactly():
         before = adapted().state_dict()
     for name, expected in zip(plans(), alone(), strict=True):
         assert written[name].keys() == expected.keys()
@@ -45,3 +46,28 @@ def test_only_gradients_of_adapters_are_exchanged(folder: Path) -> None:
         summed = torch.load(folder / f"summed-{rank}.pt")
         for level in (0, 1, 3):  # ZeRO 2 sums in every micro-batch
             assert summed[f"5 to 2 to 1, ZeRO {level}"] == trained
+
+
+def test_peft_loads_the_trained_adapters(folder: Path) -> None:
+    """Beside a new base model with the same weights, in its own files; without the base's."""
+    trained = folder / "trained"
+    files = sorted(file.name for file in trained.iterdir())
+    assert files == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    with exactly():
+        module = adapted()
+        states = alone()[-1]
+        module.load_state_dict(states)
+        base = llama()
+        inside = {
+            name.removeprefix("base_model.model.").replace(".base_layer", ""): value
+            for name, value in states.items()
+            if "lora_" not in name
+        }
+        base.load_state_dict(inside)
+        loaded = peft.PeftModel.from_pretrained(base, trained, autocast_adapter_dtype=False)
+        inputs, _ = module.batch(0, 0, ROWS)
+        with torch.no_grad():
+            expected, got = module(**inputs).logits, loaded(**inputs).logits
+            plain = loaded.unload()(**inputs).logits
+    assert torch.allclose(got, expected, rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(plain, expected, rtol=1e-3)

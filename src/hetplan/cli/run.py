@@ -45,6 +45,7 @@ from hetplan.cli.setting import Setting, require_inputs
 from hetplan.errors import InputError, require
 from hetplan.files import check_utf8, make_folder, read_yaml, try_folder, write_text
 from hetplan.interpreter import own_command
+from hetplan.plans.packed import packed_plan
 from hetplan.plans.plan import Plan, load_plan, save_plan
 from hetplan.profiling.models.model import find_model
 from hetplan.runtime.execution.choice import engine_of
@@ -84,6 +85,12 @@ class Training:
             help="Function that makes batch(step, first, last) from the plan; default the model's.",
         ),
     ] = None
+    pack: Annotated[
+        bool,
+        typer.Option(
+            "--pack", help="Pack the module's sample(number), of any lengths, into the plan's rows."
+        ),
+    ] = False
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         typer.Option("--device", help="What ranks compute on; auto: GPUs where there are any."),
@@ -113,6 +120,11 @@ class Training:
     def check(self, *, virtual: bool, time_scale: float | None) -> None:
         """Raise InputError for options that do not go together."""
         require(virtual or time_scale is None, "--time-scale is for --virtual devices")
+        own_module = self.factory is not None and self.backend == "hetplan" and not virtual
+        require(
+            own_module or not self.pack,
+            "--pack is for a module of --factory on hetplan's own engine",
+        )
         require(
             not (virtual and self.backend == "torch"),
             "--virtual devices are for hetplan's own engine",
@@ -278,7 +290,7 @@ class Survival:
 
 @described(
     sections={
-        "Training": "--steps --factory --probe --data --optimizer --learning-rate --seed",
+        "Training": "--steps --factory --probe --data --pack --optimizer --learning-rate --seed",
         "Ranks": "--device --backend --hang-after",
         "Checkpoints": "--checkpoint --every --resume --save",
         "Replanning when a rank is lost": "--elastic --strategies --replan-seconds",
@@ -350,8 +362,12 @@ def run(
     needs_model = training.factory is None and not virtual
     if needs_model and not setting.model_is_known(loaded):
         require_inputs([f"the model {loaded.workload.model!r} with --model or --factory"], plan)
+    require(
+        not (training.pack and survival.elastic), "--pack has no rows for the plans of --elastic"
+    )
+    rows, widths = packed_plan(loaded) if training.pack else (loaded, ())
     requested = Job(
-        plan=loaded,
+        plan=rows,
         rehearsal=predict(loaded, plan),
         checkpoint=survival.checkpoint,
         every=survival.every,
@@ -359,7 +375,7 @@ def run(
         save=survival.save,
         model=setting.model,
         virtual=virtual,
-        **vars(training),  # its fields have the names of the job's
+        **{**vars(training), "pack": widths},  # its fields have the names of the job's
     )
     job = requested if is_rank() else on_devices(requested)
     # On GPUs, ranks do not compute on cores, so that no note is due.

@@ -24,6 +24,10 @@ class Job:
     data: str | None = None
     """`module:function` that makes `batch(step, first, last)` from the plan. None: the model's
     method `batch`."""
+    pack: tuple[int, ...] = ()
+    """[row of the global batch] tokens of the rows into which samples of unequal length are packed
+    (see `engine.packing`); the plan is then one of rows (see `plans.packed`). Empty: samples are
+    rows."""
     model: str | None = None
     """Name of a model or path of a config.json. None: the plan's model."""
     rehearsal: Rehearsal | None = None

@@ -467,8 +467,9 @@ def check_on_first_rank(check: Callable[[], str | None]) -> None:
         raise UnsupportedError(refused)
 
 
-def example_of(module: nn.Module) -> tuple[Any, Any]:
-    """(inputs, targets) of one sample, from the module's `batch`."""
+def example_of(module: nn.Module, row: int = 0) -> tuple[Any, Any]:
+    """(inputs, targets) of one sample, from the module's `batch`. row: the sample's row of the
+    first global batch."""
     batch = getattr(module, "batch", None)
     if not callable(batch):
         raise InputError(
@@ -477,4 +478,4 @@ def example_of(module: nn.Module) -> tuple[Any, Any]:
             expected="example=(inputs, targets) of a sample",
         )
     with drawing_data(0, 0, 0):  # any seed: only the shapes of the example matter
-        return requested(batch, 0, 0, 1)
+        return requested(batch, 0, row, row + 1)

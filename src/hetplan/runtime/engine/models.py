@@ -20,16 +20,23 @@ from hetplan.runtime.engine.checkpoint import check_writable
 from hetplan.runtime.engine.data import seed_generators
 from hetplan.runtime.engine.distributed import COMPUTE, example_of
 from hetplan.runtime.engine.layout import Layout
+from hetplan.runtime.engine.packing import Packing, check_apart
 from hetplan.runtime.engine.probe import check_probe, in_a_fork
 from hetplan.runtime.engine.tensors import check_meshes
 from hetplan.runtime.job import Job
 from hetplan.runtime.references import build, stand_in
+from hetplan.text import percent_text
 
 
 def described(job: Job) -> tuple[nn.Module, Chain]:
     """The job's module and its chain. Raises InputError for an unusable factory, UnsupportedError
     for layers that the plan's tensor ranks cannot divide."""
     module = make_module(job)
+    if job.pack and os.environ.get("RANK", "0") == "0":
+        packing: Any = module.packing
+        check_apart(module, packing)
+        share = percent_text(packing.padding(0))
+        print(f"hetplan: {share} of the first step's tokens are padding", file=sys.stderr)
     example = example_of(module)
     chain = chain_of(job, module, example)
     layout = Layout(job.plan)
@@ -73,16 +80,30 @@ def precision_of(job: Job) -> Literal["fp32", "bf16", "fp16"]:
 
 
 def make_module(job: Job) -> nn.Module:
-    """The job's model, whose method `batch` gives the job's data. Raises InputError for an unusable
-    factory."""
+    """The job's model, whose method `batch` gives the job's data, and whose attribute `packing` is
+    that of packed samples. Raises InputError for an unusable factory."""
     module = model_of(job)
+    data: Any = None
     if job.data is not None:
         require(
             job.factory is not None or not job.virtual,
             "--virtual devices have a model and data of their own",
             got="--data",
         )
-        module.batch = called(job.data, job.plan, "--data", seed=job.seed)
+        data = called(job.data, job.plan, "--data", seed=job.seed)
+    if job.pack:
+        sample: Any = data or getattr(module, "sample", None)
+        require(
+            callable(sample),
+            "model has no `sample`",
+            where="--pack",
+            got=type(module).__name__,
+            expected="sample(number): the tokens of a sample of any length",
+        )
+        module.packing = Packing(sample, job.pack)
+        module.batch = module.packing.batch
+    elif data is not None:
+        module.batch = data
     return module
 
 

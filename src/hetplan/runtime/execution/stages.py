@@ -70,13 +70,22 @@ class StageEngine:
 
     def part(self, job: Job, watch: Watch, device: str, shared: Any) -> ModelPart:
         """The rank's part of the job's model, with the job's data."""
+        import torch.distributed as dist
+
         from hetplan.runtime.engine.distributed import example_of
+        from hetplan.runtime.engine.layout import Layout
         from hetplan.runtime.engine.models import chain_of, make_module, precision_of
 
         module, chain = shared or (make_module(job), None)
-        if chain is None or device != "cpu":
-            # the shared chain reads its data on the CPU; a rank on a GPU makes one for the GPU
-            chain = chain_of(job, module, example_of(module), device)
+        if chain is None or device != "cpu" or job.pack:
+            # The shared chain reads its data on the CPU, and has the width of the first replica's
+            # rows; a rank on a GPU, or with other rows, makes one of its own.
+            row = 0
+            if job.pack:
+                place = job.plan.places[dist.get_rank()]
+                first_row, _ = Layout(job.plan).micro_batches[place.replica][0]
+                row = min(first_row, len(job.pack) - 1)  # a replica may have no rows
+            chain = chain_of(job, module, example_of(module, row), device)
         part: ModelPart = self.trained(
             module,
             job.plan,

@@ -24,6 +24,7 @@ Weights under any other word stay whole.
 """
 
 import operator
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -73,6 +74,9 @@ RESHAPES = ("view", "reshape", "_unsafe_view")
 DATA, TABLE, LAYER = range(3)  # a value computed from values of two kinds is of the later kind
 Shape = tuple[tuple[int, ...], Any]  # (sizes of one sample, dtype) of a value between layers
 Totals = Mapping[Node, Any]  # total -> its value for the global batch
+# How `peft` names the modules of a model, and those in place of a product with an adapter.
+PEFT_MODEL = "base_model.model."
+PEFT_PRODUCT = re.compile(r"(?P<product>.*)\.(?P<part>base_layer|lora_A|lora_B)(\.\w+)?")
 # Operators that may return a view of their first argument, whether or not their schemas say so.
 VIEWS = ("reshape", "contiguous", "to", "getitem", "flatten")
 
@@ -603,9 +607,7 @@ def divisions(module: nn.Module, split: Split) -> dict[str, Divided]:
                     continue
                 weight_argument, outputs_dim = WEIGHTS[name_of(product)]
                 is_weight = product.args[weight_argument] is node  # else a bias
-                path = path_of(product)
-                words = (word for pattern, word in plan.items() if fnmatch(path, pattern))
-                word = next(words, "")
+                word = word_of(plan, path_of(product))
                 is_matrix = value.dim() == 2
                 # a bias of two dimensions is a table that is added, not one number for each output
                 if word.startswith("colwise") and is_weight == is_matrix:
@@ -616,6 +618,25 @@ def divisions(module: nn.Module, split: Split) -> dict[str, Divided]:
                     inputs_dim = 1 - outputs_dim
                     divided[name] = Divided(inputs_dim, 1, value.shape[inputs_dim], 1)
     return divided
+
+
+def word_of(plan: Mapping[str, str], path: str) -> str:
+    """The word of a tensor plan for a module; "" where the plan does not name it.
+
+    `peft` puts the model into a module of its own, and a product with an adapter into the modules
+    `base_layer`, `lora_A` and `lora_B`. The rank between A and B is not divided: only B is divided
+    by columns, and only A by rows.
+    """
+    path = path.removeprefix(PEFT_MODEL)
+    adapted = PEFT_PRODUCT.fullmatch(path)
+    if adapted is not None:
+        path = adapted["product"]
+    words = (word for pattern, word in plan.items() if fnmatch(path, pattern))
+    word = next(words, "")
+    undivided = {"lora_A": "colwise", "lora_B": "rowwise"}
+    if adapted is not None and word.startswith(undivided.get(adapted["part"], "none")):
+        return ""
+    return word
 
 
 def uses_of(product: Node, columns: int, name: str) -> tuple[int, int]:
