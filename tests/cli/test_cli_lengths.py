@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+import hetplan as hp
 from fakes.cli import Call
 from fakes.workloads import TWO_BLOCKS, cluster_document
 from hetplan.cli.lengths import stages_only
+from hetplan.errors import InputError
 from hetplan.files import to_json
 from hetplan.planner import STRATEGIES
 from hetplan.plans.plan import load_plan
@@ -97,3 +99,35 @@ def test_what_does_not_go_with_lengths(
     assert refused.code == 2
     assert complaint in refused.err
     assert len(refused.err.strip().splitlines()) == 1
+
+
+def test_the_python_function_takes_lengths(job: list[Any]) -> None:
+    """A file and a list give the same plan, that of the smaller balanced seconds."""
+    of_file, of_list = (
+        hp.plan(
+            "config.json", "cluster.yaml", global_batch=8, strategies="dp", threads=1,
+            lengths=lengths,
+        )
+        for lengths in ("lengths.txt", [int(number) for number in NUMBERS.split()])
+    )  # fmt: skip
+    assert of_file.best is not None and of_list.best is not None
+    assert of_file.best.predicted_seconds == of_list.best.predicted_seconds
+    assert of_file.workload.sequence in (100, 300)
+    told = [line for line in of_file.notes if "on drawn lengths" in line]
+    assert len(told) == 2 and sum(line.endswith(", chosen") for line in told) == 1
+    assert all("balanced" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lengths": [3, 0]}, r"lengths\[1\]: is no length \(got 0"),
+        ({"lengths": []}, "there are no lengths"),
+        ({"lengths": "nowhere.txt"}, "nowhere.txt"),
+        ({"lengths": [3], "strategies": "hap"}, "strategies: its programs are made for samples of"),
+        ({"lengths": [3], "profile": "p.json"}, "predicted profiles"),
+    ],
+)
+def test_the_python_function_refuses(job: list[Any], given: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        hp.plan("config.json", "cluster.yaml", global_batch=8, threads=1, **given)

@@ -4,6 +4,7 @@ one device, and accelerate's keys say what the plan says."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -190,3 +191,51 @@ def test_nodes_of_unequal_ranks_are_named() -> None:
 def test_what_they_cannot_express_is_refused(to: str, plan: Plan, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
         export(plan, to)
+
+
+def small_module(kind: str) -> Any:
+    """A small model with weights."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    sizes = SMALL | DEPTHS | OWN.get(kind, {})
+    config = CONFIG_MAPPING[kind](**{key: sizes[key] for key in sizes if sizes[key] is not None})
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox"])
+def test_accelerate_dispatches_a_model_by_the_map(kind: str) -> None:
+    """Its own check finds a device for every parameter. On processors in place of the map's GPUs,
+    the dispatched model computes what the model computes."""
+    torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
+    accelerate: Any = pytest.importorskip("accelerate", reason="peft brings it along")
+    entries = json.loads(device_map(plan_of(cut(2, 4, 6)), kind=kind))
+    module = small_module(kind).eval()
+    accelerate.utils.check_device_map(module, entries)
+    words = torch.arange(6)[None]
+    with torch.no_grad():
+        expected = module(input_ids=words).logits
+        processors = dict.fromkeys(entries, "cpu")
+        dispatched = accelerate.dispatch_model(
+            module, processors, main_device="cpu", force_hooks=True
+        )
+        assert dispatched.hf_device_map == processors
+        assert torch.equal(dispatched(input_ids=words).logits, expected)
+    del entries[f"{NAMES[kind].blocks}.3"]
+    with pytest.raises(ValueError, match="does not give any device"):
+        accelerate.utils.check_device_map(module, entries)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("zero", [0, 3])
+def test_accelerate_reads_the_configuration(zero: int, tmp_path: Path) -> None:
+    """By the class behind `accelerate launch --config_file`, which refuses unknown keys."""
+    config_args: Any = pytest.importorskip("accelerate.commands.config.config_args")
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(export(plan_of([[(0, 14)]], data=3, zero=zero), "accelerate"))
+    read = config_args.load_config_from_file(str(path))
+    assert read.num_processes == 3 and read.mixed_precision == "bf16"
+    assert read.distributed_type == ("FSDP" if zero else "MULTI_GPU")
+    path.write_text(path.read_text() + "samples: [5, 2, 1]\n")
+    with pytest.raises(ValueError, match="unknown keys"):
+        config_args.load_config_from_file(str(path))

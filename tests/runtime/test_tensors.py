@@ -19,6 +19,7 @@ from hetplan.runtime.engine.chain import Chain, Part, describe  # noqa: E402
 from hetplan.runtime.engine.distributed import example_of  # noqa: E402
 from hetplan.runtime.engine.layout import Layout  # noqa: E402
 from hetplan.runtime.engine.tensors import check_meshes  # noqa: E402
+from hetplan.runtime.tracing.split import word_of  # noqa: E402
 from parity.asking import HUGGING, run_forked  # noqa: E402
 from parity.cases import MODELS, names_of  # noqa: E402
 from parity.divided import CASES, KINDS, QUICK, RATE, Case, alone, made  # noqa: E402
@@ -130,3 +131,22 @@ def test_parts_are_equal_or_whole(chain: Chain) -> None:
         assert chain.cuts(1, Part(0, shares))[name].size == 48
     assert chain.parameters["transformer.h.0.mlp.c_proj.weight"].dim == 0
     assert chain.cuts(4, Part(0, (1.0, 1.0)))["transformer.wte.weight"].size == 20
+
+
+@pytest.mark.parametrize(
+    ("path", "word"),
+    [
+        ("model.layers.0.self_attn.q_proj", "colwise"),
+        ("base_model.model.model.layers.0.self_attn.q_proj.base_layer", "colwise"),
+        ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.default", ""),
+        ("base_model.model.model.layers.0.self_attn.q_proj.lora_B.default", "colwise"),
+        ("base_model.model.model.layers.0.mlp.down_proj.base_layer", "rowwise"),
+        ("base_model.model.model.layers.0.mlp.down_proj.lora_A.other", "rowwise"),
+        ("base_model.model.model.layers.0.mlp.down_proj.lora_B.other", ""),
+        ("base_model.model.model.norm", ""),
+    ],
+)
+def test_a_tensor_plan_names_products_with_adapters_of_peft(path: str, word: str) -> None:
+    """The rank between A and B stays whole."""
+    plan = {"model.layers.*.self_attn.q_proj": "colwise", "model.layers.*.mlp.down_proj": "rowwise"}
+    assert word_of(plan, path) == word

@@ -6,14 +6,17 @@ from hetplan.cli.options import split_list
 from hetplan.cli.output import note
 from hetplan.errors import require
 from hetplan.planner import ALL, STRATEGIES
-from hetplan.planner.lengths.drawn import DRAWS, QUANTILE, WAYS, LengthsAnswer, LengthsPlan
-from hetplan.planner.lengths.samples import Lengths, open_lengths
-from hetplan.profiling.models.model import find_model
-from hetplan.profiling.models.zoo import LONGEST_SEQUENCE
+from hetplan.planner.lengths.drawn import (
+    DRAWS,
+    PROGRAMS,
+    QUANTILE,
+    WAYS,
+    LengthsAnswer,
+    LengthsPlan,
+)
+from hetplan.planner.lengths.samples import Lengths, lengths_for, open_lengths
 from hetplan.solvers.run import OPTIMAL_GAP
 from hetplan.text import Column, Table, counted, percent_text, seconds_text, signed_percent_text
-
-PROGRAMS = "hap"  # the strategy whose plans are programs for samples of one length
 
 
 def usable_lengths(
@@ -32,25 +35,7 @@ def usable_lengths(
             where="--lengths",
             expected="one of the two options",
         )
-    spec = find_model(model)
-    require(spec.sequence is not None, "images have no lengths in tokens", where=spec.name)
-    require(
-        sequence is None or sequence > 0,
-        "not usable",
-        where="--sequence",
-        got=sequence,
-        expected="1 or more",
-    )
-    positions = 0 if spec.shape is None else spec.shape.positions
-    lengths = open_lengths(source)
-    usable = lengths.cut_at(sequence or positions or LONGEST_SEQUENCE)
-    require(
-        not positions or usable.longest <= positions,
-        "samples are longer than the learned positions",
-        where=spec.name,
-        got=usable.longest,
-        expected=f"at most {positions}, as --sequence {positions} cuts them",
-    )
+    usable = lengths_for(model, open_lengths(source), sequence)
     if usable.cut > 0:
         note(f"{percent_text(usable.cut)} of the samples are cut at {usable.longest} tokens")
     return usable

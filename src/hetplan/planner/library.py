@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
+from hetplan.errors import require
 from hetplan.planner.criteria import Criteria
+from hetplan.planner.lengths.drawn import PROGRAMS, plan_lengths
+from hetplan.planner.lengths.samples import lengths_for, open_lengths, stated_lengths
 from hetplan.planner.planning import Planning
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate
@@ -17,6 +20,7 @@ from hetplan.profiling.hardware.cluster import Cluster, open_cluster
 from hetplan.profiling.models.model import Model
 from hetplan.profiling.models.operators import Stack
 from hetplan.profiling.profiles.profile import Profile
+from hetplan.profiling.workload import Workload
 from hetplan.solvers.run import Options, Run
 
 TIME_LIMIT = 600.0  # seconds
@@ -37,6 +41,7 @@ def plan(
     *,
     global_batch: int,
     sequence: int | None = None,
+    lengths: str | os.PathLike[str] | Sequence[int] | None = None,
     precision: str | Sequence[str] = "fp16",
     profile: str | os.PathLike[str] | Profile | None = None,
     strategies: str | Sequence[str] | None = None,
@@ -59,6 +64,10 @@ def plan(
     cluster: a file, the name of an example, or a Cluster.
     global_batch: samples per iteration.
     sequence: tokens per sample; None: the model's default.
+    lengths: a file or a list of the samples' tokens, or a name of published lengths, for samples of
+        unequal length, which `sequence` then cuts. The answer is that of the plan, for the mean or
+        for a quantile, which takes least on drawn lengths; its notes say what both take. The model
+        is a name or a config.json.
     precision: one name, several, or "auto" for all that every device supports.
     profile: a measured profile; None: a predicted one.
     strategies: names, or one text with commas between them; None: all.
@@ -75,32 +84,62 @@ def plan(
     candidate's `predicted_seconds` are replayed, its `bound` is proven for its `objective`, and its
     `plan` is the content of a plan file.
     """
+    if lengths is not None:
+        require(
+            isinstance(model, (str, os.PathLike)) and profile is None,
+            "lengths are for a model by its name or file, and predicted profiles",
+            got=type(model).__name__ if profile is None else "profile",
+        )
     if not isinstance(model, (str, os.PathLike, Model)):
         model = traced(model, precision)
-    workloads, notes = make_workloads(
-        model,
-        cluster if isinstance(cluster, Cluster) else open_cluster(cluster),
-        global_batch,
-        sequence=sequence,
-        precision=precision,
-        profile=profile,
-        **training,
-    )
+    on_cluster = cluster if isinstance(cluster, Cluster) else open_cluster(cluster)
     options = Options(time_limit=time_limit)
     if threads is not None:
         options = replace(options, threads=threads)
-    return make_plans(
-        workloads,
-        make_strategies(strategies, settings),
-        Run(options),
-        criteria=Criteria(
-            money_limit=money_limit,
-            cheapest_within=cheapest_within,
-            on_parts=parts,
-            seconds_limit=seconds_limit,
-            zero_levels=tuple(zero),
-            schedules=tuple(schedules),
-        ),
-        on_candidate=on_candidate,
-        notes=notes,
+    run = Run(options)
+    chosen = make_strategies(strategies, settings)
+    criteria = Criteria(
+        money_limit=money_limit,
+        cheapest_within=cheapest_within,
+        on_parts=parts,
+        seconds_limit=seconds_limit,
+        zero_levels=tuple(zero),
+        schedules=tuple(schedules),
     )
+
+    def workloads_at(tokens: int | None) -> tuple[list[Workload], list[str]]:
+        """The workloads at a sequence length, one for each precision, and notes."""
+        return make_workloads(
+            model,
+            on_cluster,
+            global_batch,
+            sequence=tokens,
+            precision=precision,
+            profile=profile,
+            **training,
+        )
+
+    def planning_at(tokens: int | None, part: Run) -> Planning:
+        """The planning of samples of one length."""
+        workloads, notes = workloads_at(tokens)
+        return make_plans(
+            workloads, chosen, part, criteria=criteria, on_candidate=on_candidate, notes=notes
+        )
+
+    if lengths is None:
+        return planning_at(sequence, run)
+    if strategies is None:
+        chosen = [strategy for strategy in chosen if strategy.name != PROGRAMS]
+    require(
+        all(strategy.name != PROGRAMS for strategy in chosen),
+        "its programs are made for samples of one length",
+        where="strategies",
+        got=PROGRAMS,
+        expected="another strategy with lengths",
+    )
+    is_file = isinstance(lengths, (str, os.PathLike))
+    samples = open_lengths(os.fspath(lengths)) if is_file else stated_lengths(lengths)
+    usable = lengths_for(os.fspath(model), samples, sequence)
+    answer = plan_lengths(usable, lambda tokens: workloads_at(tokens)[0], planning_at, run)
+    planning = answer.planning
+    return replace(planning, notes=(*planning.notes, *answer.notes))

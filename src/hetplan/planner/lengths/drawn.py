@@ -11,11 +11,13 @@ from hetplan.planner.lengths.samples import Lengths
 from hetplan.planner.planning import Planning
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.run import Run
+from hetplan.text import seconds_text
 
 QUANTILE = 0.9  # the share of the samples that are no longer than the second length
 DRAWS = 5  # iterations whose lengths are drawn
 WAYS = ("padded", "packed", "balanced")
 LONGEST = "longest"
+PROGRAMS = "hap"  # the strategy whose plans are programs for samples of one length
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,22 @@ class LengthsAnswer:
     def planning(self) -> Planning:
         """The planning of the chosen plan, or of the last one."""
         return self.plans[-1 if self.chosen is None else self.chosen].planning
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for each plan, with its seconds of an iteration on drawn lengths."""
+        lines = []
+        for number, plan in enumerate(self.plans):
+            said = [
+                f"{name} {'does not fit' if way.seconds is None else seconds_text(way.seconds)}"
+                for name, way in plan.ways.items()
+            ]
+            chosen = ", chosen" if number == self.chosen else ""
+            lines.append(
+                f"plan for the {plan.label} of {self.lengths.name}, {plan.length} tokens, on drawn "
+                f"lengths: {', '.join(said) or 'no plan'}{chosen}"
+            )
+        return lines
 
     def document(self) -> dict[str, Any]:
         """The answer as JSON types."""

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from hetplan.errors import InputError, check_name, one_line, require
 from hetplan.files import read_bytes, read_yaml
 from hetplan.formulations.lengths.data import MOST_TOKENS
+from hetplan.profiling.models.model import find_model
+from hetplan.profiling.models.zoo import LONGEST_SEQUENCE
 
 Ints = NDArray[np.int64]
 
@@ -81,6 +83,47 @@ def open_lengths(source: str) -> Lengths:
         check_name("neither a file nor published lengths:", source, published())
         return published()[source]
     return read_lengths(source)
+
+
+def stated_lengths(numbers: Sequence[int]) -> Lengths:
+    """The lengths of a list. Raises InputError for a number that is no length."""
+    require(len(numbers) > 0, "there are no lengths", expected="one number of tokens per sample")
+    for place, number in enumerate(numbers):
+        require(
+            isinstance(number, (int, np.integer)) and 1 <= number <= MOST_TOKENS,
+            "is no length",
+            where=f"lengths[{place}]",
+            got=number,
+            expected=f"a whole number of tokens from 1 to {MOST_TOKENS}",
+        )
+    return Lengths("a list", "a list", np.sort(np.array(numbers, np.int64)))
+
+
+def lengths_for(model: str, lengths: Lengths, sequence: int | None) -> Lengths:
+    """The lengths cut at `sequence`, or where that is None at the positions that the model has
+    learned. Raises InputError for a model of images, and for samples beyond these positions.
+
+    model: a built-in name or a config.json. sequence: tokens.
+    """
+    spec = find_model(model)
+    require(spec.sequence is not None, "images have no lengths in tokens", where=spec.name)
+    require(
+        sequence is None or sequence > 0,
+        "not usable",
+        where="--sequence",
+        got=sequence,
+        expected="1 or more",
+    )
+    positions = 0 if spec.shape is None else spec.shape.positions
+    usable = lengths.cut_at(sequence or positions or LONGEST_SEQUENCE)
+    require(
+        not positions or usable.longest <= positions,
+        "samples are longer than the learned positions",
+        where=spec.name,
+        got=usable.longest,
+        expected=f"at most {positions}, as --sequence {positions} cuts them",
+    )
+    return usable
 
 
 def read_lengths(path: str) -> Lengths:
