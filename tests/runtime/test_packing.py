@@ -44,6 +44,14 @@ def test_every_sample_is_in_one_row_and_rows_fill_alike() -> None:
     assert seen == list(range(len(seen))) and packing.begins[8] == len(seen)
 
 
+def test_a_sample_goes_to_the_row_of_the_least_share() -> None:
+    packing = Packing(lambda number: text(2) + 10 * number, (4, 8))
+    first, *_ = packing.rows_of_step(0)[0]
+    assert int(first[0]) == 11  # the first sample fills a quarter of the other row
+    begun = [int(sample[0]) for sample in packing.rows_of_step(0)[1]]
+    assert begun[:2] == [1, 21]
+
+
 def test_the_plan_of_rows_has_the_tokens_of_the_plan() -> None:
     plan = plan_of([[(0, 14)]], data=3, count=2, samples=4)
     rows, widths = packed_plan(plan)
