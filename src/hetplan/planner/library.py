@@ -137,8 +137,10 @@ def plan(
         got=PROGRAMS,
         expected="another strategy with lengths",
     )
-    is_file = isinstance(lengths, (str, os.PathLike))
-    samples = open_lengths(os.fspath(lengths)) if is_file else stated_lengths(lengths)
+    if isinstance(lengths, (str, os.PathLike)):
+        samples = open_lengths(os.fspath(lengths))
+    else:
+        samples = stated_lengths(lengths)
     usable = lengths_for(os.fspath(model), samples, sequence)
     answer = plan_lengths(usable, lambda tokens: workloads_at(tokens)[0], planning_at, run)
     planning = answer.planning
