@@ -12,18 +12,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from fakes.hugging import TEXT, WORDS
+from fakes.hugging import TEXT, TOKENS, WORDS
 from hetplan.plans.packed import packed_plan
 from hetplan.plans.plan import Plan
 from hetplan.runtime import distribute
 from hetplan.runtime.engine.distributed import example_of
 from hetplan.runtime.engine.layout import Layout
 from hetplan.runtime.engine.packing import Packing
-from parity.adapted import END, TOKENS, UNEQUAL, exactly, planned, stage
+from parity.adapted import PIPELINE, UNEQUAL, exactly, planned
 
 WORLDS = [3]
 RATE, STEPS = 0.5, 2
-PIPELINE = [([stage(0, 2, 0), stage(2, END, 1)], 6), ([stage(0, END, 2)], 2)]
 
 
 def sample(number: int) -> Tensor:
