@@ -13,14 +13,13 @@ import transformers
 from torch import nn
 
 from fakes.lora import Network, weight_bytes, with_lora
+from fakes.one_device import config_file, one_device, only_layout
 from fakes.small_models import small_model
 from hetplan.errors import HetplanError, InputError
-from hetplan.planner.fits import CutLayout, fits
 from hetplan.profiling.frameworks import HETPLAN, MOMENT_BYTES_IN_8_BITS
-from hetplan.profiling.hardware.cluster import Cluster, load_cluster
 from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.models.adapters import parse_adapters
-from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.models.model import load_model
 from hetplan.profiling.models.operators import DEFAULT_STACK, Elementwise, Matmul
 from hetplan.profiling.profiles.predict import predict, profile_layers
 from hetplan.profiling.rates.times import Rates, layer_time
@@ -46,28 +45,10 @@ GPT = {
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def config_file(folder: Path, kind: str, sizes: dict[str, Any]) -> tuple[Path, Any]:
-    """(a config.json in the folder, the same configuration of transformers)."""
-    config = transformers.AutoConfig.for_model(kind, **sizes)
-    path = folder / "config.json"
-    path.write_text(json.dumps(config.to_dict()))
-    return path, config
-
-
 def module_of(config: Any, dtype: torch.dtype = torch.bfloat16) -> Any:
     """The module of a configuration without memory for its weights."""
     with torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(config).to(dtype)
-
-
-def one_device(tmp_path: Path) -> Cluster:
-    path = tmp_path / "one.yaml"
-    path.write_text(
-        "format: hetplan-cluster\nversion: 1\nname: one\nnodes:\n"
-        "  - {count: 1, devices: 1, device: A100-SXM4-80GB, intra_node_gbit_per_s: 100, "
-        "network_gbit_per_s: 10}\n"
-    )
-    return load_cluster(path)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +116,6 @@ def test_states_are_those_of_torch(
     assert held.optimizer == sum(p.nbytes for p in masters) + moments
     largest = 4096 * 14336 * 2  # bytes of the largest module in bf16
     assert held.casts == (0 if bits == 16 else largest)
-
-
-def only_layout(model: Model, cluster: Cluster, framework: Any = HETPLAN) -> CutLayout:
-    fit = fits(model, cluster, global_batch=1, framework=framework, recomputation="none")
-    assert len(fit.layouts) == 1
-    return fit.layouts[0]
 
 
 def test_moments_in_8_bits(tmp_path: Path) -> None:

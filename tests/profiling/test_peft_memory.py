@@ -20,9 +20,9 @@ peft: Any = pytest.importorskip("peft", reason="peft is an extra of hetplan")
 
 from fakes.fused import with_fused_kernels  # noqa: E402
 from fakes.lora import packed  # noqa: E402
+from fakes.one_device import config_file, one_device, only_layout  # noqa: E402
 from hetplan.profiling.models.adapters import parse_adapters  # noqa: E402
 from hetplan.profiling.models.model import load_model  # noqa: E402
-from profiling.test_adapters import config_file, one_device, only_layout  # noqa: E402
 
 pytestmark = pytest.mark.wide
 

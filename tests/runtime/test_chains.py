@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, UnsupportedError
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
@@ -123,3 +123,11 @@ def test_half_precision_keeps_no_copy_of_the_weights_for_each_pass() -> None:
     assert x.grad is not None
     assert torch.allclose(x.grad[0], expected, rtol=2e-2, atol=1e-2)
     assert layer.weight.grad is not None and layer.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_packed_weights_are_refused(dtype: Any) -> None:
+    module = nn.Sequential(nn.Linear(6, 6))
+    module[0].weight = nn.Parameter(torch.zeros(18, 1, dtype=dtype), requires_grad=False)
+    with pytest.raises(UnsupportedError, match=r"0\.weight: its weights are packed in fewer bits"):
+        describe(module, ["a"], (ROW, None))

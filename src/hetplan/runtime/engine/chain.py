@@ -353,6 +353,7 @@ def describe(
     spread. Raises InputError where the module does not match the plan, UnsupportedError where it
     cannot be split.
     """
+    check_unpacked(module)
     # Layers of the contract compute their loss and all their experts themselves. Only `Split` calls
     # a user's loss, and spreads experts over ranks.
     layers = layers_of(module, names) if loss is None and spread == 1 else None
@@ -381,6 +382,20 @@ def describe(
         tuple(names), layers, parameters, parameter_names, outputs, source, compute,
         forms_of(example),
     )  # fmt: skip
+
+
+def check_unpacked(module: nn.Module) -> None:
+    """Raise UnsupportedError for frozen weights that are packed in 8 or 4 bits, as bitsandbytes
+    packs them: torch.export makes no graph of the kernels that unpack them."""
+    for name, parameter in module.named_parameters():
+        require(
+            parameter.dtype not in (torch.int8, torch.uint8),
+            "its weights are packed in fewer bits",
+            where=f"{type(module).__name__}.{name}",
+            got=type(parameter).__name__,
+            expected="a base in 16 or 32 bits; for packed ones `hetplan export` has files",
+            kind=UnsupportedError,
+        )
 
 
 def parameters_of(
