@@ -3,6 +3,9 @@ sums no more than it needs."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +13,14 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.plans.shares import split  # noqa: E402
+from hetplan.runtime import distribute  # noqa: E402
 from hetplan.runtime.engine import data, layout as layouts, pipeline  # noqa: E402
 from hetplan.runtime.engine.buckets import Bucket, BucketPlan, Piece  # noqa: E402
 from hetplan.runtime.engine.chain import Cut  # noqa: E402
 from hetplan.runtime.engine.data import HASHED_BYTES, WORD_BYTES, tensor_checksum  # noqa: E402
 from hetplan.runtime.engine.layout import Layout  # noqa: E402
 from hetplan.runtime.engine.pipeline import Mail  # noqa: E402
-from parity.cases import Case, R, even  # noqa: E402
+from parity.cases import Case, Perceptron, R, S, even, zero  # noqa: E402
 
 TWO_STAGES = Case("pipeline", "perceptron", [R(even([0, 2, 4]), [(2, 2), (1, 1)])]).plan
 
@@ -125,3 +129,51 @@ def test_whole_gradients_are_views_of_their_sum() -> None:
         assert torch.equal(parameters[name].grad, 2 * gradient), name
         assert (parameters[name].grad.data_ptr() == before[name]) == (name != "whole"), name
     assert parameters["without"].grad is None
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("level", "bucket_bytes", "spans"),
+    [
+        (0, 4 << 20, [(0, 4)]),  # one bucket, which is summed behind the first layer
+        (0, 0, [(0, 1), (1, 3), (3, 4)]),  # the third layer has no parameters
+        (3, 4 << 20, [(0, 1), (1, 2), (2, 3), (3, 4)]),
+    ],
+)
+def test_each_span_of_layers_has_one_backward_call(
+    level: int,
+    bucket_bytes: int,
+    spans: list[Any],
+    single: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case("one", "perceptron", [R([S((0, 4))], [(2, 2)])], zero(level))
+    calls: list[Any] = []
+    backward = torch.autograd.backward
+
+    def counted(*given: Any, **options: Any) -> None:
+        calls.append(given)
+        backward(*given, **options)
+
+    monkeypatch.setattr(torch.autograd, "backward", counted)
+    alone = Perceptron()
+    model: Any = distribute(copy.deepcopy(alone), case.plan, bucket_bytes=bucket_bytes, probe=False)
+    model.train_step()
+    assert model.pipeline.spans == [spans]
+    assert len(calls) == 2 * len(spans)
+    x, y = alone.batch(0, 0, 4)
+    for layer in list(alone.layers.values())[:-1]:
+        x = layer(x)
+    loss = list(alone.layers.values())[-1](x, y) / 4
+    backward(loss)
+    expected = {name.removeprefix("layers."): p.grad for name, p in alone.named_parameters()}
+    for name, parameter in model.updated():
+        torch.testing.assert_close(parameter.grad.flatten(), expected[name].flatten())

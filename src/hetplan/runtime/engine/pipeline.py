@@ -1,9 +1,10 @@
 """One rank's passes of an iteration, in the order of its schedule, and the messages between stages.
 
-A micro-batch passes a rank layer by layer. Each layer's pass has an autograd graph of its own, so
-that ZeRO 3 gathers and recomputation happens between layers, and a layer that is computed again
-keeps nothing but its inputs. A rank without rows of a micro-batch computes nothing and gets no
-message, but joins ZeRO's collectives.
+A micro-batch passes a rank layer by layer. Between some layers the engine begins collectives: it
+gathers parameters, or sums gradients (`States.collective_layers`). It cuts a chunk's layers there
+into spans. A span's pass has one autograd graph, so that one call of autograd computes its backward
+pass. A rank without rows of a micro-batch computes nothing and gets no message, but joins ZeRO's
+collectives.
 
 The virtual stages of a replica are numbered along the model (`plans.passes`). Hop v leads from
 virtual stage v to v + 1: activations go over it forward, their gradients backward.
@@ -187,7 +188,7 @@ def streams(layout: Layout) -> list[Stream]:
 
 @dataclass
 class Saved:
-    """A layer's forward pass, kept for its backward pass; its autograd graph hangs on `outputs`."""
+    """A span's forward pass, kept for its backward pass; its autograd graph hangs on `outputs`."""
 
     inputs: Values
     outputs: Values
@@ -276,25 +277,27 @@ class Pipeline:
         """Number of the model's layers."""
         self.watch = self.mail.transport.watch
         self.replica = self.layout.plan.replicas[self.place.replica]
+        self.spans = [self.states.spans(first, last) for first, last in self.ranges]
+        """[chunk] its layers in spans, each of which has one autograd graph."""
         self.saved: dict[tuple[int, int], list[Saved]] = {}
-        """(chunk, micro-batch) -> forward passes of its layers that wait for their backward
+        """(chunk, micro-batch) -> forward passes of its spans that wait for their backward
         passes; none where the rank has no rows."""
         self.weight_passes: dict[tuple[int, int], list[WeightPass]] = {}
-        """(chunk, micro-batch) -> the passes of weights of its layers, last layer first, that wait
+        """(chunk, micro-batch) -> the passes of weights of its spans, last span first, that wait
         for their turn; none where the rank has no rows."""
         self.actions = self.layout.actions(self.place)
         self.visits: list[tuple[bool, int]] = []
-        """(completes, layer) of all passes of layers, in the order of the schedule: whether the
-        pass completes the gradients of a micro-batch."""
+        """(completes, first layer) of all passes of spans, in the order of the schedule: whether
+        the pass completes the gradients of a micro-batch."""
         self.forward_visits: list[tuple[bool, int]] = []
         """The visits of the forward passes alone."""
         for kind, chunk, _ in self.actions:
-            layers = range(*self.ranges[chunk])
+            starts = [first for first, _ in self.spans[chunk]]
             if kind == "F":
-                self.forward_visits += [(False, k) for k in layers]
-                self.visits += [(False, k) for k in layers]
+                self.forward_visits += [(False, first) for first in starts]
+                self.visits += [(False, first) for first in starts]
             else:
-                self.visits += [(kind in ("D", "W"), k) for k in reversed(layers)]
+                self.visits += [(kind in ("D", "W"), first) for first in reversed(starts)]
         self.number = {
             chunk: v
             for v, (stage, chunk) in enumerate(self.layout.virtual_stages(self.place.replica))
@@ -400,12 +403,13 @@ class Pipeline:
         kept: list[Saved] = []
         position = replace(self.position, first_row=first_row)
         with self.watch.during("forward", chunk, batch):
-            for k in range(first, last):
-                self.states.before_layer(k)
+            for begin, end in self.spans[chunk]:
+                self.states.before_span(begin)
                 if has_rows:
-                    kept.append(self._layer(k, x, data[k - first], position))
+                    of_span = data[begin - first : end - first]
+                    kept.append(self._span(begin, x, of_span, position))
                     x = tuple(value.detach() for value in kept[-1].outputs)
-                self.states.after_layer(k, completes=False)
+                self.states.after_span(begin, completes=False)
         self.saved[chunk, batch] = kept
         if not has_rows:
             return
@@ -448,28 +452,28 @@ class Pipeline:
         with self.watch.during("receive", chunk, batch):
             return self.mail.receive(stage - 1 if forward else stage, batch, forward=forward)
 
-    def _layer(self, k: int, x: Values, data: tuple[Any, ...], position: Position) -> Saved:
-        """A layer's forward pass on an autograd graph of its own.
+    def _span(
+        self, first: int, x: Values, data: Sequence[tuple[Any, ...]], position: Position
+    ) -> Saved:
+        """A span's forward pass on an autograd graph of its own.
 
-        x: outputs of the layer before. data: the parts of the data that the layer reads. position:
-        that of the micro-batch's rows.
+        first: the span's first layer. x: outputs of the layer before. data: [layer of the span] the
+        parts of the data that the layer reads. position: that of the micro-batch's rows.
         """
         inputs = tuple(value.detach().requires_grad_(value.is_floating_point()) for value in x)
-        outputs = layer_pass(
-            self.chain,
-            k,
-            (*inputs, *data),
-            position,
-            self.recomputations[k],
-            self.mail.transport.device,
-        )
-        self.watch.passed()
-        return Saved(inputs, outputs)
+        device = self.mail.transport.device
+        values: Values = inputs
+        for k, read in enumerate(data, first):
+            values = layer_pass(
+                self.chain, k, (*values, *read), position, self.recomputations[k], device
+            )
+            self.watch.passed()
+        return Saved(inputs, values)
 
     def _backward(self, chunk: int, batch: int, weight: float, *, split: bool) -> None:
         """A chunk's backward pass of a micro-batch. split: it leaves the gradients of weights to
         `_weights`."""
-        first, last = self.ranges[chunk]
+        first, _ = self.ranges[chunk]
         first_row, last_row = self.layout.local_rows(self.place, batch)
         kept = self.saved.pop((chunk, batch))
         grads: Gradients = []
@@ -479,14 +483,14 @@ class Pipeline:
         # layers that are computed again draw random numbers by position
         position = replace(self.position, first_row=first_row)
         with self.watch.during("backward", chunk, batch), at(position):
-            for k in reversed(range(first, last)):
-                self.states.before_layer(k)
+            for begin, _ in reversed(self.spans[chunk]):
+                self.states.before_span(begin)
                 if kept and split:
-                    grads, of_weights = self._layer_inputs(kept.pop(), grads)
+                    grads, of_weights = self._backward_of_inputs(kept.pop(), grads)
                     later.append(of_weights)
                 elif kept:
-                    grads = self._layer_backward(kept.pop(), grads)
-                self.states.after_layer(k, completes=not split)
+                    grads = self._whole_backward(kept.pop(), grads)
+                self.states.after_span(begin, completes=not split)
         if split:
             self.weight_passes[chunk, batch] = later
         if first_row < last_row and first > 0:
@@ -522,28 +526,27 @@ class Pipeline:
 
     def _weights(self, chunk: int, batch: int) -> None:
         """A chunk's pass of weights of a micro-batch, behind its backward pass of inputs."""
-        first, last = self.ranges[chunk]
         first_row, _ = self.layout.local_rows(self.place, batch)
         later = self.weight_passes.pop((chunk, batch))
         position = replace(self.position, first_row=first_row)
         with self.watch.during("weights", chunk, batch), at(position):
-            for number, k in enumerate(reversed(range(first, last))):
-                self.states.before_layer(k)
+            for number, (begin, _) in enumerate(reversed(self.spans[chunk])):
+                self.states.before_span(begin)
                 if later:
                     later[number].run()
                     self.watch.passed()
-                self.states.after_layer(k, completes=True)
+                self.states.after_span(begin, completes=True)
 
-    def _layer_inputs(self, saved: Saved, grads: Gradients) -> tuple[Gradients, WeightPass]:
-        """A layer's backward pass of inputs: their gradients, and the pass of weights that is
+    def _backward_of_inputs(self, saved: Saved, grads: Gradients) -> tuple[Gradients, WeightPass]:
+        """A span's backward pass of inputs: their gradients, and the pass of weights that is
         left."""
         outputs, gradients = with_gradients(saved, grads)
         of_inputs, later = backward_of_inputs(outputs, gradients, saved.inputs)
         self.watch.passed()
         return of_inputs, later
 
-    def _layer_backward(self, saved: Saved, grads: Gradients) -> Gradients:
-        """A layer's backward pass: the gradients of its inputs from those of its outputs."""
+    def _whole_backward(self, saved: Saved, grads: Gradients) -> Gradients:
+        """A span's backward pass: the gradients of its inputs from those of its outputs."""
         outputs, gradients = with_gradients(saved, grads)
         if outputs:  # none where no output depends on a trained parameter
             torch.autograd.backward(outputs, gradients)
@@ -552,7 +555,7 @@ class Pipeline:
 
 
 def with_gradients(saved: Saved, grads: Gradients) -> tuple[list[Tensor], list[Tensor]]:
-    """(outputs of a layer, their gradients), without outputs that have no gradient."""
+    """(outputs of a span, their gradients), without outputs that have no gradient."""
     pairs = [
         (output, grad)
         for output, grad in zip(saved.outputs, grads, strict=True)

@@ -16,6 +16,8 @@ Source: Rajbhandari et al. 2020 (ZeRO), Section 5. The shards' sizes are the pla
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -23,6 +25,7 @@ from torch import nn
 from hetplan.plans.shares import split
 from hetplan.runtime.engine.buckets import Bucket, BucketPlan, LocalCuts
 from hetplan.runtime.engine.transport import Group
+from hetplan.schema import Range
 
 PENDING_SUMS = 2  # buckets whose sums may be under way: each is a copy of its gradients
 
@@ -84,11 +87,28 @@ class States:
         self._pending: deque[Callable[[], None]] = deque()
         self._release(self.buckets)
 
+    @cached_property
+    def collective_layers(self) -> frozenset[int]:
+        """The layers after whose backward passes the gradients of a bucket are summed."""
+        return frozenset(layer for bucket in self.buckets for layer in bucket.plan.layers)
+
+    def spans(self, first: int, last: int) -> list[Range]:
+        """The layers [first, last) in spans: consecutive layers between whose passes no collective
+        begins. In a backward pass the gradients of a bucket may be summed behind a span's first
+        layer. Under ZeRO 3 each layer is a span, since it is gathered before its passes and
+        released after them."""
+        starts = [first]
+        for layer in range(first + 1, last):
+            if self.per_layer or layer in self.collective_layers:
+                starts.append(layer)
+        return list(pairwise([*starts, last]))
+
     def begin(self, visits: Sequence[tuple[bool, int]] = ()) -> None:
         """Begin an iteration: gather the parameters, which an optimizer has changed elsewhere.
 
-        visits: (completes, layer) of every pass of a layer, in the order of the passes. `completes`
-        says whether the pass completes the gradients of a micro-batch. Empty: no pass follows.
+        visits: (completes, first layer) of every pass of a span, in the order of the passes.
+        `completes` says whether the pass completes the gradients of a micro-batch. Empty: no pass
+        follows.
         """
         self._backward_left = Counter(layer for completes, layer in visits if completes)
         # the layer of the pass behind each pass, and None behind the last one
@@ -97,16 +117,17 @@ class States:
         if self.zero and not self.per_layer:
             self._gather([bucket for bucket in self.buckets if bucket.shard is not None])
 
-    def before_layer(self, layer: int) -> None:
-        """Gather a layer's parameters before a pass, and begin to gather the next pass's."""
+    def before_span(self, layer: int) -> None:
+        """Gather a span's parameters before a pass, and begin to gather the next pass's. layer: the
+        span's first layer, as in the next method."""
         self._gather([bucket for bucket in self._of_layer(layer) if not bucket.gathered])
         self._next_layer = next(self._following)
         for bucket in self._of_layer(self._next_layer):
             if not bucket.gathered:
                 bucket.begin_gather()
 
-    def after_layer(self, layer: int, *, completes: bool) -> None:
-        """After a pass of a layer, sum the layer's gradients if they are complete, and release its
+    def after_span(self, layer: int, *, completes: bool) -> None:
+        """After a pass of a span, sum the gradients that are complete, and release the span's
         parameters. completes: whether the pass completes the gradients of a micro-batch."""
         if completes:
             self._backward_left[layer] -= 1
