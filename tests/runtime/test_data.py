@@ -20,6 +20,7 @@ from hetplan.runtime.engine import data  # noqa: E402
 from hetplan.runtime.engine.data import (  # noqa: E402
     checksums,
     drawing_data,
+    keeping_generators,
     place_factors,
     seed_generators,
     tensor_checksum,
@@ -51,6 +52,25 @@ def test_generators_are_seeded_and_left_as_they_were() -> None:
         with drawing_data(seed, step, row):
             assert (drawn() == inside) == ((seed, step, row) == (3, 7, 4))
     assert not set(first) & set(other) and not set(first) & set(inside)
+
+
+def test_a_context_around_several_batches_restores_the_generators() -> None:
+    seed_generators(3, "one")
+    first = drawn()
+    with drawing_data(3, 7, 4):
+        inside = drawn()
+    seed_generators(3, "one")
+    with keeping_generators():
+        for _ in range(2):
+            with drawing_data(3, 7, 4):
+                assert drawn() == inside
+    assert drawn() == first
+    with pytest.raises(KeyError), keeping_generators():
+        raise KeyError
+    seed_generators(3, "one")
+    with drawing_data(3, 7, 4):
+        drawn()
+    assert drawn() == first, "the error has ended the context"
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "int64", "uint8", "bool"])

@@ -51,27 +51,50 @@ def seed_generators(seed: int, site: str) -> None:
     torch.manual_seed(key)
 
 
+def used_gpus() -> list[int]:
+    """The GPU whose generator of random numbers the user's code may draw from; none on a CPU."""
+    return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+
+
+_keeps = False  # whether a context restores the generators: there is one set of them in a process
+
+
 @contextmanager
-def drawing_data(seed: int, step: int, first: int) -> Iterator[None]:
-    """A context in which the global generators of Python, numpy and torch are seeded by seed, step
-    and first row. After it they have their earlier states."""
-    key = key_of(seed, step, f"data {first}")
+def keeping_generators() -> Iterator[None]:
+    """A context after which the global generators of Python, numpy and torch have their earlier
+    states. Within another such context it does nothing, since to read and to write these states
+    takes longer than to seed them."""
+    global _keeps  # noqa: PLW0603 (as the generators)
+    if _keeps:
+        yield
+        return
     python_state = random.getstate()
     numpy_state = np.random.get_state()  # noqa: NPY002 (as above)
-    gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    # `fork_rng` restores the CPU's generator and those of `gpus`. `torch.manual_seed` would seed
-    # the generators of other GPUs, too.
-    with torch.random.fork_rng(gpus):
-        random.seed(key)
-        np.random.seed(key % (1 << 32))  # noqa: NPY002
-        torch.default_generator.manual_seed(key)
-        if gpus:
-            torch.cuda.manual_seed(key)
+    _keeps = True
+    # `fork_rng` restores the CPU's generator and those of the GPUs
+    with torch.random.fork_rng(used_gpus()):
         try:
             yield
         finally:
+            _keeps = False
             random.setstate(python_state)
             np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+@contextmanager
+def drawing_data(seed: int, step: int, first: int) -> Iterator[None]:
+    """A context in which the global generators of Python, numpy and torch are seeded by seed, step
+    and first row. After it, or after the `keeping_generators` around it, they have their earlier
+    states."""
+    key = key_of(seed, step, f"data {first}")
+    with keeping_generators():
+        random.seed(key)
+        np.random.seed(key % (1 << 32))  # noqa: NPY002
+        # `torch.manual_seed` would seed the generators of other GPUs, too
+        torch.default_generator.manual_seed(key)
+        if used_gpus():
+            torch.cuda.manual_seed(key)
+        yield
 
 
 @dataclass(frozen=True)

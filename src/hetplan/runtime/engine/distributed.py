@@ -31,7 +31,13 @@ from hetplan.plans.refusals import check_executed
 from hetplan.runtime.engine.buckets import LocalCuts, bucket_plans, local_cuts
 from hetplan.runtime.engine.chain import Chain, Rows, TensorGroup, describe
 from hetplan.runtime.engine.checkpoint import SavedPart
-from hetplan.runtime.engine.data import Reading, check_alike, drawing_data, numbers_of_batch
+from hetplan.runtime.engine.data import (
+    Reading,
+    check_alike,
+    drawing_data,
+    keeping_generators,
+    numbers_of_batch,
+)
 from hetplan.runtime.engine.layout import Layout
 from hetplan.runtime.engine.loop import Box
 from hetplan.runtime.engine.pipeline import Mail, Pipeline, streams
@@ -216,8 +222,9 @@ class Placed(SavedPart):
         ranks have different data of the same rows, or different numbers for the whole batch. A step
         without labels has a loss of 0, and rank 0 says so.
         """
-        self.check_data(step, rows)
-        totals = added_up(self.chain.source, batches, host_sum)
+        with keeping_generators():  # reads all rows whose labels count, or that several ranks read
+            self.check_data(step, rows)
+            totals = added_up(self.chain.source, batches, host_sum)
         values = dict(totals.values)
         paths = [form.path for form in self.chain.forms if form.is_number]
         if paths:
