@@ -3,6 +3,7 @@ line."""
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -218,6 +219,19 @@ def test_a_loss_that_depends_on_the_ranks_is_refused(single: None) -> None:
         )
         with pytest.raises(UnsupportedError, match=rf"{ask}\(\) at test_probe.py:\d+: its forward"):
             distribute(module, PLANS["one"])
+
+
+@pytest.mark.parametrize(("name", "alone"), [("RANK", "0"), ("SLURM_NTASKS", "1")])
+def test_a_loss_that_depends_on_the_environments_ranks_is_refused(name: str, alone: str) -> None:
+    module = made("plain")
+    loss = module.loss
+    module.loss = lambda x, y: loss(x, y) * (1 + int(os.environ.get(name, alone)))
+    example = example_of(module)
+    before = os.environ.get(name)
+    refusal = verdict(module, describe(module, LAYERS, example), example)
+    assert "another loss where the environment tells another rank" in refusal
+    assert "\n" not in refusal
+    assert os.environ.get(name) == before
 
 
 @pytest.mark.engine

@@ -21,8 +21,10 @@ total is a constant for the passes of a plan.
 """
 
 import multiprocessing
+import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
@@ -58,6 +60,12 @@ FROZEN = {
     (dist, "get_world_size"): "get_world_size()",
     (torch, "manual_seed"): "manual_seed()",
 }
+# Variables of the environment by which launchers tell a process its rank and the number of ranks.
+RANKS = (
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE",
+)  # fmt: skip
 LEVELS = (BOLD, MILD, PLAIN)  # of the samples, the first one first
 MICRO_BATCHES = ((0, 1), (1, 3), (3, 6))  # of the samples
 # Number of parameters from which on a module is compared only where the user asks for it: one of a
@@ -70,6 +78,7 @@ BACKWARD = "its backward pass has code that a trace drops, as a hook or an autog
 STATE = "its state changes in forward, which ranks do not share"
 DRAWN = "its forward draws from Python's or numpy's generator, which a trace freezes"
 FREEZES = "its forward asks for ranks or seeds a generator, which a trace freezes or drops"
+BY_RANK = "its forward gives another loss where the environment tells another rank"
 HIDDEN = "its forward gives another loss each time, by state or numbers that hetplan does not see"
 OTHER = "its trace computes something else"
 
@@ -131,6 +140,11 @@ class Probe(Comparison):
         again = self.difference(Pass(first, own.gradients), own)
         if again is not None:
             raise self.refusal(HIDDEN, again)
+        elsewhere = self.loss_on_another_rank()
+        if elsewhere is not None:
+            by_rank = self.difference(Pass(elsewhere, own.gradients), own)
+            if by_rank is not None:
+                raise self.refusal(BY_RANK, by_rank)
         try:
             parts = [self.of_layers(data, self.micro_batches) for data in self.micro_batches]
         except HetplanError:
@@ -148,6 +162,15 @@ class Probe(Comparison):
         found = self.difference_of_inputs()
         if found is not None:
             raise Differs(self.refusal(BACKWARD, found))
+
+    def loss_on_another_rank(self) -> float | None:
+        """The module's loss where the environment has another rank. None where the pass fails: the
+        module may ask the ranks for more than a variable."""
+        try:
+            with on_another_rank():
+                return float(self.called(*copied(self.samples)).detach())
+        except Exception:  # noqa: BLE001 (as above)
+            return None
 
     def difference_of_inputs(self) -> Difference | None:
         """The first difference between the gradients of the samples' real numbers in the module's
@@ -234,6 +257,23 @@ class Probe(Comparison):
         if of_first.tensor is not None:
             return self.refusal(BACKWARD, of_first)
         return self.refusal(OTHER, of_first)
+
+
+@contextmanager
+def on_another_rank() -> Iterator[None]:
+    """A context in which the environment tells another rank, of another number of ranks."""
+    kept = {name: os.environ.get(name) for name in RANKS}
+    for name, value in kept.items():
+        number = int(value) if value is not None and value.isdigit() else 1
+        os.environ[name] = str(number + 1)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def check_probe(
