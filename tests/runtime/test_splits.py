@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from hetplan.plans.plan import load_plan  # noqa: E402
 from hetplan.runtime.engine.chain import describe  # noqa: E402
 from hetplan.runtime.engine.models import check_planned  # noqa: E402
 from hetplan.runtime.tracing.layers import Called  # noqa: E402
+from hetplan.runtime.tracing.split import shape_of  # noqa: E402
 from parity.asking import HUGGING, request, run_forked, served  # noqa: E402
 from parity.commanded import made, widened  # noqa: E402
 from parity.device import default_type  # noqa: E402
@@ -155,6 +157,10 @@ def described(act: Any, names: list[str]) -> None:
         (lambda m, x, t: (x - t).square().mean().sqrt(), ["linear"], "does not add up"),
         (lambda m, x, t: (x / len(x)).mean(), ["linear"], r"by len\(x\) at test_splits.py:\d+;"),
         (lambda m, x, t: sum(row.mean() for row in x), ["linear"], "a loop over the rows"),
+        (
+            lambda m, x, t: nn.functional.softplus((x - t).mean(1).view(-1, 2)[:, 0]).mean(),
+            ["linear"], "rows in pairs",
+        ),
         (lambda m, x, t: (x if x.sum() > 0 else t).mean(), ["linear"], "depends on values"),
         (lambda m, x, t: (x - t).mean(), ["a", "b", "c"], "does not match the plan"),
         (lambda m, x, t: (m.linear(x) - t).mean(), ["a", "b"], "does not match the plan"),
@@ -167,6 +173,12 @@ def described(act: Any, names: list[str]) -> None:
 def test_what_cannot_be_split_is_refused(act: Any, names: list[str], message: str) -> None:
     with pytest.raises((InputError, UnsupportedError), match=message):
         described(act, names)
+
+
+def test_a_number_that_passes_between_layers_is_named() -> None:
+    node: Any = SimpleNamespace(name="drawn", meta={"val": torch.ones(())})
+    with pytest.raises(UnsupportedError, match="got .a single number., expected one row"):
+        shape_of(node)
 
 
 def test_planning_says_that_a_module_cannot_be_split() -> None:

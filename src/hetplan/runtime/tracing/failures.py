@@ -102,6 +102,8 @@ def cause_of(error: Exception, places: list[str]) -> str:
     if "Constraints violated" in text and "rows" in text:
         seen = ", ".join(places) or "an `if` on it or a loop over the rows"
         return f"forward fixes the number of rows by {seen}; x.shape[0] leaves it open"
+    if "Cannot create Dim with inconsistent" in text:
+        return "forward takes several rows together, as a view of rows in pairs does"
     kind = type(error).__name__
     if kind == "GuardOnDataDependentSymNode":
         return (

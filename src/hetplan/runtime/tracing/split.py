@@ -144,7 +144,8 @@ def shape_of(node: Node) -> Shape:
     if isinstance(rows, int) or not rows.node.expr.is_symbol:
         raise UnsupportedError(
             "a value between layers does not have the samples in front", where=node.name,
-            got=", ".join(map(str, value.shape)), expected="one row for each sample",
+            got=", ".join(map(str, value.shape)) or "a single number",
+            expected="one row for each sample",
         )  # fmt: skip
     return tuple(rest), value.dtype
 
