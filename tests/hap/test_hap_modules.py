@@ -15,15 +15,18 @@ torch: Any = pytest.importorskip("torch", reason="modules are torch's")
 import hetplan as hp  # noqa: E402
 from fakes import strangers  # noqa: E402
 from fakes.workloads import cluster, cluster_document  # noqa: E402
-from hetplan.errors import InputError  # noqa: E402
+from hetplan.errors import InputError, UnsupportedError  # noqa: E402
 from hetplan.files import write_text  # noqa: E402
-from hetplan.planner.hap import Hap  # noqa: E402
+from hetplan.planner.hap import Hap, HapSettings  # noqa: E402
+from hetplan.planner.workloads import traced  # noqa: E402
 from hetplan.profiling.hardware.cluster import Cluster  # noqa: E402
+from hetplan.profiling.workload import make_workload  # noqa: E402
 from hetplan.runtime.job import Job  # noqa: E402
 from hetplan.runtime.launch.local import launch  # noqa: E402
 from hetplan.runtime.measured import Measured  # noqa: E402
 from hetplan.runtime.tracing.layers import trace as trace_layers  # noqa: E402
 from hetplan.runtime.tracing.program import plannable, trace_samples  # noqa: E402
+from hetplan.solvers.run import Run  # noqa: E402
 from quick import rest_wide  # noqa: E402
 
 STEPS, RATE = 3, 0.05
@@ -140,6 +143,34 @@ def test_modules_have_one_precision_and_data() -> None:
         hp.plan(strangers.vit(), devices(1), global_batch=4, precision="auto")
     with pytest.raises(InputError, match="module has no data"):
         hp.plan(torch.nn.Linear(2, 2), devices(1), global_batch=4, precision="fp32")
+
+
+def test_several_runs_that_would_train_otherwise_are_not_planned() -> None:
+    """One run counts right what a mask leaves, and is planned."""
+    on = make_workload(traced(strangers.masked(), "fp32"), devices(1), 4)
+    with pytest.raises(UnsupportedError, match="not the mean of those of its parts, which several"):
+        Hap(settings=HapSettings(steps=2)).pose(on, Run())
+    (problem,) = Hap(settings=HapSettings(steps=1)).pose(on, Run())
+    assert problem.posed.runs == 1
+
+
+def regression() -> Any:
+    """A mean of squared errors of labels that count."""
+
+    def loss(y: Any, labels: Any) -> Any:
+        counted = labels > 0
+        return ((y - labels).square() * counted).sum() / counted.sum().item()
+
+    return strangers.Regression(loss)
+
+
+def test_a_number_that_item_takes_is_traced_and_a_branch_on_it_refused() -> None:
+    same = trace_layers(strangers.masked(), name="mine", precision="fp32")
+    found = trace_layers(regression(), name="mine", precision="fp32")
+    assert found.layers[0].params == same.layers[0].params == 21
+    branching = strangers.Regression(lambda y, x: y.mean() if x.sum().item() > 0 else y.sum())
+    with pytest.raises(UnsupportedError, match=r"values of the data, at test_hap_modules.py:\d+"):
+        trace_layers(branching, name="mine", precision="fp32")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ operators or collectives.
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -188,6 +189,7 @@ def traced_model(
     """
     required_torch("tracing modules")
     from hetplan.runtime.engine.models import check_planned, from_factory
+    from hetplan.runtime.spmd.runs import check_planned_runs
     from hetplan.runtime.tracing.layers import trace
     from hetplan.runtime.tracing.program import plannable
 
@@ -198,7 +200,7 @@ def traced_model(
     unknown = check_planned(module, [layer.name for layer in traced.layers], probe)
     if unknown is not None:
         note(unknown)
-    model = plannable(module, traced)
+    model = plannable(module, traced, partial(check_planned_runs, module, probe))
     if not quiet:
         count = sum(len(layer.operators) for layer in model.layers)
         forward, backward = model.forward_flops() / 1e9, model.backward_flops() / 1e9

@@ -79,7 +79,8 @@ class Hap(Strategy):
     def pose(self, workload: Workload, run: Run) -> "list[SpmdProblem]":
         """The list of the one problem. The time in which its theory is written down counts for the
         time limit. Raises NoPlan where the model states exceed the memory of all devices together,
-        or where the time limit is reached before the theory is complete."""
+        or where the time limit is reached before the theory is complete. Raises UnsupportedError
+        where the program takes several runs, and these train a user's module wrongly."""
         begun = time.perf_counter()
         usable = workload.device_bytes()
         total_bytes = sum(usable[device.type] for device in workload.cluster.devices)
@@ -113,6 +114,9 @@ class Hap(Strategy):
                 "unknown",
                 f"no time to write its theory down ({seconds_text(time.perf_counter() - begun)})",
             ) from None
+        check_runs = workload.model.spec.check_runs
+        if posed.runs > 1 and check_runs is not None:
+            check_runs(workload.global_batch)
         return [
             SpmdProblem(
                 posed=posed,

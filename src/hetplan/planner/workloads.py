@@ -8,6 +8,7 @@ here: only precisions that the user names are planned.
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hetplan.errors import InputError, require, unknown_name
@@ -28,11 +29,12 @@ PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 
 def traced(module: Any, precision: str | Sequence[str]) -> Model:
     """A torch module as a model to plan, with the name of its class. Needs torch."""
+    from hetplan.runtime.spmd.runs import check_planned_runs
     from hetplan.runtime.tracing.layers import trace
     from hetplan.runtime.tracing.program import plannable
 
     layers = trace(module, name=type(module).__name__, precision=the_one_precision(precision))
-    return plannable(module, layers)
+    return plannable(module, layers, partial(check_planned_runs, module, None))
 
 
 def the_one_precision(names: str | Sequence[str]) -> Precision:

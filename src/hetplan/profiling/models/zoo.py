@@ -63,6 +63,9 @@ class ModelSpec:
     encoder: Transformer | None = None  # the shape of a vision transformer
     # samples -> the `SingleProgram` (`programs`) of one step, for a user's torch module
     program: Callable[[int], Any] | None = None
+    # rows of a global batch -> nothing; raises UnsupportedError where several runs of a program in
+    # an iteration train the user's module otherwise than one process does
+    check_runs: Callable[[int], None] | None = None
     file: SourceFile | None = None  # the user's file that describes the model
     kind: str = ""  # Hugging Face's `model_type`; empty: unknown, or that of the shape's function
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from hetplan.runtime.engine.comparison import SAMPLES, Comparison, Differs, Pass, compare, rows_of
 from hetplan.runtime.engine.data import drawing_data
-from hetplan.runtime.engine.probe import not_compared, why_not
+from hetplan.runtime.engine.probe import in_a_fork, not_compared, why_not
 from hetplan.runtime.engine.samples import COUNTED, MILD, PLAIN
 from hetplan.runtime.tracing.layers import chain_of, requested
 
@@ -34,6 +34,15 @@ class RunsProbe(Comparison):
         found = self.difference(own, reduce(Pass.plus, parts).times(1 / len(parts)))
         if found is not None:
             raise Differs(self.refusal(UNEQUAL, found))
+
+
+def check_planned_runs(module: Any, wanted: bool | None, rows: int) -> None:
+    """Raise UnsupportedError as `check_runs` does, before there is a plan. The comparison has a
+    process of its own, since a run may fork its ranks behind it.
+
+    module, rows, wanted: as in `check_runs`.
+    """
+    in_a_fork(lambda: check_runs(module, rows, wanted))
 
 
 def check_runs(module: Any, rows: int, wanted: bool | None) -> str | None:

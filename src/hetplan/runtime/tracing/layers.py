@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 from hetplan.errors import (
     HetplanError,
@@ -49,7 +50,7 @@ from hetplan.runtime.tracing.counter import (
     tree_leaves,
     tree_map,
 )
-from hetplan.runtime.tracing.failures import FIXING, exporting, noting, with_number
+from hetplan.runtime.tracing.failures import FIXING, exporting, noting, place_of, with_number
 from hetplan.runtime.tracing.module_state import ModuleState
 
 SAMPLES = (2, 3)  # two sizes, as a straight line is through two points
@@ -233,7 +234,9 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
 
     # real tensors, since the user's code may read their values
     rows = requested(batch, 0, 0, samples)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    # a number that `item()` takes out of a tensor becomes a symbol
+    symbols = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=False)
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols):
         state = {f"module.{key}": value for key, value in faked(module, dtype).items()}
         data = tree_map(lambda value: fake(value, dtype), rows)
         of_parameters = {storage(tensor) for tensor in state.values()}
@@ -252,6 +255,11 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
             raise UnsupportedError(
                 f"{one_line(str(error))[:80]}: the size of what it gives depends on values, "
                 "which a trace has none of",
+                where=_place(name, layers),
+            ) from None
+        except GuardOnDataDependentSymNode as error:
+            raise UnsupportedError(
+                f"control flow or a size depends on values of the data{place_of(error)}",
                 where=_place(name, layers),
             ) from None
         except FAILURES as error:

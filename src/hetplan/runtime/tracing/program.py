@@ -15,7 +15,7 @@ weight [h, n, d]. The FLOPs stay the same. `Packed` converts values and gradient
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -166,11 +166,14 @@ class PerTarget(Called):
         return loss / targets.numel() if chain_of(self.module) else loss
 
 
-def plannable(module: Any, file: ModelFile) -> Model:
+def plannable(
+    module: Any, file: ModelFile, check_runs: Callable[[int], None] | None = None
+) -> Model:
     """The model to plan of a module. Its program for a number of samples is traced when it is asked
-    for first, and kept. file: the module traced layer by layer."""
+    for first, and kept. file: the module traced layer by layer. check_runs: as in `ModelSpec`."""
     programs = lru_cache(lambda samples: trace_samples(module, samples, name=file.name).program)
-    return load_model(replace(file.spec(), program=programs), precision=file.precision)
+    spec = replace(file.spec(), program=programs, check_runs=check_runs)
+    return load_model(spec, precision=file.precision)
 
 
 def trace_samples(module: Any, samples: int, *, name: str = "module") -> Traced:
