@@ -177,7 +177,7 @@ def test_what_cannot_be_split_is_refused(act: Any, names: list[str], message: st
 
 def test_a_number_that_passes_between_layers_is_named() -> None:
     node: Any = SimpleNamespace(name="drawn", meta={"val": torch.ones(())})
-    with pytest.raises(UnsupportedError, match="got .a single number., expected one row"):
+    with pytest.raises(UnsupportedError, match=r"got .a single number., expected one row"):
         shape_of(node)
 
 
