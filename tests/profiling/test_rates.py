@@ -118,12 +118,20 @@ class TestProducts:
         assert free.source == "roofline over tiles, never measured"
 
     def test_watts_do_not_bound_where_the_energy_of_an_operation_is_unknown(self) -> None:
-        """A B200 at 1 kW has an energy of its own, less than an H100's; an MI300X has none."""
+        """A B200 at 1 kW has an energy of its own, less than an H100's; an MI355X has none."""
         spec = catalogue()["B200"]
         assert spec.tdp_w == 1000
         assert Machine.of(spec, "fp16").reached == pytest.approx(1000 / 0.91e-12)
         assert Machine.of(spec, "fp16", regime="burst").reached == pytest.approx(0.8 * 2250e12)
-        assert Machine.of(catalogue()["MI300X"], "fp16").reached == pytest.approx(0.8 * 1307.4e12)
+        assert Machine.of(catalogue()["MI355X"], "fp16").reached == pytest.approx(0.8 * 2516.6e12)
+
+    def test_an_mi300x_reaches_half_of_its_peak_in_sustained_use(self) -> None:
+        """SemiAnalysis, December 2024: 620 TFLOP/s in bf16, 990 in fp8; an MI325X has 1000 W."""
+        mi300x, mi325x = catalogue()["MI300X"], catalogue()["MI325X"]
+        assert Machine.of(mi300x, "bf16").reached == pytest.approx(620e12, rel=0.01)
+        assert Machine.of(mi300x, "fp8").reached == pytest.approx(990e12, rel=0.01)
+        assert Machine.of(mi300x, "fp8").bursts == pytest.approx(0.8 * 2614.9e12)
+        assert Machine.of(mi325x, "fp8").reached == pytest.approx(990e12 * 1000 / 750, rel=0.01)
 
     @pytest.mark.parametrize(
         ("name", "precision", "shape", "seconds", "within"),

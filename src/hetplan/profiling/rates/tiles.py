@@ -85,6 +85,11 @@ class Physics:
     # in 8 bits. They are reached in bursts already.
     joules_16_ada: float = 1.4e-12
     joules_8_ada: float = 0.85e-12
+    # CDNA 3: MI300X with 750 W at 620 TFLOP/s in bf16 and 990 in fp8, the medians of 200 products
+    # of normally distributed numbers by the fastest library (SemiAnalysis, "MI300X vs H100 vs H200
+    # Benchmark Part 1: Training", 22 December 2024)
+    joules_16_cdna3: float = 1.21e-12
+    joules_8_cdna3: float = 0.76e-12
     multiprocessors: int = 80  # number where the catalogue has none: a V100's
     # (exponent of the smooth minimum over tiles, exponent of the smooth maximum of computing and
     # moving); the minimum is smooth because libraries do not always choose the fastest tile
@@ -166,15 +171,17 @@ def joules_of(spec: DeviceSpec, number: Format, physics: Physics, regime: Regime
     """Joules of an operation; None in bursts that the board's watts do not limit, and where nobody
     measured any.
 
-    They are NVIDIA's. A device that a cluster file describes counts as such a chip unless it has
-    units for 4 bits.
+    They are NVIDIA's, and those of AMD's CDNA 3. A device that a cluster file describes counts as
+    NVIDIA's unless it has units for 4 bits.
     """
     kind = architecture(spec)
     is_described = spec.vendor == "other" and "fp4" not in spec.peak_tflops
+    is_narrow = number not in PRECISIONS
+    if is_cdna3(spec) and number != "fp32" and regime == "sustained":
+        return physics.joules_8_cdna3 if is_narrow else physics.joules_16_cdna3
     if kind == "other" and not is_described:
         return None
     has_bf16 = "bf16" in spec.peak_tflops
-    is_narrow = number not in PRECISIONS
     if number == "fp32":
         return physics.joules_32_new if has_bf16 else physics.joules_32
     if kind == "ada":
@@ -187,6 +194,13 @@ def joules_of(spec: DeviceSpec, number: Format, physics: Physics, regime: Regime
     if not is_narrow:
         return joules
     return joules / (physics.operations_4 if number == "fp4" else physics.operations_8)
+
+
+def is_cdna3(spec: DeviceSpec) -> bool:
+    """Whether a device is an MI300X or one of its kin: AMD's with units for 8 bits, none for 4."""
+    stacked = spec.memory_bytes_per_s >= STACKED_MEMORY
+    has_8_not_4 = "fp8" in spec.peak_tflops and "fp4" not in spec.peak_tflops
+    return spec.vendor == "amd" and stacked and has_8_not_4
 
 
 @dataclass(frozen=True)
