@@ -3,6 +3,7 @@ to."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,11 @@ from hypothesis import given, settings, strategies as st
 
 from hetplan.errors import InputError
 from hetplan.profiling.hardware.cluster import DeviceSpec, catalogue, device, example_cluster
+from hetplan.profiling.models.adapters import Adapters
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.models.operators import (
     DEFAULT_STACK,
+    FURTHER_LAUNCH,
     HALF_SEQUENCE,
     STACKS,
     Elementwise,
@@ -22,8 +25,11 @@ from hetplan.profiling.models.operators import (
     Precision,
     Shape,
     flash_shares,
+    load_stack,
+    passes_of,
 )
-from hetplan.profiling.models.zoo import gpt2, text_model
+from hetplan.profiling.models.transformer import Experts, transformer_layers
+from hetplan.profiling.models.zoo import gpt2, llama, text_model
 from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.rates.products import move_seconds, product_seconds
 from hetplan.profiling.rates.shipped import Format
@@ -31,6 +37,8 @@ from hetplan.profiling.rates.times import (
     Rates,
     all_reduce_seconds,
     kept_bytes,
+    launched,
+    launched_by,
     layer_time,
     operator_time,
     repeated_share,
@@ -269,6 +277,116 @@ def test_narrow_products_take_their_own_rate_and_casts(device_type: str, number:
     thrice = replace(narrow, stack=replace(narrow.stack, cast_elements=3.0))
     more = plain.moved_seconds(3 * 8192 * 4096, "copy") - inputs
     assert layer_time(layer, thrice).forward == pytest.approx(made.forward + more)
+
+
+def mixture(experts: int = 8) -> Layer:
+    """A block with experts, two of which each of 4096 tokens visits."""
+    shape = llama(2, 1024, 8, 512, vocabulary=512, experts=Experts(experts, 2, early=True))
+    return transformer_layers(shape, 4096)[1]
+
+
+def test_heads_routers_and_adapters_stay_in_sixteen_bits() -> None:
+    """Stacks of 8 bits replace the linear layers of blocks alone."""
+    plain = bare("H100-SXM5-80GB", "bf16")
+    narrow = replace(plain, stack=replace(plain.stack, fp8=True))
+    shape = llama(2, 1024, 8, 2048, vocabulary=512, experts=Experts(8, 2))
+    shape = replace(shape, adapters=Adapters(16, "o"))
+    _, block, _, head = transformer_layers(shape, 4096)
+    assert layer_time(head, narrow) == layer_time(head, plain)
+    ranks = 16
+    kept = [
+        op
+        for op in block.operators
+        if isinstance(op, Matmul) and (op.name == "router" or ranks in (op.k, op.n))
+    ]
+    assert len(kept) == 3  # the router, A and B
+    for op in kept:
+        assert operator_time(op, narrow, 1, 1) == operator_time(op, plain, 1, 1)
+    output = next(op for op in block.operators if op.name == "attention-output")
+    assert operator_time(output, narrow, 1, 1) != operator_time(output, plain, 1, 1)
+
+
+def test_products_of_experts_lose_by_few_rows_and_add_their_gradients() -> None:
+    """SimuMax's B200: 1 + 150 / rows forward; the gradient's bytes beside its product."""
+    rates = bare("B200", "bf16")
+    one = Matmul("x", 1200, 2048, 4096)
+    group = replace(one, count=8)
+    seconds = rates.product_seconds(group.shape())
+    made = operator_time(group, rates, 1, 1)
+    added = rates.moved_seconds(2 * 8 * 2048 * 4096 * 4 / 2, "copy")  # fp32, read and written
+    assert made.forward == pytest.approx(seconds * (1 + 150 / 1200))
+    assert made.backward == pytest.approx(made.forward + seconds + added)
+    halved = replace(rates, stack=replace(rates.stack, gradient_bytes=2))
+    smaller = rates.moved_seconds(2 * 8 * 2048 * 4096 * 2 / 2, "copy")
+    assert operator_time(group, halved, 1, 1).backward == pytest.approx(
+        made.backward - added + smaller
+    )
+    # A single product of many rows hides the bytes; one of few rows takes as long as they do.
+    alone = operator_time(one, rates, 1, 1)
+    assert alone.backward == pytest.approx(2 * alone.forward)
+    few = operator_time(replace(one, m=8), rates, 1, 1)
+    of_one = rates.moved_seconds(2 * 2048 * 4096 * 4 / 2, "copy")
+    assert few.backward == pytest.approx(few.forward + of_one)
+    assert of_one > few.forward
+
+
+def test_what_the_host_launches_for_experts() -> None:
+    """70 kernels of a router, one for each expert's product, and three more in 8 bits."""
+    stack, layer = STACKS["fused"], mixture()
+    operators = sum(passes_of(op)[0] for op in layer.operators)
+    products = 2 * (8 - 1)  # up and down, beyond the first expert's
+    eager = launched(layer, stack)[0]
+    assert eager == pytest.approx(operators + FURTHER_LAUNCH * (products + 70))
+    fused = launched(layer, replace(stack, router_launches=30))[0]
+    assert fused == pytest.approx(eager - FURTHER_LAUNCH * 40)
+    narrow = launched(layer, replace(stack, fp8=True))[0]
+    assert narrow == pytest.approx(eager + FURTHER_LAUNCH * 2 * 8 * 3)
+    # graphs of parts leave the experts' two products, their activation, combine and the residual
+    partial = launched(layer, replace(stack, graphs="partial"))[0]
+    assert partial == pytest.approx(5 + FURTHER_LAUNCH * products)
+    assert launched(layer, replace(stack, graphs="full")).tolist() == [0, 0]
+
+
+def test_the_host_stops_before_experts() -> None:
+    """A block is what precedes the stop, which graphs launch, and then what follows: the root of
+    squares."""
+    device_alone, layer = bare("H100-SXM5-80GB", "bf16"), mixture(64)
+    rates = replace(device_alone, stack=replace(STACKS["fused"], graphs="partial"))
+    names = [op.name for op in layer.operators]
+    stop = names.index("experts-up")
+    parts = []
+    for operators in (range(stop), range(stop, len(names))):
+        device = sum(
+            operator_time(layer.operators[n], device_alone, 1, 1).forward for n in operators
+        )
+        launches = launched_by(layer, operators, rates.stack)[0]
+        parts.append(math.hypot(device, 40e-6 * launches))
+    made = layer_time(layer, rates)
+    assert made.forward == pytest.approx(sum(parts))
+    whole = math.hypot(layer_time(layer, device_alone).forward, made.forward_host)
+    assert made.forward > 1.01 * whole
+    full = replace(rates, stack=replace(rates.stack, graphs="full"))
+    assert layer_time(layer, full).forward == pytest.approx(layer_time(layer, device_alone).forward)
+
+
+def test_attention_in_eight_bits_is_faster_where_the_stack_says_so() -> None:
+    plain = bare("H100-SXM5-80GB", "bf16")
+    narrow = replace(plain, stack=replace(plain.stack, fp8_attention=True))
+    op = Matmul("scores", 4096, 128, 4096, 8, weight=False, attention="fused-causal")
+    slow, fast = (operator_time(op, rates, 1, 1) for rates in (plain, narrow))
+    assert slow.forward == pytest.approx(1.6 * fast.forward)
+    assert slow.backward == pytest.approx(1.6 * fast.backward)
+
+
+def test_settings_of_a_stack() -> None:
+    stack = load_stack("fp8:graphs=partial,one_copy=true,router=deepep")
+    assert stack == replace(STACKS["fp8"], graphs="partial", one_copy=True, router_launches=17)
+    for text, said in (
+        ("fp7", "unknown software stack"), ("fp8:graph=full", "graphs"), ("fp8:graphs=all", "full"),
+        ("fp8:one_copy", "true"), ("fp8:host_seconds=0", "unknown setting"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=said):
+            load_stack(text, where="--stack")
 
 
 def test_attention_stays_in_sixteen_bits() -> None:

@@ -3,6 +3,7 @@ byte, numbers against arrays, and all of them against the plain replay."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -135,6 +136,35 @@ def test_what_a_block_waits_for_by_hand() -> None:
     assert longer[0] - one.waits(1.0, 2.0, core)[0] == exactly(gather - gather / 4)
     expected = (gather + scatter) / 2
     assert longer[1] - one.waits(1.0, 2.0, core)[1] == exactly(expected)
+
+
+def test_stages_that_keep_gathered_weights_gather_once_per_iteration() -> None:
+    """Over eight micro-batches: an eighth of the gather forward, none of it backward."""
+    ranks = Ranks(1, 1, 8, 1, 1, 1)
+    every = replace(exchanges(ranks, 2.0), fully_sharded=True)
+    once = replace(every, kept_for=8)
+    gather, scatter = (float(seconds) for seconds in every.shards)
+    none = [float(wait) for wait in replace(every, fully_sharded=False).waits(0.0, 0.0, 0.0)]
+    assert [float(wait) for wait in every.waits(0.0, 0.0, 0.0)] == exactly(
+        [none[0] + gather, none[1] + gather + scatter]
+    )
+    assert [float(wait) for wait in once.waits(0.0, 0.0, 0.0)] == exactly(
+        [none[0] + gather / 8, none[1] + scatter / 8]
+    )
+    both = replace(every, kept_for=np.array([0, 8])).waits(0.0, 0.0, 0.0)
+    assert both[0].tolist() == exactly([none[0] + gather, none[0] + gather / 8])
+
+
+def test_exchanges_with_experts_hide_behind_another_micro_batch() -> None:
+    """Half of what fits behind the block's computation is spent after all."""
+    shown = exchanges(Ranks(1, 1, 4, 4, 1, 1), 2.0)
+    hidden = replace(shown, hidden_experts=True)
+    experts = float(shown.experts)
+    assert experts > 0
+    forward, backward = hidden.waits(experts / 4, 2 * experts, 0.0)
+    assert float(forward) == exactly(experts - experts / 8)
+    assert float(backward) == exactly(experts / 2)
+    assert [float(wait) for wait in shown.waits(experts / 4, 2 * experts, 0.0)] == [experts] * 2
 
 
 def test_arrays_are_many_numbers_at_once() -> None:

@@ -385,8 +385,9 @@ StackOption = Annotated[
     offered(
         "stacks",
         "--stack",
-        metavar="NAME",
-        help="The software that computes: eager-2021, eager, fused, compiled, graphs, fp8 or fp4.",
+        metavar="NAME[:SETTING=VALUE,…]",
+        help="The software that computes: eager-2021, eager, fused, compiled, graphs, fp8 or fp4; "
+        "with settings such as fp8:graphs=partial,one_copy=true.",
     ),
 ]
 # Commands give it the default 0.05, which is `planner.fits.MEMORY_MARGIN`: importing it is slow.

@@ -186,7 +186,11 @@ class DegreeCosts(Costs):
             data.model_copy(update={"layers": layers}), plan.recomputation, workload.links
         )
         self.degrees, self.context = degrees, degrees.context
-        self.fully_sharded = plan.zero == 3  # whether weights are gathered for each pass
+        self.fully_sharded = plan.zero == 3  # whether weights are gathered
+        # see `BlockExchanges.kept_for`
+        staged = len(plan.replicas[0].stages) > 1
+        keeps_weights = staged and of_rank.framework.whole_in_pipelines
+        self.kept_for = micro_batch_count(plan) if keeps_weights else 0
         self.expert_sums = prefix_sums(expert_bytes.trained)
         self.frozen_expert_sums = prefix_sums(expert_bytes.frozen)
         self.assumed = Assumptions(
@@ -211,6 +215,8 @@ class DegreeCosts(Costs):
             all_to_all=self.degrees.exchange == "all-to-all",
             fully_sharded=self.fully_sharded,
             one_copy_in=offer.node_devices if self.assumed.stack.one_copy else None,
+            hidden_experts=self.assumed.stack.hidden_experts,
+            kept_for=self.kept_for,
         )
 
     def _waits(self, kind: str, samples: int) -> tuple[float, float]:
@@ -421,6 +427,11 @@ def spaced(order: Sequence[int], stride: int, ranks: int) -> Rings:
     return rings
 
 
+def micro_batch_count(plan: Plan) -> int:
+    """Micro-batches of an iteration on each replica; all replicas have equally many."""
+    return sum(batch.count for batch in plan.replicas[0].micro_batches)
+
+
 def zero_costs(plan: Plan, workload: Workload) -> ZeroCosts | None:
     """The costs of a plan with further degrees; None where the plan has none, or where its degrees
     change nothing.
@@ -445,7 +456,8 @@ def zero_costs(plan: Plan, workload: Workload) -> ZeroCosts | None:
     check_replayable(plan, workload, degrees)
     sizes = tuple(batch.samples for batch in plan.replicas[0].micro_batches)
     ranks = ranks_of(plan, degrees)
-    key = (DegreeCosts, degrees, ranks, plan.recomputation, sizes, fully_sharded)
+    count = micro_batch_count(plan)
+    key = (DegreeCosts, degrees, ranks, plan.recomputation, sizes, count, fully_sharded)
     costs = workload.answers.once(key, partial(DegreeCosts, plan, workload, degrees))
     # No rings of steps: `DegreeCosts` counts gathers and scatters as waits of the passes.
     return DegreeZero(plan, costs, prefetch=0, rings=(), divided=None)

@@ -151,9 +151,14 @@ class BlockExchanges(Generic[Degree]):
     # whether weights are all-gathered for each pass, and gradients are reduce-scattered after the
     # backward pass
     fully_sharded: bool | Flags
+    # micro-batches for which weights are gathered once, and gradients are scattered once: all of an
+    # iteration where stages keep gathered weights; 0: both happen in every pass
+    kept_for: Numbers = 0
     # ranks of a node where the dispatcher sends one copy of a token to each of its places; None: it
     # sends one to each expert
     one_copy_in: int | None = None
+    # whether the exchange with experts hides behind the computation of another micro-batch
+    hidden_experts: bool = False
 
     @cached_property
     def experts(self) -> Floats:
@@ -231,18 +236,29 @@ class BlockExchanges(Generic[Degree]):
         """(forward, backward) seconds that one block's passes wait for experts, context ranks and
         shards.
 
+        Stages that keep gathered weights (PyTorch FSDP2, `reshard_after_forward=False`) wait in
+        their first forward pass and in their last backward pass. These seconds are spread evenly
+        over all micro-batches here.
+
         The ring hides behind attention's core. In the backward pass keys, values and their
         gradients go round, which takes twice as long, beside twice the core's seconds. The
         all-gathers of weights hide behind both passes, the reduce-scatters of gradients behind the
-        backward pass. Nothing hides the exchange of tokens with experts.
+        backward pass. The exchange of tokens with experts hides behind a whole block of another
+        micro-batch, or not at all (Megatron Core, `overlap_moe_expert_parallel_comm`).
 
         forward, backward: seconds of the block's computation. core_forward: seconds of attention's
         core in the forward pass.
         """
         gather, scatter = self.shards
+        again = np.where(np.greater(self.kept_for, 0), 0.0, gather)  # of the backward pass
+        share = 1 / np.maximum(self.kept_for, 1)
+        gather, scatter = gather * share, scatter * share
         forward_wait = self._context(1, core_forward) + uncovered(gather, forward)
-        backward_wait = self._context(2, core_forward) + uncovered(gather + scatter, backward)
-        return np.asarray(self.experts + forward_wait), np.asarray(self.experts + backward_wait)
+        backward_wait = self._context(2, core_forward) + uncovered(again + scatter, backward)
+        hides = float(self.hidden_experts)
+        forward_wait += uncovered(self.experts, hides * forward)
+        backward_wait += uncovered(self.experts, hides * backward)
+        return np.asarray(forward_wait), np.asarray(backward_wait)
 
     def _context(self, rounds: int, core_forward: Numbers) -> Floats:
         """Seconds that context ranks wait in a pass in which keys and values go round `rounds`

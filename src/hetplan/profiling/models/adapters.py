@@ -267,12 +267,13 @@ def beside_product(
             split="k" if op.split == "k" else "none",
             left=None,
             out=None,
+            narrow=False,
         )
     ]
     for _, width in chosen:
         own = op.n * width // columns
         split: Split = "n" if op.split == "n" else "none"
-        operators.append(replace(op, k=rank, n=own, split=split, left=None, out=None))
+        operators.append(replace(op, k=rank, n=own, split=split, left=None, out=None, narrow=False))
     added = Elementwise(f"{op.name}-adapter", 3 * rows * n, 3 * rows * op.k, split=op.split == "n")
     kept = Saved(f"{op.name} adapter", rows * rank * modules, split=False)
     return [*operators, added], kept

@@ -38,7 +38,15 @@ def vit_layers(
         kind="embedding",
         params=projection + class_token + positions,
         operators=(
-            Matmul("patches", patches, patch_size, h, left=image_size, input_gradient=False),
+            Matmul(
+                "patches",
+                patches,
+                patch_size,
+                h,
+                left=image_size,
+                input_gradient=False,
+                narrow=False,
+            ),
             Elementwise("positions", 3 * s * h, 2 * s * h),
         ),
         output=s * h,
@@ -50,7 +58,7 @@ def vit_layers(
         params=t.norm_params + h * classes + classes,
         operators=(
             norm("final-norm", s * h),
-            Matmul("classifier", 1, h, classes),
+            Matmul("classifier", 1, h, classes, narrow=False),
             Elementwise("loss", 3 * classes, 2 * classes),
         ),
         output=0,
@@ -131,7 +139,7 @@ def clip_layers(
         params=words.params + vision.norm_params + vision.hidden * width,
         operators=(
             norm("image-norm", vision.hidden),
-            Matmul("image-projection", 1, vision.hidden, width),
+            Matmul("image-projection", 1, vision.hidden, width, narrow=False),
             *words.operators,
         ),
         # the class token before and after its norm
@@ -150,7 +158,7 @@ def clip_layers(
         params=text.norm_params + h * width + 1,  # 1: the temperature of the loss
         operators=(
             norm("final-norm", s * h),
-            Matmul("text-projection", 1, h, width),
+            Matmul("text-projection", 1, h, width, narrow=False),
             Elementwise("loss", 8 * width, 8 * width),
         ),
         output=0,

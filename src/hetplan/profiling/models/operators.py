@@ -18,8 +18,8 @@ Compiled steps spend less, and CUDA graphs nearly nothing. Stacks also differ in
 weights are cast before every pass.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 from pydantic import Strict
 
@@ -108,6 +108,11 @@ class Matmul:
     # compute the scores again in the backward pass (Dao et al. 2022).
     attention: Literal["none", "standard", "fused", "fused-causal"] = "none"
     frozen: bool = False  # whether the weight is not trained, and has no dB
+    # Whether a stack of 8 or 4 bits computes the product in them. Heads, routers and adapters it
+    # does not: Transformer Engine replaces the linear layers of blocks, while Megatron Core's
+    # output layer, router and adapters are torch's (models/gpt/gpt_model.py, moe/router.py,
+    # peft/utils.py of Megatron Bridge), and torchtitan's float8 recipes filter `output`.
+    narrow: bool = True
 
     def shape(self, micro_batch: int = 1, tensor: int = 1) -> Shape:
         """The products of one device of a tensor-parallel group. A divided dimension that is no
@@ -165,8 +170,9 @@ class Elementwise:
 Operator = Matmul | Elementwise | Counted
 
 
-def launches(op: Operator) -> tuple[int, int]:
-    """(forward, backward) number of kernels that the host launches."""
+def passes_of(op: Operator) -> tuple[int, int]:
+    """(forward, backward) number of times that the operator's work is done; of a product, the
+    number of products of its size."""
     if isinstance(op, Counted):
         return (0, 1) if op.backward else (1, 0)
     if isinstance(op, Matmul):
@@ -179,7 +185,7 @@ def flops_of(op: Operator) -> tuple[float, float]:
     shape = op.shape()
     if shape is None:
         return 0.0, 0.0
-    forward, backward = launches(op)
+    forward, backward = passes_of(op)
     return shape.flops * forward, shape.flops * backward
 
 
@@ -288,7 +294,7 @@ class Stack:
     name: str
     # "standard" writes and keeps the scores; "fused" (FlashAttention) does not
     attention: Attention
-    # the host's seconds per launch of an operator (`launches`)
+    # the host's seconds per operator (`launches`), with what Python and autograd do for it
     host_seconds: float
     # device kernels per described memory-bound operator; each further one moves its bytes again;
     # below 1, operators are fused with their neighbours
@@ -319,6 +325,15 @@ class Stack:
     # whether tokens travel to experts once for each node that they visit (DeepEP, HybridEP), and
     # not once for each expert
     one_copy: bool = False
+    # The launches that CUDA graphs take from the host. `partial`: those of attention, of other
+    # mixers, of the router and of the dispatch; `full`: all, so that no block waits for the host.
+    graphs: Literal["none", "partial", "full"] = "none"
+    # kernels of a router's forward pass besides its product, and of its backward pass
+    router_launches: int = 70
+    # whether the exchange with experts hides behind the computation of another micro-batch
+    hidden_experts: bool = False
+    # whether fused attention computes its products on 8-bit numbers
+    fp8_attention: bool = False
 
     @property
     def narrow(self) -> Literal["fp8", "fp4"] | None:
@@ -403,6 +418,22 @@ STACKS = {
         ),
     )
 }
+# The host's seconds for a further kernel of an operator, over those of the operator. In NVIDIA's
+# runs of DeepSeek-V3 on GB200 (Megatron-LM, docs/discussions) a fused router spares some 40 kernels
+# in either pass of a block, and 0.6 ms; scales written in place spare 12 kernels for each of eight
+# experts, and 1 ms: 7.5 to 10 of 40 us.
+FURTHER_LAUNCH = 0.22
+# Further kernels of a product in 8 or 4 bits: a cast, and the scales of both operands put in order
+# (Transformer Engine, `swizzle`). Products of single weights do it in their operator's time.
+CAST_KERNELS = 3
+# Kernels of a router by what the stack fuses: none of top-k, softmax, maps and losses; all that
+# Megatron Core can (`moe_router_fusion`); and with DeepEP, which counts tokens itself (NVIDIA,
+# Megatron-LM docs/discussions, "Optimizing DeepSeek-V3 training on GB200").
+ROUTER_LAUNCHES = {"eager": 70, "fused": 30, "deepep": 17}
+# A group of products, as of the experts of a block, takes 1 + `GROUPED_ROWS` / m times as long as
+# one product of all rows, where each has m rows. SimuMax's B200 and A100, forward and of inputs'
+# gradients: 1.5 to 2 times with 128 rows, 1.15 with 1024.
+GROUPED_ROWS = 150.0
 # Version of FlashAttention -> (forward, backward) shares of the 16-bit peak that it reaches on long
 # sequences: on devices without bf16, on Ampere and Ada, and on devices with a peak above `OUTRUN`.
 # Dao 2023, Section 1 (version 1: 30 to 50 % forward, 25 to 35 % backward on A100) and Section 4.1
@@ -420,6 +451,9 @@ FLASH_SPREAD = {"low": 0.8, "seconds": 1.0, "high": 1.25}
 # FLOP/s above which tensor cores outrun the other units of a device: an A100 has 312e12, an H100
 # 989e12.
 OUTRUN = 500e12
+# How much faster fused attention is in 8 than in 16 bits: 1.2 PFLOP/s over 740 TFLOP/s on H100
+# (Shah et al. 2024, abstract).
+FLASH_8_BITS = 1.6
 HALF_SEQUENCE = 256.0  # keys at which fused attention reaches half of the shares
 # Fused attention gives tiles of `QUERY_TILE` queries of a head to multiprocessors. A kernel takes
 # as long as if it had further tiles for each multiprocessor, as many as these figures say: (forward
@@ -447,7 +481,27 @@ CONTENTION = 0.5
 DEFAULT_STACK = STACKS["fused"]
 
 
-def load_stack(name: str, *, where: str | None = None) -> Stack:
-    """The stack of that name. where: the place of the name, for messages. Raises InputError that
-    suggests the nearest name."""
-    return look_up("unknown software stack", name, STACKS, where=where)
+# Settings of a stack that a user may state beside its name -> the values that they may have.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "graphs": {"none": "none", "partial": "partial", "full": "full"},
+    "router": ROUTER_LAUNCHES,
+    **{
+        name: {"true": True, "false": False}
+        for name in ("one_copy", "hidden_experts", "hidden_reduces", "fp8_attention")
+    },
+}
+FIELDS_OF_SETTINGS = {"router": "router_launches"}  # where the names differ
+
+
+def load_stack(text: str, *, where: str | None = None) -> Stack:
+    """The stack of a text `NAME` or `NAME:SETTING=VALUE[,SETTING=VALUE…]`. where: the place of the
+    text, for messages. Raises InputError that suggests the nearest name."""
+    name, _, rest = text.partition(":")
+    stack = look_up("unknown software stack", name, STACKS, where=where)
+    changes: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        setting, _, value = part.partition("=")
+        values = look_up("unknown setting of a stack", setting, SETTINGS, where=where)
+        field = FIELDS_OF_SETTINGS.get(setting, setting)
+        changes[field] = look_up(f"unknown value of {setting}", value, values, where=where)
+    return replace(stack, **changes)

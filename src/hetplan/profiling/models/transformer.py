@@ -573,7 +573,7 @@ def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator
             *operators,
             Matmul("latent-up", s, width, t.hidden),
         )
-    return (Matmul("router", s, t.hidden, mixture.count), *operators)
+    return (Matmul("router", s, t.hidden, mixture.count, narrow=False), *operators)
 
 
 def add_mamba(parts: LayerParts, t: Transformer, s: int, m: Mamba) -> None:
@@ -966,14 +966,14 @@ def head(t: Transformer, s: int) -> Layer:
         parts.add(h * width, [Matmul("project-out", s, h, width)], [saved])
     if t.head == "bert":
         operators = (
-            Matmul("pooler", 1, h, h),
-            Matmul("transform", s, h, h),
+            Matmul("pooler", 1, h, h, narrow=False),
+            Matmul("transform", s, h, h, narrow=False),
             Elementwise("transform-gelu", 2 * size, 3 * size),
             norm("transform-norm", size),
         )
         kept = ("transform input", "transform activation", "transform norm")
         parts.add(bert_head_params(t), operators, [Saved(name, size, split=False) for name in kept])
-    product = Matmul("lm-head", s, width, v, split="n")
+    product = Matmul("lm-head", s, width, v, split="n", narrow=False)
     # The loss reads 16-bit logits and writes fp32 ones, which it reads for maximum, sum and
     # gradient; an fp32 number counts as two.
     loss = Elementwise("cross-entropy", 6 * s * v, 3 * s * v, split=True, kind="loss")

@@ -27,10 +27,15 @@ from hetplan.errors import require
 from hetplan.profiling.hardware.cluster import DeviceSpec, Floats
 from hetplan.profiling.models.adapters import CAST_LAUNCHES
 from hetplan.profiling.models.operators import (
+    BLOCKS,
+    CAST_KERNELS,
     DEFAULT_STACK,
     ELEMENT_BYTES,
+    FLASH_8_BITS,
     FLASH_SPREAD,
+    FURTHER_LAUNCH,
     FURTHER_TILES,
+    GROUPED_ROWS,
     HALF_SEQUENCE,
     QUERY_TILE,
     REPEATED,
@@ -44,7 +49,7 @@ from hetplan.profiling.models.operators import (
     Shape,
     Stack,
     flash_shares,
-    launches,
+    passes_of,
 )
 from hetplan.profiling.rates.efficiency import Learned
 from hetplan.profiling.rates.products import (
@@ -72,6 +77,10 @@ MOVES: dict[Kind, MoveKind] = {
     "norm": "norm",
     "softmax": "softmax",
 }
+
+
+# The first product of a network, and of a mixture of experts.
+NETWORK_PRODUCTS = ("up", "experts-up")
 
 
 @dataclass(frozen=True)
@@ -115,10 +124,9 @@ def layer_time(
         ]
     # [forward, backward] each; a layer may have no operators (a dropout of 0)
     device = np.zeros(2)  # seconds of the kernels
-    kernels = np.zeros(2)  # number of kernels
-    for operator, seconds in zip(layer.operators, times, strict=True):
+    launches = launched(layer, rates.stack)
+    for seconds in times:
         device += (seconds.forward, seconds.backward)
-        kernels += launches(operator)
     if rates.stack.casts and rates.precision != "fp32":
         # 3 elements of 16 bits for each weight, in either pass: fp32 is read, 16 bits are written
         weights = (layer.trained + layer.tied_params - layer.frozen_tied) / tensor
@@ -126,17 +134,75 @@ def layer_time(
     if layer.quantised:
         device += rates.moved_seconds(cast_elements(layer, rates.precision) / tensor, "copy")
         products = [op for op in layer.operators if isinstance(op, Matmul) and op.frozen]
-        kernels += CAST_LAUNCHES * len(products)
+        launches += CAST_LAUNCHES * len(products)
     if tensor > 1:
         for reduce in layer.reduces:
-            kernels[int(reduce.backward)] += 1
+            launches[int(reduce.backward)] += 1
             # Two copies, read and written each. A single sample is in order as it is gathered.
             if rates.stack.gather_copies and micro_batch > 1:
                 copied = 4 * micro_batch * reduce.elements
                 device[int(reduce.backward)] += rates.moved_seconds(copied, "copy")
-    host = kernels * rates.stack.host_seconds
+    host = launches * rates.stack.host_seconds
     forward, backward = together(device, host).tolist()
+    stop = stop_of(layer, rates.stack)
+    if stop is not None:
+        behind = sum(seconds.forward for seconds in times[stop:])
+        host_behind = launched_by(layer, range(stop, len(times)), rates.stack)[0]
+        host_behind *= rates.stack.host_seconds
+        before = together(device[:1] - behind, host[:1] - host_behind)
+        forward = float(before[0] + math.hypot(behind, host_behind))
     return LayerTime(forward, backward, *host.tolist())
+
+
+def stop_of(layer: Layer, stack: Stack) -> int | None:
+    """The number of the first operator before which the host waits for the device in the forward
+    pass, to read how many tokens each expert gets; None where it never does.
+
+    Full CUDA graphs have sizes that no host reads. The backward pass knows the sizes already.
+    Source: Megatron Core, moe/token_dispatcher.py (`tokens_per_expert` on the host).
+    """
+    if layer.kind != "moe-block" or stack.graphs == "full":
+        return None
+    names = [op.name for op in layer.operators]
+    return names.index("experts-up")
+
+
+def launched(layer: Layer, stack: Stack) -> Floats:
+    """[2] what the host launches in the forward and the backward pass of a layer, with the kernels
+    of a router and without what CUDA graphs take from the host; in operators, of which a further
+    kernel is a part."""
+    launches = launched_by(layer, range(len(layer.operators)), stack)
+    if layer.kind == "moe-block" and stack.graphs == "none":
+        launches += FURTHER_LAUNCH * stack.router_launches
+    return launches
+
+
+def launched_by(layer: Layer, operators: range, stack: Stack) -> Floats:
+    """[2] what the host launches for some operators of a layer, given by their numbers, in the
+    forward and the backward pass; in operators, of which a further kernel is a part.
+
+    A group of products has a kernel for each weight. A product of it in 8 or 4 bits has further
+    ones for its operands. CUDA graphs of parts of a block hold all before the
+    network's products, the norm before them included.
+    """
+    launches = np.zeros(2)
+    if stack.graphs == "full" and layer.kind in BLOCKS:
+        return launches
+    first_launched = 0
+    if stack.graphs == "partial" and layer.kind in BLOCKS:
+        network = [n for n, op in enumerate(layer.operators) if op.name in NETWORK_PRODUCTS]
+        first_launched = min(network, default=len(layer.operators))
+    for number in operators:
+        op = layer.operators[number]
+        if number < first_launched:
+            continue
+        passes = np.array(passes_of(op))
+        launches += passes
+        if isinstance(op, Matmul) and op.weight:
+            launches += passes * (op.count - 1) * FURTHER_LAUNCH
+            if op.count > 1 and op.narrow and stack.narrow is not None:
+                launches += passes * op.count * CAST_KERNELS * FURTHER_LAUNCH
+    return launches
 
 
 def cast_elements(layer: Layer, precision: Precision) -> float:
@@ -221,6 +287,8 @@ class Rates:
             self.stack.flash, peak, "bf16" in self.spec.peak_tflops
         )
         reached = peak * keys / (keys + HALF_SEQUENCE) / FLASH_SPREAD[self.edge]
+        if self.stack.fp8_attention:
+            reached *= FLASH_8_BITS
         forward = flops / (reached * forward_share)
         backward = 2.5 * flops / (reached * backward_share)
         multiprocessors = self.spec.multiprocessors or PHYSICS.multiprocessors
@@ -241,6 +309,8 @@ def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> 
     if isinstance(op, Matmul) and op.attention.startswith("fused"):
         return LayerTime(*rates.attention_seconds(op, op.shape(micro_batch, tensor)))
     shape = op.shape(micro_batch, tensor)
+    if isinstance(op, Matmul) and op.weight:
+        return weight_product_time(op, op.shape(micro_batch, tensor), rates)
     if shape is not None and shape.count:
         seconds = rates.product_seconds(shape)
     else:
@@ -248,8 +318,6 @@ def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> 
         kind = op.kind if isinstance(op, Elementwise) else "add"
         seconds = rates.moved_seconds(op.moved(micro_batch, tensor), kind)
     if isinstance(op, Matmul):
-        if op.weight and rates.stack.narrow is not None:
-            return narrow_time(op, op.shape(micro_batch, tensor), rates.stack.narrow, rates)
         return LayerTime(seconds, seconds * op.backward_products)
     if isinstance(op, Counted):
         return LayerTime(0.0, seconds) if op.backward else LayerTime(seconds, 0.0)
@@ -257,18 +325,36 @@ def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> 
     return LayerTime(rates.stack.kernels * seconds, rates.stack.kernels * seconds_back)
 
 
-def narrow_time(op: Matmul, shape: Shape, number: Format, rates: Rates) -> LayerTime:
-    """Seconds of a product with a weight in 8 or 4 bits, with the casts of its operands: of the
-    input, and of the weight where the stack casts it in every pass, in the forward pass; of the
-    output's gradient in the backward pass."""
-    seconds = rates.product_seconds(shape, number)
-    forward = seconds + cast_seconds(shape.count * shape.m * shape.k, rates)
-    if rates.stack.casts_weights:
-        forward += cast_seconds(shape.count * shape.k * shape.n, rates)
-    backward = 0.0
-    if op.backward_products:
-        cast = cast_seconds(shape.count * shape.m * shape.n, rates)
-        backward = seconds * op.backward_products + cast
+def weight_product_time(op: Matmul, shape: Shape, rates: Rates) -> LayerTime:
+    """Seconds of a product with a weight, whose gradient is added to that of earlier micro-batches.
+
+    The gradient is read and written (Megatron Core, `main_grad`; Transformer Engine,
+    `fuse_wgrad_accumulation`). A product of few rows takes as long as these bytes. In a group of
+    products, as of experts, they take their time besides (SimuMax's B200).
+
+    In 8 or 4 bits operands are cast: the input, and the weight where the stack casts it in every
+    pass, in the forward pass; the output's gradient in the backward pass.
+    """
+    narrow = rates.stack.narrow if op.narrow else None
+    seconds = rates.product_seconds(shape, narrow)
+    grouped = seconds
+    if shape.count > 1:
+        grouped *= 1 + GROUPED_ROWS / shape.m
+    weights = shape.count * shape.k * shape.n
+    forward, backward = grouped, 0.0
+    if op.input_gradient:
+        backward += grouped
+    if not op.frozen:
+        element_bytes = ELEMENT_BYTES[rates.precision]
+        elements = 2 * weights * (rates.stack.gradient_bytes or element_bytes) / element_bytes
+        added = rates.moved_seconds(elements, "copy")
+        backward += seconds + added if shape.count > 1 else max(seconds, added)
+    if narrow is not None:
+        forward += cast_seconds(shape.count * shape.m * shape.k, rates)
+        if rates.stack.casts_weights:
+            forward += cast_seconds(weights, rates)
+        if op.backward_products:
+            backward += cast_seconds(shape.count * shape.m * shape.n, rates)
     return LayerTime(forward, backward)
 
 

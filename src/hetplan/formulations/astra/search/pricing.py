@@ -143,7 +143,16 @@ class Priced:
             all_to_all=self.exchanged,
             fully_sharded=self.fsdp,
             one_copy_in=self.offer.node_devices if self.assumed.stack.one_copy else None,
+            hidden_experts=self.assumed.stack.hidden_experts,
+            kept_for=self.kept_for,
         )
+
+    @property
+    def kept_for(self) -> Ints:
+        """The micro-batches for which fully sharded stages keep gathered weights: all of an
+        iteration in pipelines of a framework that keeps them, else 0."""
+        keeps = (self.pp > 1) & self.assumed.framework.whole_in_pipelines
+        return np.where(keeps, self.K, 0)
 
     @cached_property
     def waits(self) -> tuple[Floats, Floats]:
