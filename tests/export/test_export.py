@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from export.by_hand import BLOCKS, UNEVEN, cut, kinds_of, plan_of, run_script
 from hetplan.adapters.exports import export
 from hetplan.adapters.exports.grid import Grid
 from hetplan.adapters.exports.megatron_arguments import stage_settings
+from hetplan.adapters.exports.titan import keeps_weights
 from hetplan.errors import UnsupportedError
 from hetplan.plans.plan import Plan
+from hetplan.profiling.frameworks import FSDP, HETPLAN, Framework
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -44,6 +47,18 @@ TITAN = [
     plan_of([[(0, 14)]], data=4, zero=3),
     plan_of([[(0, 14)]], data=4),
 ]
+
+
+@pytest.mark.parametrize(
+    ("stages", "framework", "keeps"),
+    [(2, FSDP, True), (1, FSDP, False), (2, HETPLAN, False), (2, None, False)],
+)
+def test_stages_keep_gathered_weights_as_the_framework_does(
+    stages: int, framework: Framework | None, keeps: bool
+) -> None:
+    inputs = None if framework is None else SimpleNamespace(framework=framework)
+    grid: Any = SimpleNamespace(pipeline=stages, plan=SimpleNamespace(inputs=inputs))
+    assert keeps_weights(grid) is keeps
 
 
 @pytest.mark.parametrize("plan", TITAN)

@@ -195,6 +195,12 @@ def training(grid: Grid) -> dict[str, Any]:
     return fields
 
 
+def keeps_weights(grid: Grid) -> bool:
+    """Whether the stages of a pipeline keep gathered weights, as the plan's framework does."""
+    inputs = grid.plan.inputs
+    return grid.pipeline > 1 and inputs is not None and inputs.framework.whole_in_pipelines
+
+
 def parallelism(grid: Grid, tensor: int, degrees: Degrees) -> dict[str, Any]:
     """The fields of torchtitan's `ParallelismConfig`. tensor: the tensor degree."""
     plan = grid.plan
@@ -203,7 +209,7 @@ def parallelism(grid: Grid, tensor: int, degrees: Degrees) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "data_parallel_replicate_degree": groups,
         "data_parallel_shard_degree": grid.data // groups,
-        "fsdp_reshard_after_forward": "always" if sharded else "never",
+        "fsdp_reshard_after_forward": "always" if sharded and not keeps_weights(grid) else "never",
         "tensor_parallel_degree": tensor,
         "enable_sequence_parallel": degrees.sequence_parallel,
         "context_parallel_degree": degrees.context,
