@@ -15,7 +15,7 @@ Bandwidths are those of one direction, as in cluster files; `between` is that of
 cards together.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, pairwise
@@ -262,11 +262,22 @@ def posed_plan(job: Job, workload: Workload) -> Plan:
 def layer_ranges(job: Job) -> list[tuple[int, int]]:
     """[virtual stages] [first, last) of the chain; the embedding goes with the first block, the
     head with the last."""
-    blocks: Sequence[int] = job.blocks or [
-        last - first for first, last in split(job.shape.layers, [1.0] * (job.pipeline * job.chunks))
-    ]
+    blocks = job.blocks or even_blocks(job.shape.layers, job.pipeline * job.chunks)
     ends = [end + 1 for end in accumulate(blocks)]
     return list(pairwise([0, *ends[:-1], ends[-1] + 1]))
+
+
+def even_blocks(layers: int, stages: int) -> tuple[int, ...]:
+    """Blocks of each virtual stage where nothing states them.
+
+    Megatron Core has equally many in each. Where the blocks do not divide but would with two more,
+    embedding and loss count as a layer each (`account_for_embedding_in_pipeline_split`), as in the
+    126 blocks of Llama 405B.
+    """
+    each, rest = divmod(layers + 2, stages)
+    if layers % stages and not rest and each > 1:
+        return (each - 1, *[each] * (stages - 2), each - 1)
+    return tuple(last - first for first, last in split(layers, [1.0] * stages))
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ def own_strategy(job: Job, facts: ModelFacts) -> Strategies:
     table = whole.take(chunked == (job.chunks > 1))
     if job.expert_tensor < job.tensor:
         table.columns["expert_tensor_parallel_size"][:] = job.expert_tensor
+    table.columns["tp_comm_overlap"] *= int(job.stack.hidden_reduces)
     require(table.rows == 1, f"degrees and batch do not divide {job.gpus} GPUs")
     return table
 

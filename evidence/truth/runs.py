@@ -3,7 +3,6 @@
 A row that hetplan cannot say raises NotPosedError with the reason.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -12,6 +11,7 @@ from typing import Any
 
 from evidence.truth.job import VTRAIN, Job, machine
 from evidence.truth.ranked import cheapest, predicted
+from evidence.truth.recipes import recipe_of, release
 from evidence.truth.simumax import simumax_job, simumax_published
 from evidence.truth.tables import GIB, Cells, Published, Source, require
 from hetplan.files import read_json
@@ -19,7 +19,7 @@ from hetplan.plans.plan import Recomputation
 from hetplan.profiling.frameworks import FSDP, MEGATRON, Framework
 from hetplan.profiling.models.adapters import Adapters
 from hetplan.profiling.models.configurations import from_config
-from hetplan.profiling.models.operators import STACKS, Precision
+from hetplan.profiling.models.operators import ROUTER_LAUNCHES, STACKS, Precision
 from hetplan.profiling.models.transformer import Experts, Latent, Transformer, transformer
 from hetplan.profiling.models.zoo import bert, built_in, gpt2
 
@@ -335,7 +335,8 @@ def megatron_stages(row: Cells, layers: int) -> dict[str, Any]:
 
 
 def bridge_job(row: Cells) -> Job:
-    """Megatron Bridge's tables: dense models; the distributed optimizer is ZeRO 1, FSDP ZeRO 3."""
+    """Megatron Bridge's tables, with what its recipes say besides; the distributed optimizer is
+    ZeRO 1, FSDP ZeRO 3."""
     precision = row.text("precision")
     # Release 25.09 names no precision; 25.11 names FP8's two scalings for the same rows, and cells
     # of 25.09 hold as many figures.
@@ -345,17 +346,35 @@ def bridge_job(row: Cells) -> Job:
     # current scaling reads an operand once more than delayed scaling and scales of blocks do
     cast_elements = 3.0 if precision.startswith("FP8-CS") else 2.0
     system, bits = row.text("system"), BITS[precision]
-    job = nemo_job(row, system, zero=zero, bits=bits, cast_elements=cast_elements)
-    stack = replace(job.stack, one_copy=sends_one_copy(row))
-    expert = row.whole("ep", 1) if job.shape.experts else 1
-    return cheapest(replace(job, expert=expert, stack=stack))
-
-
-def sends_one_copy(row: Cells) -> bool:
-    """Whether a row's experts get their tokens by DeepEP or HybridEP: from release 25.11 on, in the
-    recipes of all models but GPT OSS, which state no backend of the dispatcher
-    (scripts/performance/configs, `moe_flex_dispatcher_backend`)."""
-    return release(row) >= (25, 11) and not row.text("model").startswith("GPT OSS")
+    # set_llama3_common_configs and the like (scripts/performance/configs): grad_reduce_in_fp32 off
+    framework = MEGATRON.with_choices(gradient_bytes=2, loss="te")
+    job = nemo_job(
+        row,
+        system,
+        zero=zero,
+        bits=bits,
+        framework=FSDP if zero == 3 else framework,
+        adapters=BRIDGE_ADAPTERS,
+        # comm_overlap.tp_comm_overlap, which the recipes of NVFP4 switch off
+        hidden_reduces=bits > 4,
+        cast_elements=cast_elements,
+    )
+    recipe = recipe_of(row)
+    stack = replace(
+        job.stack,
+        graphs=recipe.graphs,
+        router_launches=ROUTER_LAUNCHES["deepep" if recipe.one_copy else "fused"],
+        one_copy=recipe.one_copy,
+        hidden_experts=recipe.hidden_experts,
+        fp8_attention=recipe.fp8_attention,
+    )
+    return replace(
+        job,
+        expert=row.whole("ep", 1) if job.shape.experts else 1,
+        stack=stack,
+        recomputation="full" if recipe.recomputed else "none",
+        recomputed=recipe.recomputed,
+    )
 
 
 # Columns of what was measured, and of where; all others are the configuration.
@@ -382,11 +401,6 @@ def older_releases(rows: Sequence[Cells]) -> dict[int, str]:
     }
 
 
-def release(row: Cells) -> tuple[int, ...]:
-    """The numbers of a release, such as (26, 4, 1) of `26.04.01 NeMo Container`."""
-    return tuple(map(int, re.findall(r"\d+", row.text("release"))))
-
-
 def bridge_published(row: Cells) -> Published:
     """Tokens per second and GPU; unknown where a cell held two figures, which the table has as one:
     more TFLOP/s than any GPU has."""
@@ -408,12 +422,14 @@ BITS = {
 }
 
 
-# Ranks of adapters: NeMo's default (nemo/collections/llm/peft/lora.py, dim), and the MLPerf
-# benchmark's (training_policies, Llama 2 70B LoRA: rank 16, samples of 8192 tokens).
-NEMO_RANK, MLPERF_RANK, MLPERF_LORA_TOKENS = 32, 16, 8192
-# Modules with adapters: NeMo's default, one for each product; those of MLPerf's reference
-# (mlcommons/training, llama2_70b_lora/run_llama_70B_scrolls_r16.sh).
-NEMO_MODULES, MLPERF_MODULES = "qkv,o,gate_up,down", "qkv,o"
+# The adapters of NeMo 24.07 (NeMo-Framework-Launcher, conf/peft/llama/squad.yaml: adapter_dim 32,
+# no modules; NeMo, nlp/parts/peft_config.py: then those of `attention_qkv`), of Megatron Bridge's
+# recipe of Llama 3 70B (recipes/llama/llama3.py: dim 16; peft/lora.py: one for each product), and
+# of the MLPerf benchmark (training_policies, Llama 2 70B LoRA: rank 16, samples of 8192 tokens;
+# mlcommons/training, llama2_70b_lora/run_llama_70B_scrolls_r16.sh: modules).
+NEMO_ADAPTERS = Adapters(32, "qkv")
+BRIDGE_ADAPTERS = Adapters(16, "qkv,o,gate_up,down")
+MLPERF_ADAPTERS, MLPERF_LORA_TOKENS = Adapters(16, "qkv,o"), 8192
 
 
 def beside_tensor_ranks(framework: Framework, tensor: int) -> Framework:
@@ -422,15 +438,38 @@ def beside_tensor_ranks(framework: Framework, tensor: int) -> Framework:
     return framework.model_copy(update={"sequence_parallel": tensor > 1})
 
 
-def nemo_job(row: Cells, gpu: str, zero: int, *, bits: int, cast_elements: float = 2.0) -> Job:
-    """A model that is trained in bf16, its products in so many bits. cast_elements: of `Stack`.
+def nemo_24_framework(row: Cells) -> Framework:
+    """Megatron-LM with the optimizer of NeMo 24.07, which is Apex's distributed fused Adam.
+
+    Its recipes of speed reduce gradients in bf16 (`grad_sync_dtype`). An fp32 weight is held as the
+    bf16 weight and 16 further bits (`store_param_remainders`). Full fine-tuning holds moments in
+    bf16, too, and no fp32 weights (conf/peft/llama/sft.yaml: `dtype`; NeMo,
+    megatron_base_model.py, setup_optimization: `store_params`).
+    """
+    optimizer_bytes = 4 if row.text("task") == "SFT" else 10
+    return MEGATRON.model_copy(update={"gradient_bytes": 2, "optimizer_bytes": optimizer_bytes})
+
+
+def nemo_job(
+    row: Cells,
+    gpu: str,
+    zero: int,
+    *,
+    bits: int,
+    framework: Framework,
+    adapters: Adapters,
+    hidden_reduces: bool,
+    cast_elements: float = 2.0,
+) -> Job:
+    """A model that is trained in bf16, its products in so many bits.
 
     Fine-tuning takes whole samples, as packing makes them; tensor ranks hold whole experts, as
-    Bridge's recipes have it.
+    Bridge's recipes have it. Gradients are reduced in bf16. framework: of Megatron-LM's kind.
+    adapters: of fine-tuning with some. hidden_reduces, cast_elements: of `Stack`.
     """
     shape = shape_of(row.text("model"))
     if "lora" in row.text("task").lower():
-        shape = replace(shape, adapters=Adapters(NEMO_RANK, NEMO_MODULES))
+        shape = replace(shape, adapters=adapters)
     return Job(
         replace(shape, input_bytes=1 if bits < 16 else None),
         row.whole("sequence"),
@@ -443,10 +482,12 @@ def nemo_job(row: Cells, gpu: str, zero: int, *, bits: int, cast_elements: float
         pipeline=row.whole("pp", 1),
         chunks=row.whole("vp", 1),
         zero=zero,
-        framework=beside_tensor_ranks(FSDP if zero == 3 else MEGATRON, row.whole("tp", 1)),
+        framework=beside_tensor_ranks(framework, row.whole("tp", 1)),
         stack=replace(
             STACKS["fused"],
             flash=3,
+            gradient_bytes=2,
+            hidden_reduces=hidden_reduces,
             fp8=bits == 8,
             fp4=bits == 4,
             sequence_parallel=True,
@@ -455,6 +496,25 @@ def nemo_job(row: Cells, gpu: str, zero: int, *, bits: int, cast_elements: float
         buckets=8,  # NeMo overlaps reductions with the backward pass
         context=row.whole("cp", 1),
     )
+
+
+# Models whose recipes overlap the collectives of tensor ranks (NeMo-Framework-Launcher,
+# conf/training, `ub_tp_comm_overlap`); those of GPT-3 175B, Llama 2 70B and of fine-tuning do not.
+NEMO_OVERLAPS = ("GPT3-20B", "Nemotron-8B", "Nemotron-22B", "Nemotron-340B", "LLAMA3-70B")
+
+
+def nemo_24_job(row: Cells) -> Job:
+    """NeMo 24.07 on H100 in FP8."""
+    job = nemo_job(
+        row,
+        "DGX-H100",
+        zero=1,
+        bits=8,
+        framework=nemo_24_framework(row),
+        adapters=NEMO_ADAPTERS,
+        hidden_reduces=row.text("model") in NEMO_OVERLAPS and row.text("task") == "pretrain",
+    )
+    return cheapest(job)
 
 
 def mlperf_published(row: Cells) -> Published:
@@ -473,8 +533,7 @@ def mlperf_job(row: Cells) -> Job:
     gpus, batch = row.whole("nodes") * row.whole("accelerators_per_node"), row.whole("global_batch")
     lora = "lora" in row.text("benchmark")
     if lora:
-        adapters = Adapters(MLPERF_RANK, MLPERF_MODULES)
-        shape = replace(shape_of("LLAMA2-70B"), adapters=adapters)
+        shape = replace(shape_of("LLAMA2-70B"), adapters=MLPERF_ADAPTERS)
         context, rest = divmod(gpus * row.whole("grad_accum"), batch)
         require(context > 0 and not rest, f"a batch of {batch} does not divide over {gpus} GPUs")
     else:
@@ -492,7 +551,14 @@ def mlperf_job(row: Cells) -> Job:
         framework=beside_tensor_ranks(MEGATRON, tensor),
         pipeline=row.whole("pp", 1) if lora else row.whole("pp"),
         zero=1,
-        stack=replace(STACKS["fused"], flash=3, fp8=True, sequence_parallel=True),
+        stack=replace(
+            STACKS["fused"],
+            # version 3 is written for Hopper alone (Shah et al. 2024)
+            flash=2 if row.text("accelerator").startswith("AMD") else 3,
+            fp8=True,
+            sequence_parallel=True,
+            hidden_reduces=True,  # TP_COMM_OVERLAP of NVIDIA's configurations
+        ),
         buckets=8,
         context=row.whole("cp", context),
     )
@@ -533,7 +599,7 @@ SOURCES = {
         ),
         "nemo_24.07_h100_fp8.csv": runs(  # system and precision are the table's title
             lambda row: by_rate(row, "DGX-H100", row.text("task")),
-            lambda row: cheapest(nemo_job(row, "DGX-H100", zero=1, bits=8)),
+            nemo_24_job,
             by_hand=True,
         ),
     },

@@ -22,12 +22,21 @@ from evidence.truth.job import (
     EAGER,
     PARALLEL,
     cluster,
+    even_blocks,
     gpt,
     layer_ranges,
     posed_plan,
     posed_workload,
 )
 from evidence.truth.operators import driver_device
+from evidence.truth.recipes import (
+    EAGER as EAGER_TRUTH,
+    EAGER_FLEX,
+    PARTIAL_FLEX,
+    WHOLE,
+    Recipe,
+    recipe_of,
+)
 from evidence.truth.runs import megatron_job, mosaic_job, vtrain_job, vtrain_published
 from evidence.truth.sets import compare
 from evidence.truth.simumax import simumax_job
@@ -362,7 +371,8 @@ def test_nemo_and_mlperf(tmp_path: Path) -> None:
         {"precision": "FP8"}, {"tp": "2 (4)"},
         {"precision": "FP8-CS (FP8-MX)", "model_tflops_per_gpu": 16141540.0},
         {"precision": "", "task": "Another"},
-        {"precision": "", "release": "25.09 NeMo Container"}, {"task": "LoRA Performance"},
+        {"precision": "", "release": "25.09 NeMo Container"}, {"micro_batch": 4},
+        {"micro_batch": 4, "task": "LoRA Performance"},
         {"model": "Nemotron_3_Nano", "pp": 1, "tp": 1, "ep": 8, "gpus": 8, "precision": "FP8",
          "system": "DGX-GB200"},
         {"precision": "FP6"},
@@ -372,17 +382,20 @@ def test_nemo_and_mlperf(tmp_path: Path) -> None:
     write(tmp_path / "nemo_24.07_h100_fp8.csv", [BRIDGE])
     *found, old = compare("nemo", tmp_path)
     assert [row.reason for row in found] == [
-        None, None, None, "tp is '2 (4)'", None, "precision not stated", None, None, None,
+        None, None, None, "tp is '2 (4)'", None, "precision not stated", None, None, None, None,
         "precision FP6",
     ]  # fmt: skip
     assert old.reason is None and found[4].published.seconds is None  # two figures in one cell
     whole, eight = (present(row.predicted).seconds for row in found[1:3])
     assert 0.5 * whole < eight < whole
     assert present(found[6].predicted).seconds == eight  # release 25.09 is of 8-bit products
-    adapters = present(found[7].predicted)
-    assert adapters.seconds < whole
-    assert present(adapters.peak_bytes) < 0.7 * present(present(found[1].predicted).peak_bytes)
-    assert present(found[8].predicted).fits
+    trained, adapters = present(found[7].predicted), present(found[8].predicted)
+    assert adapters.seconds < trained.seconds
+    # Beside adapters, an eighth of the model's weights lack gradients of 2 bytes, and an eighth of
+    # their optimizer states. All products keep their inputs, as they do in full training.
+    spared = present(trained.peak_bytes) - present(adapters.peak_bytes)
+    assert spared == pytest.approx(8.03e9 / 8 * (2 + 12 / 8), rel=0.1)
+    assert present(found[9].predicted).fits
     system = {
         "benchmark": "llama2_70b_lora", "nodes": 2, "accelerators_per_node": 8, "cp": "",
         "accelerator": "NVIDIA H200-SXM5-141GB", "global_batch": 8, "step_seconds_median": "",
@@ -394,6 +407,38 @@ def test_nemo_and_mlperf(tmp_path: Path) -> None:
     assert inferred.published.seconds == 1.7477 and inferred.reason is None
     assert present(inferred.predicted).fits  # 2 context ranks: 16 GPUs for 8 samples
     assert "do not divide" not in str(stated.reason) and stated.predicted != inferred.predicted
+
+
+def test_recipes_say_what_rows_leave_out() -> None:
+    base = {**BRIDGE, "cp": 1, "vp": 1, "ep": 8, "release": "26.08 NeMo Container"}
+    changes: dict[Recipe, list[Row]] = {
+        WHOLE: [
+            {"model": "DeepSeekV3", "system": "DGX-GB300", "precision": "MXFP8"},
+            {"model": "Qwen3_235B_a22B", "system": "DGX-GB200", "precision": "FP8-MX"},
+        ],
+        PARTIAL_FLEX: [
+            {"model": "DeepSeekV3", "system": "DGX-GB300", "precision": "BF16"},
+            {"model": "Qwen3_30B_a3B", "system": "DGX-B200", "precision": "MXFP8"},
+            {"model": "Nemotron_3_Nano", "system": "DGX-H100", "precision": "FP8"},
+        ],
+        EAGER_FLEX: [{"model": "DeepSeekV3", "system": "DGX-B200", "precision": "MXFP8", "pp": 16}],
+        EAGER_TRUTH: [
+            {"model": "LLAMA3_70B", "system": "DGX-B200", "precision": "FP8"},
+            {"model": "DeepSeekV3", "system": "DGX-GB300", "release": "25.09 NeMo Container"},
+        ],
+        Recipe(recomputed=5): [{"model": "LLAMA3_8B", "system": "DGX-H100", "precision": "FP8"}],
+    }
+    for recipe, rows in changes.items():
+        for row in rows:
+            assert recipe_of(cells({**base, **row})) == recipe, row
+
+
+def test_ends_count_as_layers_where_blocks_do_not_divide() -> None:
+    """Llama 405B has 126 blocks, which divide over 64 chunks with embedding and loss."""
+    assert even_blocks(126, 64) == (1, *[2] * 62, 1)
+    assert even_blocks(126, 128) != (0, *[1] * 126, 0)
+    assert even_blocks(12, 4) == (3, 3, 3, 3)
+    assert sum(even_blocks(61, 8)) == 61
 
 
 def test_the_newest_release_of_a_configuration_counts(tmp_path: Path) -> None:
@@ -414,14 +459,14 @@ def test_the_newest_release_of_a_configuration_counts(tmp_path: Path) -> None:
 
 def test_recipes_with_a_dispatcher_send_one_copy_of_a_token(tmp_path: Path) -> None:
     """From 25.11 on; on eight GPUs with an expert rank each, 5.3 copies for eight experts. GPT OSS
-    has none, so that its seconds do not depend on the release."""
+    has none on B200, so that its seconds do not depend on the release."""
     mixture = {
         **BRIDGE, "gpus": 8, "global_batch": 64, "micro_batch": 1, "tp": 1, "pp": 1, "cp": 1,
         "vp": 1, "ep": 8, "precision": "BF16", "system": "DGX-GB300",
     }  # fmt: skip
     rows = [
-        {**mixture, "model": model, "release": release}
-        for model in ("Qwen3_30B_a3B", "GPT OSS 120B")
+        {**mixture, "model": model, "system": system, "release": release}
+        for model, system in (("Qwen3_30B_a3B", "DGX-GB300"), ("GPT OSS 120B", "DGX-B200"))
         for release in ("25.09 NeMo Container", "25.11 NeMo Container")
     ]
     seconds = []
