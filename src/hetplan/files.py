@@ -96,6 +96,20 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     return parse_json(read_bytes(path), where=os.fspath(path))
 
 
+def read_foreign_text(path: str | os.PathLike[str], most: int = MAX_FOREIGN_BYTES) -> str:
+    """The text of another program's file of at most `most` bytes. Bytes that are no text become
+    U+FFFD, so that a stray one in a log costs its word alone."""
+    content = read_bytes(path, most)
+    return content.decode(encoding_of(content), "replace")
+
+
+def encoding_of(content: bytes) -> str:
+    """The encoding of another program's text: UTF-8, with or without a mark at its beginning, or
+    UTF-16, in which PowerShell's `>` and Windows' editors write. A mark says so, or else the zeros
+    of UTF-16 among the first letters."""
+    return json.detect_encoding(content)
+
+
 def read_foreign_json(path: str | os.PathLike[str]) -> Any:
     """The parsed JSON of another program's file (`parse_foreign_json`)."""
     return parse_foreign_json(read_bytes(path, MAX_FOREIGN_BYTES), where=os.fspath(path))
@@ -104,9 +118,9 @@ def read_foreign_json(path: str | os.PathLike[str]) -> Any:
 def parse_foreign_json(
     content: bytes | str, *, where: str, most_values: int = MAX_FOREIGN_VALUES
 ) -> Any:
-    """Another program's document in `content` (UTF-8), as Python's `json` reads it: with NaN and
-    infinities, and with the last value of a key that stands twice. An integer of more digits than
-    Python converts becomes an infinity.
+    """Another program's document in `content` (UTF-8 or UTF-16), as Python's `json` reads it: with
+    NaN and infinities, and with the last value of a key that stands twice. An integer of more
+    digits than Python converts becomes an infinity.
 
     Raises InputError with the place for content that is no JSON, for nesting beyond
     MAX_FOREIGN_DEPTH, and for more than `most_values`. `where` names the source in errors.
@@ -118,7 +132,8 @@ def parse_foreign_json(
         except ValueError:
             return -math.inf if text.startswith("-") else math.inf
 
-    with json_errors(content, where) as text:
+    encoding = "" if isinstance(content, str) else encoding_of(content)
+    with json_errors(content, where, encoding) as text:
         # Each value but the first of an object or a list stands behind a comma.
         values = text.count(",") + text.count("[") + text.count("{")
         require(
@@ -133,15 +148,16 @@ def parse_foreign_json(
 
 
 @contextlib.contextmanager
-def json_errors(content: bytes | str, where: str) -> Iterator[str]:
+def json_errors(content: bytes | str, where: str, encoding: str = "utf-8-sig") -> Iterator[str]:
     """A context for parsing JSON: gives the text of `content`, and turns errors of decoding and of
     parsing into InputErrors with the place. `where` names the source."""
     text = ""
     try:
-        text = content if isinstance(content, str) else content.decode("utf-8-sig")
+        text = content if isinstance(content, str) else content.decode(encoding)
         yield text
     except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8 text at byte {error.start}", where=where) from None
+        name = "UTF-8" if encoding.startswith("utf-8") else encoding.upper()
+        raise InputError(f"not {name} text at byte {error.start}", where=where) from None
     except json.JSONDecodeError as error:
         require(text.strip(), "is empty", where=where, expected="a JSON document")
         is_cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")

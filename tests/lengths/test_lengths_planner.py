@@ -260,7 +260,7 @@ def test_lengths_of_a_file(tmp_path: Path) -> None:
     ("content", "error"),
     [
         (b"", "lengths: has no lengths (expected one whole number per line)"),
-        (b"\xff\xfe1", "lengths: is no text (expected one whole number per line)"),
+        (b"\xff\xfe1", "lengths: line 1: is no length"),
         *(
             (b"7\n" + text.encode(), f"lengths: line 2: is no length (got {text!r}, expected a ")
             for text in ("0", "-3", "1.5", "1_000", "1,000", "abc", "10000001", "٣", "1 2")

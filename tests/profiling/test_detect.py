@@ -211,6 +211,9 @@ def test_jobs_of_pbs_and_lsf(tmp_path: Path) -> None:
     assert hosts is not None and [(h.name, h.devices) for h in hosts] == [("n1", 2), ("n2", 1)]
     hosts = job_hosts({"LSB_MCPU_HOSTS": "a 42 b 42"})
     assert hosts is not None and [(h.name, h.devices) for h in hosts] == [("a", None), ("b", None)]
+    # a line for each processor, and the GPUs of the job, as at NCI
+    hosts = job_hosts({"PBS_NODEFILE": nodes, "PBS_NGPUS": "8", "PBS_NCPUS": "4"})
+    assert hosts is not None and [(h.name, h.devices) for h in hosts] == [("n1", 4), ("n2", 4)]
     with pytest.raises(InputError, match="LSB_MCPU_HOSTS: not usable"):
         job_hosts({"LSB_MCPU_HOSTS": "a 42 b"})
     assert job_hosts({}) is None
@@ -308,6 +311,9 @@ def test_nodes_of_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         cordoned,
         unready,
         node("g", {}, allocatable={"cpu": "8"}),
+        # MIG's strategy `mixed`: nvidia.com/gpu may count divided GPUs, too
+        node("h", NVIDIA, allocatable={"nvidia.com/gpu": "8", "nvidia.com/mig-3g.40gb": "4"}),
+        node("i", NVIDIA, allocatable={"nvidia.com/gpu": "8", "nvidia.com/mig-1g.10gb": "56"}),
     ]
     path = written(tmp_path, json.dumps({"kind": "List", "items": items}))
     entries, assumed = detected(capsys, "--kubernetes", path)
@@ -316,8 +322,11 @@ def test_nodes_of_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (1, 6, "A100-SXM4-80GB"),
         (1, 4, "MI300X"),
         (1, 2, "T4"),
+        (1, 6, "A100-SXM4-80GB"),
     ]
     told = "\n".join(assumed)
+    assert "6 on h beside MIG slices, which are left out (4 nvidia.com/mig-3g.40gb)" in told
+    assert "i is left out: MIG divides all its GPUs (56 nvidia.com/mig-1g.10gb)" in told
     for line in ("e is left out: it takes no pods", "f is left out: it is not ready"):
         assert line in told
     assert "g is left out: it has no GPUs" in told and "fewer than the label" in told
@@ -464,10 +473,94 @@ def test_nodes_of_scontrol(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
+    ("text", "entries", "told"),
+    [
+        ("Gres=(null) CfgTRES=cpu=8,gres/gpu=16,gres/gpu:nvidia_b200=4", (4, "B200"), "12 others"),
+        ("CfgTRES=cpu=8,gres/gpu=2,gres/gpu:t4=2", (2, "T4"), "is taken for T4"),
+        (
+            "Gres=gpu:h200:2,gpu:h200_3g.71gb:8(S:0-1)",
+            (2, "H200-SXM-141GB"),
+            "8 slices are left out",
+        ),
+        ("Gres=gpu:l4:2,gpu:l4_1g.6gb:4(S:0-1)", (2, "L4"), "4 slices are left out"),
+    ],
+)
+def test_gpus_that_slurm_counts_beside_slices(
+    text: str,
+    entries: tuple[int, str],
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = written(tmp_path, f"NodeName=a State=IDLE {text}\n")
+    found, assumed = detected(capsys, "--scontrol", path)
+    assert found == [(1, *entries)] and told in "\n".join(assumed)
+
+
+def test_names_of_devices_are_types_by_an_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "NodeName=a Gres=gpu:a100:4\nNodeName=b Gres=gpu:v100:4\n"
+    arguments = ["--scontrol", written(tmp_path, text), "--device"]
+    found, _ = detected(capsys, *arguments, "a100=A100-PCIE-40GB, V100=V100-SXM2-32GB")
+    assert found == [(1, 4, "A100-PCIE-40GB"), (1, 4, "V100-SXM2-32GB")]
+    for wrong, message in (
+        ("a100=T4", "b: the catalogue has no such device"),
+        ("a100=T4,a100=L4", "--device: not usable (got 'a100=L4'"),
+        ("=T4", "--device: not usable"),
+        ("a100=T4,L4", "types and NAME=TYPE exclude each other"),
+    ):
+        assert main(["cluster", "detect", *arguments, wrong]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_machine_of_several_types_is_a_node_for_each(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = (
+        Host("here", 2, "L4", 180.0, 90.0, driver_name="NVIDIA L4"),
+        Host("here", 1, "T4", None, 90.0, driver_name="Tesla T4"),
+    )
+    local = Host("here", parts=parts, order="CUDA_VISIBLE_DEVICES=0,2,1")
+    monkeypatch.setattr("hetplan.cli.cluster.local_node", lambda: local)
+    target = tmp_path / "cluster.yaml"
+    found, assumed = detected(capsys, "-o", str(target))
+    assert found == [(1, 2, "L4"), (1, 1, "T4")]
+    assert assumed == [
+        "here has 2 NVIDIA L4 and 1 Tesla T4: it is written as 2 nodes of one type each",
+        "ranks get the GPUs of these nodes by CUDA_VISIBLE_DEVICES=0,2,1",
+    ]
+    cluster = load_cluster(target)
+    assert cluster.nodes[0].intra_bandwidth == 180e9 / 8
+    assert [node.network_bandwidth for node in cluster.nodes] == [90e9 / 8] * 2
+    assert detected(capsys, "--device", "A2")[0] == [(1, 3, "A2")], "the user says one type"
+    found, _ = detected(capsys, "--slurm", "n1", "--device", "T4", "--devices", "4")
+    assert found == [(1, 4, "T4")], "this machine is no part of the cluster"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-8-sig"])
+def test_texts_of_windows_are_read(
+    encoding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "hosts"
+    path.write_bytes(LIST.replace("\n", "\r\n").encode(encoding))
+    assert detected(capsys, "--gpus", str(path))[0] == [(1, 2, "A100-SXM4-80GB")]
+    path.write_bytes("a slots=4\r\nb slots=2\r\n".encode(encoding))
+    found, _ = detected(capsys, "--hostfile", str(path), "--device", "T4")
+    assert found == [(1, 4, "T4"), (1, 2, "T4")]
+    path.write_bytes(json.dumps(node("a", NVIDIA)).encode(encoding))
+    assert detected(capsys, "--kubernetes", str(path))[0] == [(1, 8, "A100-SXM4-80GB")]
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("nothing\n", "hosts: no node"),
-        ("NodeName=a Gres=gpu:a100:4,gpu:t4:2 State=IDLE\n", "hosts: a: Gres is not usable"),
+        ("NodeName=a Gres=gpu:a100:x State=IDLE\n", "hosts: a: Gres is not usable"),
+        (
+            "NodeName=a Gres=gpu:l4:4,gpu:t4:2 State=IDLE\nNodeName=b Gres=gpu:t4:2\n",
+            "a: the GPUs of this node differ, and a node of a cluster file has one type",
+        ),
         ("NodeName=a Gres=gpu:t4:2 State=DOWN\n", "no node with GPUs that takes jobs"),
         ("NodeName=a Gres=gpu:2\nNodeName=a Gres=gpu:2\n", "node stands twice"),
     ],
@@ -496,10 +589,40 @@ index, name, memory.used [MiB], memory.total [MiB], mig.mode.current
 1, NVIDIA H100 80GB HBM3, 12 MiB, 81559 MiB, {mig}
 """
 
+# As nvidia-smi 595 prints it without options; older drivers have narrower columns.
+BOX = """\
+Tue Sep  1 14:02:23 2026
++-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 595.84                 Driver Version: 595.84         CUDA Version: 13.2     |
++-----------------------------------------+------------------------+----------------------+
+| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |
+| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |
+|                                         |                        |               MIG M. |
+|=========================================+========================+======================|
+|   0  NVIDIA GeForce RTX 3090        Off |   00000000:01:00.0  On |                  N/A |
+|  0%   41C    P2            115W /  250W |   22598MiB /  24576MiB |      9%      Default |
+|                                         |                        |                  N/A |
++-----------------------------------------+------------------------+----------------------+
+|   1  NVIDIA A100-SXM4-80GB          On  |   00000000:21:00.0 Off |                    0 |
+| N/A   35C    P8              7W /  250W |   24006MiB /  81920MiB |      0%      Default |
+|                                         |                        |             Enabled  |
++-----------------------------------------+------------------------+----------------------+
+
+| Processes:                                                                              |
+|    0   N/A  N/A            4417      C   ./llama-server                        22586MiB |
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "entries", "told"),
     [
+        (BOX, [(1, 1, "RTX-3090")], "1 on hosts, where MIG divides 1 other(s)"),
+        (
+            "name, memory.total [MiB]\nNVIDIA L4, 23034\nTesla T4, 15360\nNVIDIA L4, 23034\n",
+            [(1, 2, "L4"), (1, 1, "T4")],
+            "ranks get the GPUs of these nodes by CUDA_DEVICE_ORDER=PCI_BUS_ID "
+            "CUDA_VISIBLE_DEVICES=0,2,1",
+        ),
         (LIST, [(1, 2, "A100-SXM4-80GB")], "A100-SXM4-80GB is taken for A100-SXM4-80GB"),
         (QUERY.format(mig="[N/A]"), [(1, 2, "H100-SXM5-80GB")], "within a node are assumed"),
         (QUERY.format(mig="Enabled"), [(1, 1, "H100-SXM5-80GB")], "MIG divides 1 other"),
@@ -579,14 +702,19 @@ def test_a_list_of_nvidia_smi_for_each_node(
         (QUERY.format(mig="Disabled") * 2, "two queries of one host"),
         ("0, GPU-aa\n", "hosts: no GPU"),
         ("index, uuid\n0, GPU-aa\n", "a query without the column name"),
-        ("NVIDIA L4, 23034\nTesla T4, 15360\n", "the GPUs of this node differ"),
-        ("NVIDIA GeForce RTX 3080, 10240\nNVIDIA GeForce RTX 3080, 12288\n", "differ"),
+        (
+            "==> a <==\nNVIDIA L4, 23034\nTesla T4, 15360\n==> b <==\nTesla T4, 15360\n",
+            "a: the GPUs of this node differ, and a node of a cluster file has one type (got '1 "
+            "NVIDIA L4 of 22.5 GiB, 1 Tesla T4 of 15 GiB'",
+        ),
+        ("NVIDIA GeForce RTX 3080, 10240\nNVIDIA GeForce RTX 3080, 20480\n", "other memory than"),
         ("name, mig.mode.current\nNVIDIA H200, Enabled\n", "MIG divides all GPUs"),
         (SLICES.format(index=0, second="3g.20gb"), "this is a slice (MIG) of a device"),
-        (SLICES.format(index=0, second="1g.5gb"), "the GPUs of this node differ"),
+        (SLICES.format(index=0, second="1g.5gb"), "this is a slice (MIG) of a device"),
         ("GPU 0: NVIDIA GeForce RTX 4090 Laptop GPU (UUID: GPU-1)\n", "held to fewer watts"),
         ("NVIDIA L4\n" * 600, "number of devices is not usable"),
-        ("| NVIDIA-SMI 525.85.12  Driver Version: 525 |\nNVIDIA L4\n", "table cuts names"),
+        ("| NVIDIA-SMI 525.85.12  Driver Version: 525 |\nNVIDIA L4\n", "table has no GPU"),
+        (BOX.replace("NVIDIA GeForce RTX 3090 ", "NVIDIA GeForce ...      "), "table cuts names"),
     ],
 )
 def test_broken_lists_of_nvidia_smi(

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from hetplan.cli.main import main
-from hetplan.errors import InputError
 from hetplan.profiling.hardware.cluster import load_cluster
 from hetplan.profiling.hardware.ssh_hosts import answer_of, sections_of, target_of
 
@@ -193,13 +192,9 @@ def test_ports_of_the_answer() -> None:
     for infiniband, gbit in (("", 1), ("100 Gb/sec (4X EDR)\n", 100)):
         answer = answer_of("desk", sections_of(lines.format(infiniband)))
         assert answer.host.network_gbit == gbit and answer.address == "desk"
-    with pytest.raises(InputError, match="one type"):
-        answer_of(
-            "a",
-            sections_of(
-                "== gpus\nname, memory.total\nA, 1\nB, 1\n== list\n== infiniband\n== ethernet\n"
-            ),
-        )
+    of_two_types = lines.replace("== gpus\n", "== gpus\nname, memory.total\nA, 1\nB, 1\n")
+    parts = answer_of("a", sections_of(of_two_types.format(""))).host.parts
+    assert [(part.driver_name, part.devices) for part in parts] == [("A", 1), ("B", 1)]
 
 
 def test_programs_of_the_measurement_are_old_python(tmp_path: Path) -> None:

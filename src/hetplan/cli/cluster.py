@@ -101,8 +101,9 @@ def detect(
         str | None,
         typer.Option(
             "--device",
-            metavar="NAME[,NAME]",
-            help="Device type, or one per component of a heterogeneous job; default the local "
+            metavar="TYPE[,TYPE]",
+            help="Device type, one per component of a heterogeneous job, or NAME=TYPE for each "
+            "name that devices have (a100=A100-SXM4-80GB,v100=V100-SXM2-32GB); default the local "
             "GPUs'.",
         ),
     ] = None,
@@ -149,8 +150,10 @@ def detect(
         len(given) <= 1,
         "--hosts, --hostfile, --slurm, --scontrol, --kubernetes and --gpus exclude each other",
     )
+    types, names = types_and_names(device or "")
     options = Options(
-        device=[] if device is None else [part.strip() for part in device.split(",")],
+        device=types,
+        names=names,
         devices=devices,
         intra_gbit=intra,
         network_gbit=network,
@@ -175,6 +178,23 @@ def detect(
         heading = comments("written by hetplan cluster detect")
         write_text(output, "\n".join([*heading, to_yaml(document)]))
     return emit(document, [nodes_table(document)], json=json)
+
+
+def types_and_names(text: str) -> tuple[list[str], dict[str, str]]:
+    """(the device types, name that devices have -> device type) of `--device`."""
+    types: list[str] = []
+    names: dict[str, str] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, device = map(str.strip, part.rpartition("="))
+        if not equals:
+            types.append(part)
+            continue
+        usable = name and device and name not in names
+        require(usable, "not usable", where="--device", got=part, expected="NAME=TYPE, once a name")
+        names[name] = device
+    both = bool(types) and bool(names)
+    require(not both, "types and NAME=TYPE exclude each other", where="--device", got=text)
+    return types, names
 
 
 def found_hosts(

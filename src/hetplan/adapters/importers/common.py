@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetplan.errors import InputError, require
-from hetplan.files import read_bytes
+from hetplan.errors import require
+from hetplan.files import read_foreign_text
 from hetplan.profiling.models.operators import Precision
 from hetplan.profiling.profiles.profile import Profile, ProfileLayer, ProfileTable, Provenance
 from hetplan.schema import as_name, derived
@@ -211,10 +211,7 @@ def check_layers(count: int, where: str) -> None:
 
 def lines_of(path: str) -> list[tuple[int, str]]:
     """The lines of a text file that are not empty, each with its number from 1 on."""
-    try:
-        text = read_bytes(path, MOST_TEXT_BYTES).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8 text at byte {error.start}", where=path) from None
+    text = read_foreign_text(path, MOST_TEXT_BYTES)
     return [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
 
 

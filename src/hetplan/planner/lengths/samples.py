@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.errors import InputError, check_name, one_line, require
-from hetplan.files import read_bytes, read_yaml
+from hetplan.errors import check_name, one_line, require
+from hetplan.files import read_foreign_text, read_yaml
 from hetplan.formulations.lengths.data import MOST_TOKENS
 from hetplan.profiling.models.model import find_model
 from hetplan.profiling.models.zoo import LONGEST_SEQUENCE
@@ -129,10 +129,7 @@ def lengths_for(model: str, lengths: Lengths, sequence: int | None) -> Lengths:
 def read_lengths(path: str) -> Lengths:
     """The lengths in a file: a whole number of tokens per line; empty lines are passed over. Raises
     InputError with the line of the first text that is none."""
-    try:
-        text = read_bytes(path).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError("is no text", where=path, expected="one whole number per line") from None
+    text = read_foreign_text(path)
     numbers = []
     for line, content in enumerate(text.splitlines(), 1):
         word = content.strip()

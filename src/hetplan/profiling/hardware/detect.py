@@ -4,15 +4,15 @@ Nothing of these tells everything. What is missing is taken from the options of 
 then from this machine, then from usual machines; every such assumption is a line of the answer.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hetplan.errors import InputError, require
 from hetplan.profiling.hardware.cluster import catalogue
-from hetplan.profiling.hardware.driver_names import catalogued, unrecognised
-from hetplan.profiling.hardware.hosts import Host, fastest_port
+from hetplan.profiling.hardware.driver_names import catalogued, significant_words, unrecognised
+from hetplan.profiling.hardware.hosts import Host, fastest_port, several_types, told_part
 from hetplan.profiling.hardware.topologies import Topology
 
 # Gbit/s between nodes where nothing is known: a data centre's Ethernet.
@@ -24,6 +24,8 @@ class Options:
     """The user's statements about the nodes. A field is None where the user states nothing."""
 
     device: Sequence[str] = ()  # device types: one for all nodes, or one for each component
+    # Name that a driver or a scheduler gives its devices -> device type.
+    names: Mapping[str, str] = field(default_factory=dict)
     devices: int | None = None  # number of devices of a node
     intra_gbit: float | None = None
     network_gbit: float | None = None
@@ -52,7 +54,8 @@ def described(
     within each node, where known.
     """
     entries: list[dict[str, Any]] = []
-    assumed: dict[str, None] = {}  # a set in order
+    hosts, lines_of_parts = hosts_of_one_type(hosts, options, usual_intra_gbit)
+    assumed = dict.fromkeys(lines_of_parts)  # a set in order
     for host in hosts:
         is_here = host is local
         device, line = device_of(host, options, None if is_here else local)
@@ -82,9 +85,51 @@ def described(
     return Description(entries, list(assumed))
 
 
+def hosts_of_one_type(
+    hosts: Sequence[Host], options: Options, usual_intra_gbit: Callable[[str], float]
+) -> tuple[Sequence[Host], list[str]]:
+    """(the hosts, lines that say what is assumed). A machine whose GPUs differ is one node for each
+    type where it is the whole cluster: its nodes talk as its GPUs do. Beside other machines it
+    raises InputError, since a node has one network rate, and these nodes would need another one
+    between them."""
+    mixed = next((host for host in hosts if host.parts), None)
+    if mixed is None:
+        return hosts, []
+    if options.device:  # the user says one type for all
+        together = [
+            replace(host, parts=(), devices=sum(part.devices or 0 for part in host.parts))
+            if host.parts
+            else host
+            for host in hosts
+        ]
+        return together, []
+    if len(hosts) > 1:
+        raise several_types(mixed)
+    devices = [device_of(part, options, None)[0] for part in mixed.parts]
+    gbit = min(usual_intra_gbit(device) for device in devices)
+    types = " and ".join(told_part(part) for part in mixed.parts)
+    lines = [f"{mixed.name} has {types}: it is written as {len(devices)} nodes of one type each"]
+    if mixed.order:
+        lines.append(f"ranks get the GPUs of these nodes by {mixed.order}")
+    assumed = f"links between nodes are assumed: {gbit:g} Gbit/s, as within usual machines with "
+    assumed += f"{', '.join(dict.fromkeys(devices))}; --network says otherwise"
+    parts = [
+        part
+        if part.network_gbit is not None
+        else replace(part, network_gbit=gbit, network_from=assumed)
+        for part in mixed.parts
+    ]
+    return parts, lines
+
+
 def device_of(host: Host, options: Options, local: Host | None) -> tuple[str, str]:
     """(the type of a host's devices, a line that says what is assumed or nothing). local: None for
     this machine itself."""
+    if host.driver_name is not None:
+        stated = significant_words(host.driver_name)
+        for name, device_type in options.names.items():
+            if significant_words(name) == stated:
+                return named_device(device_type)
     if options.device:
         index = 0
         if len(options.device) > 1:
@@ -94,18 +139,19 @@ def device_of(host: Host, options: Options, local: Host | None) -> tuple[str, st
                 "several types, and the job has not as many components",
                 where="--device",
                 got=",".join(options.device),
-                expected="one type, or one for each component of a heterogeneous job",
+                expected="one type, one for each component of a heterogeneous job, or NAME=TYPE "
+                "for each name that the nodes' devices have",
             )
             index = host.component or 0
         return named_device(options.device[index])
     if host.device is not None:
         return host.device, ""
     if host.driver_name is not None:
-        name = catalogued(host.driver_name, host.memory_bytes)
-        if name is not None and host.memory_bytes is not None:
-            return name, ""
-        if name is not None:  # nothing but a name says so
-            return name, f"{host.driver_name} is taken for {name}; --device says otherwise"
+        found = catalogued(host.driver_name, host.memory_bytes)
+        if found is not None and host.memory_bytes is not None:
+            return found, ""
+        if found is not None:  # nothing but a name says so
+            return found, f"{host.driver_name} is taken for {found}; --device says otherwise"
     if local is not None and local.device is not None and is_alike(host, local):
         line = f"devices are assumed to be {local.device}, as here; --device says otherwise"
         return local.device, line

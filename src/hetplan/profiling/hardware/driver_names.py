@@ -26,9 +26,10 @@ EMPTY_WORDS = frozenset(
         *("accelerator", "edition", "generation", "gpu", "graphics"),
     )
 )
+SLICE = re.compile(r"\bmig\b|(?<![a-z0-9])\d+g\.\d+gb\b")
 # What parts of a name say of a device that is none of the catalogue's.
 SPECIAL = (
-    (re.compile(r"\bmig\b|\b\d+g\.\d+gb\b"), "a slice (MIG) of a device"),
+    (SLICE, "a slice (MIG) of a device"),
     (re.compile(r"-\d+[qcab]\b|\bgrid\b|\bvgpu\b"), "a virtual GPU, a share of a device"),
     (re.compile(r"-shared\b"), "a device that several containers share"),
     (re.compile(r"\blaptop\b|\bmobile\b|max-q"), "a device held to fewer watts"),
@@ -95,10 +96,15 @@ def unrecognised(name: str, memory_bytes: float | None, *, where: str) -> InputE
     if memory_bytes is not None:
         got = f"{name}, {memory_bytes / GIB:.4g} GiB"
     near = near_types(name)
-    expected = "--device NAME"
+    expected = "--device NAME, or of several types '--device NAME=TYPE,…' with the name got here"
     if near:
         expected += f"; near, but other products, are {', '.join(near)}"
     return InputError(what, where=where, got=got, expected=expected)
+
+
+def is_slice(name: str) -> bool:
+    """Whether a name is that of a slice (MIG) of a device."""
+    return SLICE.search(name.lower()) is not None
 
 
 def same_product(name: str) -> list[str]:

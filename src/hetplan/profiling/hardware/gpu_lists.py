@@ -1,4 +1,5 @@
-"""The GPUs of hosts, as `nvidia-smi -L` and `nvidia-smi --query-gpu=... --format=csv` print them.
+"""The GPUs of hosts, as `nvidia-smi -L`, `nvidia-smi --query-gpu=... --format=csv` and `nvidia-smi`
+alone print them.
 
 A query may have any columns in any order. Its header names them; without a header (`noheader`) a
 cell is the name if it begins with a brand or is a name of the catalogue, and the largest number of
@@ -14,9 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hetplan.errors import InputError, one_line, require
-from hetplan.files import read_bytes
-from hetplan.profiling.hardware.cluster import GIB
+from hetplan.errors import one_line, require
+from hetplan.files import read_foreign_text
 from hetplan.profiling.hardware.driver_names import TOLERANCE, catalogued, is_known
 from hetplan.profiling.hardware.hosts import Host, check_number_of_devices, check_number_of_hosts
 from hetplan.profiling.hardware.labelled_output import lines_of_hosts
@@ -33,8 +33,13 @@ COLUMN = re.compile(r"(?P<name>[a-z][a-z0-9_.]*)(?: \[[A-Za-z/%]+\])?")
 NAMES = ("name", "gpu_name")
 TOTAL_MEMORY = "memory.total"
 MIG_MODE = "mig.mode.current"
-# A line of the box that `nvidia-smi` alone prints, which cuts long names.
+# Lines of the box that `nvidia-smi` alone prints.
 OF_THE_BOX = re.compile(r"\| NVIDIA-SMI .*")
+ROW_OF_BOX = re.compile(r"\|\s+\d{1,3}\s+(?P<name>[A-Za-z].*?)\s+(?:On|Off|N/A)\s*\|.*")
+MEMORY_OF_BOX = re.compile(r"\|.*\|\s*\d+MiB\s*/\s*(?P<total>\d{1,9})MiB\s*\|.*")
+DIVIDED_IN_BOX = re.compile(r"\|\s*\|\s*\|\s*Enabled\*?\s*\|")
+PROCESSES_OF_BOX = re.compile(r"\| Processes:")
+SLICES_OF_BOX = re.compile(r"\| MIG devices:")
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def read_gpu_lists(paths: Sequence[Path]) -> tuple[list[Host], list[str]]:
     hosts: dict[str, Host] = {}
     told: list[str] = []
     for path in paths:
-        text = read_bytes(path).decode("utf-8-sig", "replace")
+        text = read_foreign_text(path)
         of_hosts = lines_of_hosts(text, is_content)
         unnamed = of_hosts.pop("", [])
         if unnamed and gpu_list(unnamed, str(path)).gpus:
@@ -94,7 +99,10 @@ def passed_over(name: str, lines: Sequence[str]) -> list[str]:
 
 def gpu_list(lines: Iterable[str], where: str | None = None) -> GpuList:
     """The GPUs of a host. Raises InputError for two lists of one host, for a query without names,
-    and for the box that nvidia-smi prints without options."""
+    and for a box whose names are cut."""
+    lines = list(lines)
+    if any(OF_THE_BOX.fullmatch(line.strip()) for line in lines):
+        return GpuList(gpus_of_box(lines, where))
     found = GpuList()
     columns: list[str] | None = None
     indices: set[str] = set()
@@ -102,9 +110,6 @@ def gpu_list(lines: Iterable[str], where: str | None = None) -> GpuList:
     for line in filter(None, map(str.strip, lines)):
         listed, of_slice = LISTED.fullmatch(line), SLICE.fullmatch(line)
         cells = [cell.strip() for cell in line.split(",")]
-        if OF_THE_BOX.fullmatch(line):
-            what = "nvidia-smi's table cuts names"
-            raise InputError(what, where=where, got=line, expected=EXPECTED)
         if listed:
             require(listed["index"] not in indices, "GPU stands twice", where=where, got=line)
             indices.add(listed["index"])
@@ -127,6 +132,29 @@ def gpu_list(lines: Iterable[str], where: str | None = None) -> GpuList:
                 found.gpus.append(gpu)
     require(not (indices and queried), "two lists of one host's GPUs", where=where)
     return found
+
+
+def gpus_of_box(lines: Iterable[str], where: str | None) -> list[Gpu]:
+    """The GPUs in the box that `nvidia-smi` prints without options: a row with number and name,
+    the next one with the memory, and one that says whether MIG divides the GPU. Older drivers cut
+    long names, which then end in dots; such a box raises InputError."""
+    gpus: list[Gpu] = []
+    for line in map(str.strip, lines):
+        named, sized = ROW_OF_BOX.fullmatch(line), MEMORY_OF_BOX.fullmatch(line)
+        if named:
+            cut = named["name"].endswith("...")
+            require(
+                not cut, "nvidia-smi's table cuts names", where=where, got=line, expected=EXPECTED
+            )
+            gpus.append(Gpu(named["name"], None))
+        elif sized and gpus:
+            gpus[-1] = replace(gpus[-1], memory_bytes=float(sized["total"]) * MIB)
+        elif DIVIDED_IN_BOX.fullmatch(line) and gpus:
+            gpus[-1] = replace(gpus[-1], divided=True)
+        elif PROCESSES_OF_BOX.match(line) or SLICES_OF_BOX.match(line):
+            break
+    require(gpus, "nvidia-smi's table has no GPU", where=where, expected=EXPECTED)
+    return gpus
 
 
 def is_content(line: str) -> bool:
@@ -173,11 +201,11 @@ def sizes_in(cells: Iterable[str]) -> list[float]:
 
 
 def host_with(name: str, gpus: Sequence[Gpu], where: str | None = None) -> Host:
-    """The host with these GPUs. Raises InputError where they are of several types, and where all
-    are divided and the slices are not known."""
-    whole = [gpu for gpu in gpus if not gpu.divided]
+    """The host with these GPUs. Raises InputError where all are divided and the slices are not
+    known."""
+    whole = [(index, gpu) for index, gpu in enumerate(gpus) if not gpu.divided]
     if whole:
-        host = host_of_type(name, whole, where)
+        host = host_of_types(name, whole, where)
         if len(whole) == len(gpus):
             return host
         divided = len(gpus) - len(whole)
@@ -190,28 +218,43 @@ def host_with(name: str, gpus: Sequence[Gpu], where: str | None = None) -> Host:
         where=where,
         expected="the output of nvidia-smi -L",
     )
-    return host_of_type(name, slices, where)
+    return host_of_types(name, list(enumerate(slices)), where)
+
+
+def host_of_types(name: str, gpus: Sequence[tuple[int, Gpu]], where: str | None) -> Host:
+    """The host with these devices, each with its number. GPUs of several types are its parts."""
+    types: list[list[tuple[int, Gpu]]] = []
+    for index, gpu in gpus:
+        same = next((found for found in types if is_same_type(found[0][1], gpu)), None)
+        if same is None:
+            types.append([(index, gpu)])
+        else:
+            same.append((index, gpu))
+    parts = tuple(host_of_type(name, [gpu for _, gpu in found], where) for found in types)
+    if len(parts) == 1:
+        return parts[0]
+    numbers = ",".join(str(index) for found in types for index, _ in found)
+    # nvidia-smi counts GPUs by their bus, CUDA by default the fastest first
+    order = f"CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={numbers}"
+    return Host(name, parts=parts, order=order)
+
+
+def is_same_type(one: Gpu, other: Gpu) -> bool:
+    """Whether two GPUs are of one type: two of a type may report sizes that differ by some MiB."""
+    sizes = [gpu.memory_bytes for gpu in (one, other) if gpu.memory_bytes is not None]
+    alike = not sizes or min(sizes) >= (1 - TOLERANCE) * max(sizes)
+    return one.name == other.name and alike
 
 
 def host_of_type(name: str, gpus: Sequence[Gpu], where: str | None) -> Host:
-    """The host with these devices. Raises InputError where they are of several types; two GPUs of
-    a type may report sizes that differ by some MiB."""
-    names = sorted({gpu.name for gpu in gpus})
-    sizes = sorted(gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None)
-    if sizes and sizes[0] < (1 - TOLERANCE) * sizes[-1]:
-        names = [f"{gpu} of {sizes[0] / GIB:.3g} to {sizes[-1] / GIB:.3g} GiB" for gpu in names]
-    require(
-        len(names) == 1 and names[0] == gpus[0].name,
-        "the GPUs of this node differ, and a node of a cluster file has one type",
-        where=where,
-        got=", ".join(names),
-        expected="GPUs of one type",
-    )
-    memory = sizes[0] if sizes else None
+    """The host with these devices of one type."""
+    sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
+    memory = min(sizes) if sizes else None
+    driver_name = gpus[0].name
     return Host(
         name,
         check_number_of_devices(len(gpus), where or name),
-        catalogued(names[0], memory) if memory is not None else None,
-        driver_name=names[0],
+        catalogued(driver_name, memory) if memory is not None else None,
+        driver_name=driver_name,
         memory_bytes=memory,
     )

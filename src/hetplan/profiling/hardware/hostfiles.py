@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hetplan.errors import InputError, require
-from hetplan.files import read_bytes
+from hetplan.files import read_foreign_text
 from hetplan.profiling.hardware.hosts import (
     Host,
     check_number_of_devices,
@@ -68,7 +68,7 @@ def read_hostfile(path: str) -> list[Host]:
     `devices_from` of a host says how its number of devices was told.
     """
     entries: list[Entry] = []
-    text = read_bytes(path).decode("utf-8-sig", "replace")
+    text = read_foreign_text(path)
     for number, line in enumerate(text.splitlines(), 1):
         content = line.partition("#")[0].strip()
         if content:
@@ -93,8 +93,7 @@ def host_of(of_host: Sequence[Entry], forms: set[Form], some_name_again: bool, p
     if len(of_host) > 1:
         same_form = {entry.form for entry in of_host} == {first.form}
         may_repeat = same_form and first.form in (Form.COLON, Form.NAME)
-        last = of_host[-1]
-        require(may_repeat, "host stands twice", where=last.where, got=first.name)
+        require(may_repeat, "host stands twice", where=of_host[1].where, got=first.name)
     processes = [entry.processes for entry in of_host if entry.processes is not None]
     if processes:
         number = check_number_of_devices(sum(processes), of_host[-1].where)

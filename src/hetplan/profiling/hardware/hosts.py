@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hetplan.errors import require
+from hetplan.errors import InputError, require
+from hetplan.profiling.hardware.cluster import GIB
 
 MOST_HOSTS = 4096
 # Devices of one host. The largest machines have fewer; port numbers are larger.
@@ -32,6 +33,27 @@ class Host:
     driver_name: str | None = None  # a name of the devices that still is to be looked up
     memory_bytes: float | None = None  # bytes of one device's memory
     component: int | None = None  # number of the component of a heterogeneous job
+    # Of a machine whose GPUs differ: one host for each type, all of this name. The other fields
+    # tell nothing then.
+    parts: tuple["Host", ...] = ()
+    # The variables that give the ranks of the parts their GPUs; empty where these are not known.
+    order: str = ""
+
+
+def told_part(part: Host) -> str:
+    """The GPUs of one type of a machine, for messages."""
+    size = "" if part.memory_bytes is None else f" of {part.memory_bytes / GIB:.3g} GiB"
+    return f"{part.devices} {part.driver_name}{size}"
+
+
+def several_types(host: Host) -> InputError:
+    """The error for a machine whose GPUs differ beside other machines."""
+    return InputError(
+        "the GPUs of this node differ, and a node of a cluster file has one type",
+        where=host.name,
+        got=", ".join(told_part(part) for part in host.parts),
+        expected="GPUs of one type, or this machine alone",
+    )
 
 
 def check_number_of_devices(number: int, where: str) -> int:

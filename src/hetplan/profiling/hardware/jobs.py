@@ -9,9 +9,10 @@ of GPUs.
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hetplan.errors import InputError, require
-from hetplan.files import read_bytes
+from hetplan.files import read_foreign_text
 from hetplan.profiling.hardware.hostfiles import read_hostfile
 from hetplan.profiling.hardware.hosts import Host, check_number_of_devices, check_number_of_hosts
 from hetplan.profiling.hardware.node_lists import node_names
@@ -171,12 +172,12 @@ class Variables:
 
 
 def pbs_job(environment: Environment) -> list[Host] | None:
-    """The nodes of a PBS job; None outside of jobs. Torque's file of GPUs counts before the file
-    with one line per process."""
+    """The nodes of a PBS job; None outside of jobs. Torque's file of GPUs counts before a site's
+    PBS_NGPUS, and both before the file with one line per process."""
     gpus, nodes = environment.get("PBS_GPUFILE"), environment.get("PBS_NODEFILE")
     if gpus and os.path.isfile(gpus):
         counts: dict[str, int] = {}
-        for line in read_bytes(gpus).decode("utf-8", "replace").split():
+        for line in read_foreign_text(gpus).split():
             match = GPU_OF_HOST.fullmatch(line)
             if match is None:
                 raise InputError("not usable", where=gpus, got=line, expected="HOST-gpuN")
@@ -185,7 +186,16 @@ def pbs_job(environment: Environment) -> list[Host] | None:
             return [
                 Host(name, check_number_of_devices(count, gpus)) for name, count in counts.items()
             ]
-    return read_hostfile(nodes) if nodes else None
+    if not nodes:
+        return None
+    hosts = read_hostfile(nodes)
+    total = environment.get("PBS_NGPUS", "")
+    if total.isdecimal() and int(total[:9]) % len(hosts) == 0 and int(total[:9]):
+        # Where a site counts the GPUs of a job, the file has a line for each processor.
+        number = check_number_of_devices(int(total[:9]) // len(hosts), "PBS_NGPUS")
+        why = "an even part of PBS_NGPUS"
+        hosts = [replace(host, devices=number, devices_from=why) for host in hosts]
+    return hosts
 
 
 def lsf_job(environment: Environment) -> list[Host] | None:

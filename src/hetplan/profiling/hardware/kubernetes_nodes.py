@@ -5,11 +5,12 @@ number and memory, Google's clusters the accelerator's name. What a pod may stil
 `status.allocatable`. Nodes without GPUs, and those that take no pods, are left out; each is told.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from hetplan.errors import require
-from hetplan.files import read_json
+from hetplan.files import read_foreign_json
 from hetplan.profiling.hardware.hosts import Host, check_number_of_devices, check_number_of_hosts
 
 # Labels with the product of a node's GPUs, and their resources.
@@ -32,12 +33,14 @@ OF_GOOGLE = {
     "nvidia-h100-mega-80gb": "H100-SXM5-80GB",
     "nvidia-h200-141gb": "H200-SXM-141GB",
 }
+# The resource of slices: so many sevenths of a GPU, with a part of its memory.
+SLICES = re.compile(r"nvidia\.com/mig-(?P<sevenths>[1-7])g\.\d+gb.*")
 MIB = 2**20
 
 
 def read_nodes(path: str) -> tuple[list[Host], list[str]]:
     """(the nodes with GPUs, one line for each thing that was left out). Raises InputError."""
-    document = read_json(path)
+    document = read_foreign_json(path)
     expected = "the output of kubectl get nodes -o json"
     kind = document.get("kind") if isinstance(document, dict) else None
     require(kind in ("List", "NodeList", "Node"), "no list of nodes", where=path, expected=expected)
@@ -71,7 +74,35 @@ def reason_to_leave_out(item: Any) -> str | None:
         return "it has no GPUs"
     if product_of(item) is not None and allocatable(item, resource_of(item)) == 0:
         return f"no {resource_of(item)} can be given to a pod"
+    if slices_of(item) and undivided(item) == 0:
+        return f"MIG divides all its GPUs ({told_slices(item)})"
     return None
+
+
+def slices_of(item: Any) -> dict[str, int]:
+    """Resource of MIG slices -> how many of it pods may be given, where slices and whole GPUs are
+    resources of their own (MIG's strategy `mixed`)."""
+    resources = value_at(item, "status", "allocatable")
+    names = [str(name) for name in resources] if isinstance(resources, dict) else []
+    names = [name for name in names if SLICES.fullmatch(name)]
+    counts = {name: allocatable(item, name) or 0 for name in names}
+    return {name: count for name, count in counts.items() if count}
+
+
+def told_slices(item: Any) -> str:
+    """The slices of a node, for a line of the answer."""
+    return ", ".join(f"{count} {name}" for name, count in slices_of(item).items())
+
+
+def undivided(item: Any) -> int | None:
+    """The number of a node's GPUs that no slices come from; None where the label does not count
+    them. nvidia.com/gpu may count divided GPUs, too, which no pod can use whole."""
+    labelled = number_at(item, "nvidia.com/gpu.count")
+    if labelled is None:
+        return None
+    matches = [(SLICES.fullmatch(name), count) for name, count in slices_of(item).items()]
+    sevenths = sum(int(match["sevenths"]) * count for match, count in matches if match)
+    return max(labelled - -(-sevenths // 7), 0)
 
 
 def host_of(item: Any, name: str, where: str) -> Host:
@@ -86,6 +117,10 @@ def host_of(item: Any, name: str, where: str) -> Host:
     elif free is not None and replicas <= 1 and free < labelled:
         number = free
         why = f"{resource_of(item)} that can be given to pods, fewer than the label"
+    whole = undivided(item)
+    if number is not None and slices_of(item):
+        number = number if whole is None else min(number, whole)
+        why = f"{number} on {name} beside MIG slices, which are left out ({told_slices(item)})"
     if number is not None:
         check_number_of_devices(number, where)
     memory = number_at(item, "nvidia.com/gpu.memory")

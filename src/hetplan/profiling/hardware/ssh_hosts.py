@@ -19,6 +19,7 @@ from hetplan.profiling.hardware.hosts import (
     Host,
     check_number_of_hosts,
     fastest_port,
+    several_types,
 )
 from hetplan.profiling.hardware.network_probe import SINK, SOURCE
 from hetplan.profiling.hardware.topologies import topology_of
@@ -121,6 +122,13 @@ def ask_hosts(text: str, where: str) -> list[Host]:
         )
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(answer_or_reason, targets))
+    if len(targets) > 1:
+        answers = [
+            several_types(answer.host).what
+            if isinstance(answer, Answer) and answer.host.parts
+            else answer
+            for answer in answers
+        ]
     reasons = [
         f"{target.login}: {answer}"
         for target, answer in zip(targets, answers, strict=True)
@@ -178,7 +186,7 @@ def sections_of(text: str) -> dict[str, list[str]]:
 
 
 def answer_of(name: str, sections: dict[str, list[str]]) -> Answer:
-    """The answer of the host `name`. Raises InputError for GPUs of several types."""
+    """The answer of the host `name`."""
     queried = gpu_list(sections["gpus"])
     gpus = queried.gpus
     listed = gpu_list(sections["list"]).gpus

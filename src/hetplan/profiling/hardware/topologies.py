@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from hetplan.errors import InputError, require
-from hetplan.files import read_bytes
+from hetplan.files import read_foreign_text
 from hetplan.profiling.hardware.hosts import check_number_of_devices
 
 NVLINKS = re.compile(r"NV(\d{1,3})")
@@ -117,7 +117,7 @@ def _by_prefix(table: Mapping[str, float], device: str) -> float | None:
 
 def read_topology(path: str) -> Topology:
     """The links in a file, as of `topology_of`."""
-    return topology_of(read_bytes(path).decode("utf-8-sig", "replace"), path)
+    return topology_of(read_foreign_text(path), path)
 
 
 def topology_of(output: str, path: str) -> Topology:

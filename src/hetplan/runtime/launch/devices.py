@@ -14,6 +14,7 @@ from hetplan.profiling.hardware.driver_names import catalogued
 from hetplan.profiling.hardware.hosts import Host
 from hetplan.profiling.profiles.profile import Provenance
 from hetplan.runtime.job import Job
+from hetplan.text import grouped
 
 COPIED_BYTES = 256 * 2**20  # bytes of each copy that `copy_gbit` times
 
@@ -122,45 +123,50 @@ def measured_here(how: str, device: str) -> Provenance:
 
 
 def local_node() -> Host:
-    """This machine as a node of a cluster; without torch or GPUs a node without devices. Raises
-    InputError where the GPUs are of several types."""
+    """This machine as a node of a cluster; without torch or GPUs a node without devices. GPUs of
+    several types are its parts."""
     name = socket.gethostname() or "local"
     network = local_network_gbit()
     torch = torch_here()
     if torch is None or torch.cuda.device_count() == 0:
         return Host(name, network_gbit=network)
-    count = torch.cuda.device_count()
-    gpus = [torch.cuda.get_device_properties(i) for i in range(count)]
-    types = {properties.name for properties in gpus}
-    require(
-        len(types) <= 1,
-        "the GPUs of this node differ, and a node of a cluster file has one type",
-        where=name,
-        got=", ".join(sorted(types)),
-        expected="CUDA_VISIBLE_DEVICES with those of one type",
-    )
-    memory = float(gpus[0].total_memory)
-    return Host(
-        name,
-        count,
-        catalogued(gpus[0].name, memory),
-        copy_gbit(torch) if count > 1 else None,
-        network,
-        driver_name=gpus[0].name,
-        memory_bytes=memory,
-    )
+    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    by_type = grouped((properties.name, i) for i, properties in enumerate(gpus))
+    parts = []
+    for driver_name, numbers in by_type.items():
+        memory = float(min(gpus[i].total_memory for i in numbers))
+        part = Host(
+            name,
+            len(numbers),
+            catalogued(driver_name, memory),
+            copy_gbit(torch, numbers[0], numbers[1]) if len(numbers) > 1 else None,
+            driver_name=driver_name,
+            memory_bytes=memory,
+        )
+        parts.append(part)
+    if len(parts) == 1:
+        return replace(parts[0], network_gbit=network)
+    first, second = (numbers[0] for numbers in list(by_type.values())[:2])
+    between = copy_gbit(torch, first, second)
+    parts = [replace(part, network_gbit=between) for part in parts]
+    order = ",".join(str(i) for numbers in by_type.values() for i in numbers)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    among = f" among those of {visible}" if visible else ""
+    variables = f"CUDA_VISIBLE_DEVICES={order}{among}"
+    return Host(name, network_gbit=network, parts=tuple(parts), order=variables)
 
 
-def copy_gbit(torch: Any) -> float:
-    """Gbit/s of the fastest of five copies of COPIED_BYTES from the first GPU to the second."""
-    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda:0")
-    target = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda:1")
+def copy_gbit(torch: Any, first: int, second: int) -> float:
+    """Gbit/s of the fastest of five copies of COPIED_BYTES from one GPU to another, given by their
+    numbers."""
+    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=f"cuda:{first}")
+    target = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=f"cuda:{second}")
     times = []
     for _ in range(5):
-        start = now("cuda:0")
+        start = now(f"cuda:{first}")
         target.copy_(source)
-        torch.cuda.synchronize(1)
-        times.append(now("cuda:0") - start)
+        torch.cuda.synchronize(second)
+        times.append(now(f"cuda:{first}") - start)
     return float(COPIED_BYTES * 8 / min(times) / 1e9)
 
 
