@@ -447,6 +447,46 @@ def test_parts_that_no_decoder_here_has_are_refused(keys: dict[str, Any], part: 
 
 
 @pytest.mark.wide
+def test_a_class_that_is_named_is_that_of_the_listed_type() -> None:
+    """EXAONE 4.5's text part has a type of its own and names the class of EXAONE 4, which is untied
+    by default and norms queries and keys."""
+    text = {
+        "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4_vl_text",
+        "hidden_size": 5120, "intermediate_size": 27392, "num_hidden_layers": 64,
+        "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 153600,
+        "sliding_window": 4096, "sliding_window_pattern": "LLLG", "reorder_qk_norm": True,
+    }  # fmt: skip
+    config = {"model_type": "exaone4_5", "text_config": text, "vision_config": {"depth": 28}}
+    spec = from_config(config, name="x")
+    blocks = 5120 * 128 * (2 * 40 + 2 * 8) + 3 * 5120 * 27392 + 2 * 5120 + 2 * 128
+    assert params(spec) == 64 * blocks + 2 * 153600 * 5120 + 5120
+    assert any("taken for exaone4, whose class Exaone4ForCausalLM it names" in n for n in spec.notes)
+    text["architectures"] = ["Exaone4VLForCausalLM"]
+    notes = from_config(config, name="x").notes
+    assert any("no listed type and was taken by its keys" in note for note in notes)
+    assert any("assumed, as transformers does: tie_word_embeddings = true" in n for n in notes)
+
+
+def test_layers_of_predictions_are_told_and_left_out() -> None:
+    """MiMo-7B is a Qwen2 with such a layer; its published number of parameters has 7 B."""
+    config = {
+        "model_type": "mimo", "attention_bias": True, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "num_nextn_predict_layers": 1,
+        "rms_norm_eps": 1e-05, "rope_theta": 640000, "tie_word_embeddings": False,
+        "use_sliding_window": False, "vocab_size": 151680,
+    }  # fmt: skip
+    spec = from_config(config, name="x")
+    block = 4096 * 128 * (2 * 32 + 2 * 8) + 128 * (32 + 16) + 3 * 4096 * 11008 + 2 * 4096
+    assert params(spec) == 36 * block + 2 * 151680 * 4096 + 4096
+    told = "without its layers of multi-token prediction (num_nextn_predict_layers = 1)"
+    assert any(told in note for note in spec.notes)
+    assert spec.shape is not None and spec.shape.function is not None
+    assert spec.shape.function.predictions == 1 and not unsaid(spec.shape)
+    del config["num_nextn_predict_layers"]
+    assert not any("prediction" in note for note in from_config(config, name="x").notes)
+
+
 def test_text_parts_of_unlisted_types_lean_on_the_installed_transformers() -> None:
     pytest.importorskip("transformers")
     part = {"model_type": "cohere_compass_text", "num_hidden_layers": 4}

@@ -7,6 +7,7 @@ bytes are not looked at.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -14,7 +15,7 @@ from typing import Any, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from hetplan.errors import InputError, require
+from hetplan.errors import InputError, require, short_repr
 from hetplan.profiling.models.class_defaults import class_defaults, installed_defaults
 from hetplan.profiling.models.configuration_keys import (
     ALWAYS,
@@ -54,6 +55,14 @@ from hetplan.schema import as_name, input_error
 # pre-training runs at a few thousand tokens.
 LONGEST_DEFAULT_SEQUENCE = 4096
 T5_DEFAULT_SEQUENCE = 512
+# Keys with the number of layers of multi-token prediction.
+PREDICTIONS = (
+    "num_nextn_predict_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_modules",
+    "num_mtp_layers",
+    "mtp_num_layers",
+)
 # model type -> keys of its configuration, and the fields that all models of the type share
 KNOWN: dict[str, dict[str, Key]] = KEYS | DECODER_KEYS
 SHARED_FIELDS: dict[str, dict[str, Any]] = ALWAYS | DECODER_ALWAYS
@@ -74,6 +83,9 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
     name = as_name(name) or "model"
     part = text_part(value, where)
     notes = list(part.notes)
+    notes += predictions_left_out(part)
+    if part.kind not in KNOWN:
+        part = part_by_class(part, notes)
     kind = part.kind
     if kind == "clip":
         return clip_from_config(part.value, name, where)
@@ -117,6 +129,42 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
     return replace(spec, kind=part.stated)
 
 
+def part_by_class(part: TextPart, notes: list[str]) -> TextPart:
+    """The text part of a type that is not listed, as that of the listed type whose class of
+    transformers its `architectures` name, with a note; without such a class as it is."""
+    architectures = part.value.get("architectures")
+    for name in architectures if isinstance(architectures, list) else ():
+        model = re.fullmatch(r"(\w{1,60})For(?:CausalLM|ConditionalGeneration)", str(name)[:100])
+        named = None if model is None else classes_of_listed_types().get(model[1].lower())
+        if named is not None:
+            stated = as_name(part.stated)
+            notes.append(
+                f"{part.where}: {stated} is no listed type and was taken for {named}, whose class "
+                f"{as_name(str(name))} it names"
+            )
+            return replace(part, kind=named)
+    return part
+
+
+@cache
+def classes_of_listed_types() -> dict[str, str]:
+    """Name of a listed type's class in small letters, without `ForCausalLM` -> the type. The names
+    of classes are those of types without underscores."""
+    return {kind.replace("_", ""): kind for kind in KNOWN}
+
+
+def predictions_left_out(part: TextPart) -> list[str]:
+    """A note on layers of multi-token prediction, which neither transformers builds nor hetplan
+    plans; none where the configuration has none."""
+    for key in PREDICTIONS:
+        count = part.value.get(key)
+        if isinstance(count, int) and count > 0:
+            layers = f"{key} = {short_repr(count)}"
+            text = f"without its layers of multi-token prediction ({layers}), as transformers"
+            return [f"{part.where}: {text} builds the model"]
+    return []
+
+
 def unlisted_model(part: TextPart, name: str, notes: list[str]) -> ModelSpec:
     """The decoder of a type that is not listed, by its keys. A note says which sizes were read from
     them."""
@@ -133,6 +181,8 @@ def unlisted_model(part: TextPart, name: str, notes: list[str]) -> ModelSpec:
     params = sum(layer.params for layer in transformer_layers(shape, 1))
     notes.append(f"{part.where}: {taken_for_text(part.kind, shape, params)}")
     assumed = [f"{key} = {json.dumps(value[key])}" for key in keys if key in left_out]
+    if "tie_word_embeddings" not in value:
+        assumed.append("tie_word_embeddings = true")
     if assumed:
         notes.append(f"{part.where}: assumed, as transformers does: {', '.join(assumed)}")
     unread = not_understood(part.value, keys)

@@ -47,6 +47,7 @@ SAME_AS = {
     "internlm3": "llama",
     "iquestcoder": "llama",
     "kimi_k2": "deepseek_v3",
+    "mimo": "qwen2",
     "mt5": "t5",
     "mixformer-sequential": "phi-msft",
     "qwen2_5_omni_text": "qwen2",
