@@ -209,6 +209,20 @@ def test_models_of_types_that_exports_do_not_know_are_left_to_the_user(tmp_path:
     assert "the flags of model, data and optimizer" in script and "--hidden-size" not in script
 
 
+def test_a_model_that_is_left_out_is_told_beside_the_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.json").write_text(PLAN.model_dump_json())
+    (tmp_path / "m.json").write_text(json.dumps({"model_type": "gpt_neox", **WHOLE_HEADS}))
+    command = ["export", str(tmp_path / "plan.json"), "--model", str(tmp_path / "m.json"), "--to"]
+    for to in ("megatron", "bridge", "torchtitan"):
+        assert main([*command, to]) == 0
+        assert "plan.json: The arguments of the model are left to you" in capsys.readouterr().err
+    assert main([*command, "deepspeed"]) == 0, "DeepSpeed does not build the model"
+    assert main([*command, "megatron", "--without-model"]) == 0
+    assert "left to you" not in capsys.readouterr().err
+
+
 def test_another_model_than_the_plans_is_told(tmp_path: Path) -> None:
     config = {**MODELS["llama"], "num_hidden_layers": 6}
     with pytest.raises(InputError, match=r"another number of blocks .*\(got 6, expected 4\)"):

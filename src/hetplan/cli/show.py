@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.adapters.exports import export as written
+from hetplan.adapters.exports import export as written, model_left_out
 from hetplan.adapters.exports.hugging_face import device_map_notes
 from hetplan.cli.help_page import described
 from hetplan.cli.options import (
@@ -331,6 +331,9 @@ def export(
     note_changes(loaded, plan, Replaced(model=other_model))
     if to == "device-map":
         note(*device_map_notes(loaded))
+    left_out = None if without_model else model_left_out(loaded, to, model)
+    if left_out is not None:
+        note(f"{plan}: {left_out}")
     if output is None:
         sys.stdout.write(text)
     else:

@@ -67,6 +67,14 @@ def export(plan: Plan, to: str, model: str | None = None, *, with_model: bool = 
     return exporter(plan, shape, model=with_model)
 
 
+def model_left_out(plan: Plan, to: str, model: str | None = None) -> str | None:
+    """Why an export without `with_model=False` has no settings of the model although the framework
+    builds the model from them; None where it has them, or the framework needs none."""
+    if to not in WITHOUT_ADAPTERS:
+        return None
+    return Grid(plan, to, shape_of(plan, model)).missing
+
+
 def kind_of(plan: Plan, model: str | None) -> str:
     """Hugging Face's `model_type` of the model named `model`, or of the plan's model where `model`
     is None; empty where it is unknown."""
