@@ -460,7 +460,9 @@ def test_a_class_that_is_named_is_that_of_the_listed_type() -> None:
     spec = from_config(config, name="x")
     blocks = 5120 * 128 * (2 * 40 + 2 * 8) + 3 * 5120 * 27392 + 2 * 5120 + 2 * 128
     assert params(spec) == 64 * blocks + 2 * 153600 * 5120 + 5120
-    assert any("taken for exaone4, whose class Exaone4ForCausalLM it names" in n for n in spec.notes)
+    assert any(
+        "taken for exaone4, whose class Exaone4ForCausalLM it names" in n for n in spec.notes
+    )
     text["architectures"] = ["Exaone4VLForCausalLM"]
     notes = from_config(config, name="x").notes
     assert any("no listed type and was taken by its keys" in note for note in notes)

@@ -20,6 +20,7 @@ from hetplan.profiling.hardware.hostfiles import read_hostfile
 from hetplan.profiling.hardware.hosts import Host
 from hetplan.profiling.hardware.jobs import job_hosts, with_gpus
 from hetplan.profiling.hardware.kubernetes_nodes import read_nodes
+from hetplan.profiling.hardware.launch_scripts import read_launch_script
 from hetplan.profiling.hardware.node_lists import node_names
 from hetplan.profiling.hardware.slurm_nodes import read_slurm_nodes
 from hetplan.profiling.hardware.ssh_hosts import ask_hosts
@@ -64,6 +65,15 @@ def detect(
         Path | None,
         typer.Option(
             "--hostfile", metavar="FILE", help="Nodes, as `HOST slots=N` or `HOST:N` lines."
+        ),
+    ] = None,
+    script: Annotated[
+        Path | None,
+        typer.Option(
+            "--script",
+            metavar="FILE",
+            help="Nodes, as a script says that starts torchrun, deepspeed, accelerate, mpirun or "
+            "srun, or asks Slurm or PBS.",
         ),
     ] = None,
     slurm: Annotated[
@@ -144,11 +154,12 @@ def detect(
     asked over ssh, the nodes of a hostfile, of a scheduler's job, of Kubernetes or of
     nvidia-smi's lists. Each assumption
     is a line of the answer."""
-    sources = (hosts_over_ssh, hostfile, slurm, scontrol, kubernetes, gpus or None)
+    sources = (hosts_over_ssh, hostfile, script, slurm, scontrol, kubernetes, gpus or None)
     given = [option for option in sources if option is not None]
     require(
         len(given) <= 1,
-        "--hosts, --hostfile, --slurm, --scontrol, --kubernetes and --gpus exclude each other",
+        "--hosts, --hostfile, --script, --slurm, --scontrol, --kubernetes and --gpus exclude each "
+        "other",
     )
     types, names = types_and_names(device or "")
     options = Options(
@@ -163,7 +174,7 @@ def detect(
         hosts = ask_hosts(hosts_over_ssh, where="--hosts")
         local = Host("")  # nothing is assumed to be as on this machine
     else:
-        hosts, left_out = found_hosts(hostfile, slurm, scontrol, kubernetes, gpus)
+        hosts, left_out = found_hosts(hostfile, script, slurm, scontrol, kubernetes, gpus)
         local = located(hosts, local_node())
     links = None if topology is None else read_topology(str(topology))
     nodes = described_nodes(hosts or [local], options, local, usual_intra_gbit, links)
@@ -199,6 +210,7 @@ def types_and_names(text: str) -> tuple[list[str], dict[str, str]]:
 
 def found_hosts(
     hostfile: Path | None,
+    script: Path | None,
     slurm: str | None,
     scontrol: Path | None,
     kubernetes: Path | None,
@@ -208,6 +220,8 @@ def found_hosts(
     nodes where nothing names any."""
     if hostfile is not None:
         return read_hostfile(str(hostfile)), []
+    if script is not None:
+        return read_launch_script(str(script))
     if kubernetes is not None:
         return read_nodes(str(kubernetes))
     if scontrol is not None:
