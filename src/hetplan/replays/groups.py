@@ -152,7 +152,9 @@ def network_bandwidth(offer: Offer, operation: str, stride: int, ranks: int) -> 
     # Every device of a node sends messages of its own. A ring passes all its ranks of the node and
     # leaves the node once, and only rings of different groups share the network.
     groups_per_node = devices if operation in MESSAGES else min(stride, devices)
-    bandwidth = offer.network / groups_per_node
+    # A rank of an all-to-all sends to all ranks of other nodes at the same time.
+    messages = ranks - max(1, devices // stride) if operation == "all-to-all" else 1
+    bandwidth = min(offer.network / groups_per_node, messages * offer.flow)
     switch_devices = devices * offer.switch_nodes
     if stride * ranks <= switch_devices:
         return bandwidth

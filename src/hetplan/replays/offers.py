@@ -109,6 +109,7 @@ class Offer:
     network_latency: float = NETWORK_LATENCY_US * 1e-6  # seconds per message between nodes
     switch_nodes: int = MAX_DEVICES  # nodes under one switch
     uplink: float = math.inf  # bytes/s of one node to nodes under other switches
+    flow: float = math.inf  # the most bytes/s of one message between nodes
     all_reduce: tuple[tuple[int, float], ...] = ()  # see `Node.all_reduce`
 
     @property
@@ -127,6 +128,7 @@ class Offer:
             network_bandwidth=self.network,
             intra_latency=self.intra_latency,
             network_latency=self.network_latency,
+            flow=self.flow,
             all_reduce=self.all_reduce,
         )
 
@@ -196,6 +198,7 @@ def offers_of_cluster(cluster: Cluster) -> tuple[Offer, ...]:
             network_latency=max(node.network_latency for node in nodes),
             switch_nodes=min(node.switch_nodes for node in nodes),
             uplink=min(node.uplink for node in nodes),
+            flow=min(node.flow for node in nodes),
             all_reduce=slowest_all_reduces(nodes),
         )
         offers.append(offer)
