@@ -15,12 +15,14 @@ import yaml
 
 from fakes.cli import Call, Ran
 from fakes.workloads import TWO_BLOCKS, cluster_document, pipeline, profile_document, small
-from hetplan.cli.plan import no_winner, versus_best
+from hetplan.cli.plan import asked_levels, no_winner, versus_best
+from hetplan.errors import InputError
 from hetplan.planner import STRATEGIES
 from hetplan.planner.candidate import Candidate, StrategyMethod
 from hetplan.planner.criteria import Criteria
 from hetplan.planner.planning import Planning
 from hetplan.plans.plan import load_plan
+from hetplan.profiling.frameworks import FRAMEWORKS
 
 CANDIDATE_KEYS = (
     "strategy",
@@ -369,6 +371,16 @@ def test_methods_that_had_no_time_are_named_where_there_is_no_winner() -> None:
     table = no_winner(planning)
     assert table.title == "no winner: no method had time for an answer"
     assert list(table.notes) == ["hap/auto has no answer: no time"]
+
+
+def test_a_framework_s_own_levels_of_zero_are_asked_for_by_a_word() -> None:
+    levels = {name: asked_levels("framework", framework) for name, framework in FRAMEWORKS.items()}
+    assert levels["megatron"] == (0, 1) and levels["fsdp"] == (2, 3)
+    assert levels["hetplan"] == levels["deepspeed"] == (0, 1, 2, 3)
+    assert asked_levels(None, FRAMEWORKS["fsdp"]) == ()
+    assert asked_levels("0,2-3", FRAMEWORKS["fsdp"]) == (0, 2, 3)
+    with pytest.raises(InputError, match="--zero"):
+        asked_levels("frameworks", FRAMEWORKS["fsdp"])
 
 
 def test_zero_levels_are_named_where_plans_fit_and_no_device_has_a_price() -> None:

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from hetplan.planner.lengths.drawn import LengthsAnswer
     from hetplan.planner.planning import Planning
     from hetplan.planner.strategy import Settings, Strategy
+    from hetplan.profiling.frameworks import Framework
     from hetplan.profiling.workload import Workload
 
 
@@ -133,7 +134,10 @@ class Choice:
     zero: Annotated[
         str | None,
         typer.Option(
-            "--zero", metavar="N[,N…]", help="ZeRO levels that the best plan may have; default all."
+            "--zero",
+            metavar="N[,N…]",
+            help="ZeRO levels that the best plan may have, or `framework` for those that the "
+            "framework has; default all.",
         ),
     ] = None
     schedules: Annotated[
@@ -291,13 +295,12 @@ def plan(
             replace(choice, strategies=stages_only(choice.strategies)), []
         )
     workload = workloads[0]
-    levels = [] if choice.zero is None else whole_numbers([choice.zero], "--zero", 0, 3)
     criteria = Criteria(
         choice.money_limit,
         choice.cheapest_within,
         choice.parts,
         choice.seconds_limit,
-        zero_levels=tuple(levels),
+        zero_levels=asked_levels(choice.zero, workload.framework),
         schedules=named_schedules(choice.schedules),
     )
     display = Display(f"{workload.model.name} on {workload.cluster.name}")
@@ -342,6 +345,15 @@ def plan(
     if probe is not None:
         words += ["--probe" if probe else "--no-probe"]
     return run_here(words, json=json)
+
+
+def asked_levels(text: str | None, framework: "Framework") -> tuple[int, ...]:
+    """The ZeRO levels that `--zero` asks for; empty: all."""
+    if text is None:
+        return ()
+    if text.strip() == "framework":
+        return framework.all_levels
+    return whole_numbers([text], "--zero", 0, 3)
 
 
 def named_schedules(text: str | None) -> tuple[PassSchedule, ...]:

@@ -148,6 +148,11 @@ class Framework(StrictModel):
     origin: str
     """The sources of the figures."""
 
+    @property
+    def all_levels(self) -> tuple[int, ...]:
+        """The ZeRO levels that some plan of the framework may have, ascending."""
+        return tuple(sorted({*self.levels, *self.pipeline_levels}))
+
     def with_choices(
         self,
         *,
