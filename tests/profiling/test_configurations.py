@@ -446,7 +446,6 @@ def test_parts_that_no_decoder_here_has_are_refused(keys: dict[str, Any], part: 
         from_config(LLAMA | {"model_type": "new"} | keys, name="x")
 
 
-@pytest.mark.wide
 def test_a_class_that_is_named_is_that_of_the_listed_type() -> None:
     """EXAONE 4.5's text part has a type of its own and names the class of EXAONE 4, which is untied
     by default and norms queries and keys."""
@@ -489,6 +488,7 @@ def test_layers_of_predictions_are_told_and_left_out() -> None:
     assert not any("prediction" in note for note in from_config(config, name="x").notes)
 
 
+@pytest.mark.wide
 def test_text_parts_of_unlisted_types_lean_on_the_installed_transformers() -> None:
     pytest.importorskip("transformers")
     part = {"model_type": "cohere_compass_text", "num_hidden_layers": 4}
