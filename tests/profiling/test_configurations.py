@@ -468,6 +468,26 @@ def test_a_class_that_is_named_is_that_of_the_listed_type() -> None:
     assert any("assumed, as transformers does: tie_word_embeddings = true" in n for n in notes)
 
 
+def test_the_width_of_a_gated_network_is_not_guessed() -> None:
+    """LLaDA-8B names its sizes as OLMo's own code does; its published count is 8.02 B."""
+    llada = {
+        "model_type": "llada", "activation_type": "silu", "d_model": 4096, "n_heads": 32,
+        "n_kv_heads": 32, "n_layers": 32, "mlp_hidden_size": 12288, "mlp_ratio": 4,
+        "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "vocab_size": 126464, "weight_tying": False,
+    }  # fmt: skip
+    assert params(from_config(llada, name="x")) == 8_015_581_184
+    del llada["mlp_hidden_size"]
+    with pytest.raises(InputError, match=r"intermediate_size: key is missing .*a gated network"):
+        from_config(llada, name="x")
+    plain = {
+        "model_type": "new", "activation_function": "gelu", "hidden_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100, "n_positions": 32,
+        "layer_norm_eps": 1e-5,
+    }  # fmt: skip
+    notes = from_config(plain, name="x").notes
+    assert any("assumed, as transformers does: intermediate_size = 256" in note for note in notes)
+
+
 def test_layers_of_predictions_are_told_and_left_out() -> None:
     """MiMo-7B is a Qwen2 with such a layer; its published number of parameters has 7 B."""
     config = {

@@ -113,6 +113,11 @@ def test_names_types_and_what_is_assumed(tmp_path: Path) -> None:
         ("deepspeed --exclude a:0 a.py\n", "exclusions are not read"),
         ("mpirun -H a:b:c:d python a.py\n", "not usable"),
         ("\n" * 3000, "too many lines"),
+        (
+            'a=`srun "$@" sh -c \'hostname\'`\nsrun "$@" sh -xeuc \'\n torchrun \\\n --nnodes '
+            "$SLURM_NNODES \\\n --nproc-per-node gpu main.py'\n",
+            r"nodes is not known \(got '\?'",
+        ),
         ("A=$B\nB=$A$A\ntorchrun --nnodes $A a.py\n", "nodes is not known"),
     ],
 )

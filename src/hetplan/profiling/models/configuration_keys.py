@@ -399,10 +399,12 @@ ALWAYS: dict[str, dict[str, Any]] = {
 SAME_MEANING = (
     ("vocab_size", "padded_vocab_size"),
     ("hidden_size", "n_embd", "n_embed", "d_model"),
-    ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", "d_ff"),
+    ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", "d_ff", "mlp_hidden_size"),
     ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
     ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"),
+    ("num_key_value_heads", "n_kv_heads", "num_query_groups"),
+    ("tie_word_embeddings", "weight_tying", "tie_embeddings"),
     ("head_dim", "kv_channels", "attention_head_dim"),
     ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
     ("max_position_embeddings", "model_max_length", "max_sequence_length"),

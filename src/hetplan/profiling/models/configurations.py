@@ -175,13 +175,23 @@ def unlisted_model(part: TextPart, name: str, notes: list[str]) -> ModelSpec:
     left_out = [key for key in defaults if key not in part.value]
     value = defaults | part.value
     keys = unlisted_keys(value)
-    sizes = read_sizes(value, part.kind, keys, part.where, [], shared=unlisted_fields(value))
+    shared = unlisted_fields(value)
+    no_width = all(value.get(name) is None for name in names_of("intermediate_size"))
+    require(
+        not (no_width and shared["gated"] and "num_experts" not in keys),
+        "key is missing",
+        where=f"{part.where}: intermediate_size",
+        expected="the inner width of a gated network, for which no number of hidden ones is usual",
+    )
+    sizes = read_sizes(value, part.kind, keys, part.where, [], shared=shared)
     sequence = min(sizes.pop("context", LONGEST_DEFAULT_SEQUENCE), LONGEST_DEFAULT_SEQUENCE)
     shape = shape_of(sizes)
     params = sum(layer.params for layer in transformer_layers(shape, 1))
     notes.append(f"{part.where}: {taken_for_text(part.kind, shape, params)}")
     assumed = [f"{key} = {json.dumps(value[key])}" for key in keys if key in left_out]
-    if "tie_word_embeddings" not in value:
+    if no_width and shape.experts is None:
+        assumed.append(f"intermediate_size = {shape.feed_forward}")
+    if not any(name in value for name in names_of("tie_word_embeddings")):
         assumed.append("tie_word_embeddings = true")
     if assumed:
         notes.append(f"{part.where}: assumed, as transformers does: {', '.join(assumed)}")
