@@ -10,18 +10,21 @@ from typing import Any
 
 import pytest
 
+from hetplan.cli.recommend import notes
+from hetplan.clock import CLOCK
 from hetplan.planner.recommend import (
     AvailableNodes,
     Choice,
     Counts,
     Goal,
+    document_of,
     frontier,
     recommend,
     recommendation,
 )
 from hetplan.profiling.hardware.cluster import ClusterFile, build_cluster
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.solvers.run import Options, Run
+from hetplan.solvers.run import CUT, Options, Run
 
 SEQUENCE = 64  # tokens
 HOUR = 3600.0  # seconds
@@ -199,3 +202,23 @@ def test_plans_of_a_workload(workload: Workload) -> None:
     answer = recommendation(workload, Goal("money", seconds=speed * 1.001), moves=20)
     assert answer.best is not None and answer.best.per_hour is not None
     assert answer.best.per_hour <= 4.5
+
+
+def test_a_counted_budget_ends_the_search_and_a_time_limit_is_told(workload: Workload) -> None:
+    """The budget ends it after the same choices whatever the clock; where the time limit ends it
+    before, the answer says so."""
+    goal = Goal("time")
+    whole = Run(Options(threads=1), budget=1e6)
+    complete = recommendation(workload, goal, whole, moves=5)
+    assert complete.left == 0 and not complete.cut and len(complete.choices) > 1
+    longer = Run(Options(threads=1), budget=1e6)
+    recommendation(workload, goal, longer, moves=10)
+    assert 0 < whole.spent < longer.spent  # the moves count, too
+    part = recommendation(workload, goal, Run(Options(threads=1), budget=1e-9), moves=5)
+    assert part.left > 0 and not part.cut
+    late = Run(Options(threads=1, time_limit=1.0), started=CLOCK.seconds() - 2.0, budget=1e6)
+    cut = recommendation(workload, goal, late, moves=5)
+    assert cut.left > 0 and cut.cut
+    documents = [document_of(answer, workload) for answer in (complete, part, cut)]
+    assert [document["cut"] for document in documents] == [False, False, True]
+    assert CUT in list(notes(cut)) and CUT not in list(notes(part))

@@ -3,7 +3,7 @@ nothing is taken away."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +12,14 @@ import pytest
 from fakes.noting import Noting
 from fakes.workloads import cluster_document, one_thread, small
 from hetplan.cli.changes import what_if_table
+from hetplan.clock import CLOCK
 from hetplan.errors import InputError
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.criteria import Criteria
+from hetplan.planner.joint import Joint
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import on_devices
-from hetplan.planner.strategy import make_strategies
+from hetplan.planner.strategy import Problem, make_strategies
 from hetplan.planner.what_if import (
     FOUND_FOR,
     GIVEN,
@@ -34,9 +36,11 @@ from hetplan.planner.what_if import (
     removal,
     what_if,
 )
+from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import GBIT, Cluster
 from hetplan.profiling.workload import Workload
 from hetplan.replays.replay import replay
+from hetplan.solvers.run import CUT, Options, Run
 from hetplan.text import percent_text
 from present import present
 
@@ -238,6 +242,46 @@ def test_every_search_begins_with_the_first_plan(workload: Workload) -> None:
     assert answer.precision == max(LEAST_PRECISION, slower)
     assert answer.document()["precision"] == answer.precision
     assert present(answer.variants[0].gain) >= 0
+
+
+class Budgets(Noting):
+    """Notes the budget of every run in which it poses a workload, and uses it up if told so."""
+
+    def __init__(self, uses_up: bool = False) -> None:
+        super().__init__()
+        self.uses_up = uses_up
+        self.budgets: list[float | None] = []
+
+    def beginning_with(self, plans: Iterable[Plan]) -> Joint:
+        return self
+
+    def pose(self, workload: Workload, run: Run) -> list[Problem]:
+        self.budgets.append(run.budget)
+        if self.uses_up:
+            run.count(run.remaining)
+        return super().pose(workload, run)
+
+
+@pytest.mark.parametrize("uses_up", [True, False])
+def test_plannings_have_equal_shares_of_a_counted_budget(workload: Workload, uses_up: bool) -> None:
+    """Two for the cluster as it is, and one for the change. What a planning leaves is shared by
+    those behind it, but no planning gets more than its own part of the whole."""
+    joint, run = Budgets(uses_up), Run(Options(threads=1), budget=3.0)
+    answer = what_if(workload, [addition("2xT4", workload.cluster)], run, strategies=[joint])
+    first, *others = joint.budgets[:: len(Joint.methods)]
+    assert first is not None and 0 < first < 1.0 and len(others) == 2
+    assert others == pytest.approx([first, first], rel=1e-6)
+    assert answer.cut == () and answer.document()["cut"] == []
+
+
+def test_what_the_time_limit_cut_is_named(workload: Workload) -> None:
+    run = Run(Options(threads=1, time_limit=1.0), started=CLOCK.seconds() - 2.0, budget=1e6)
+    change = addition("2xT4", workload.cluster)
+    answer = what_if(workload, [change], run, strategies=[Noting()])
+    assert answer.cut == ("as it is", change.name)
+    assert answer.document()["cut"] == list(answer.cut)
+    notes = what_if_table(answer).notes
+    assert [note for note in notes if CUT in note] == [f"{name}: {CUT}" for name in answer.cut]
 
 
 def test_a_gain_within_the_precision_is_said(workload: Workload) -> None:

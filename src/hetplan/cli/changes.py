@@ -11,6 +11,9 @@ import typer
 
 from hetplan.cli.help_page import described
 from hetplan.cli.options import (
+    COUNTED_SECONDS,
+    CUTTING_LIMIT,
+    CountedOption,
     GapOption,
     InstanceArgument,
     JsonOption,
@@ -42,7 +45,7 @@ from hetplan.planner.workloads import make_workloads
 from hetplan.plans.plan import Plan, load_plan
 from hetplan.profiling.models.operators import Precision
 from hetplan.profiling.workload import Workload
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import CUT, Run
 from hetplan.text import (
     Column,
     Table,
@@ -102,7 +105,7 @@ class Question:
         "Model, cluster and batch": "--model --cluster --profile --global-batch --sequence "
         "--precision --memory-margin",
         "Changes": "--add --remove --network-gbit-per-s",
-        "Search": "--strategies --time-limit --threads",
+        "Search": "--strategies --counted-seconds --time-limit --threads",
         "Output": "--json --quiet --help",
     },
     examples=(
@@ -147,7 +150,8 @@ def what_if(
     ] = None,
     memory_margin: OwnMarginOption = None,
     strategies: StrategiesOption = None,
-    time_limit: LimitOption = 60.0,
+    counted_seconds: CountedOption = COUNTED_SECONDS,
+    time_limit: LimitOption = CUTTING_LIMIT,
     threads: ThreadsOption = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -158,7 +162,7 @@ def what_if(
 
     Exit code 0 when a plan fits on the cluster as it is, 1 when none does.
     """
-    run = Run(make_options(time_limit=time_limit, threads=threads))
+    run = Run(make_options(time_limit=time_limit, threads=threads), budget=counted_seconds)
     first_plans = []
     if plan is None:
         workload = question.without_plan(setting)
@@ -262,6 +266,8 @@ def what_if_notes(answer: WhatIf, results: Sequence[ChangeResult]) -> Iterator[s
             f"precision of the search: {precision}; the cluster as it is was planned twice, and "
             "its plan improved by no more than that"
         )
+    for name in answer.cut:
+        yield f"{name}: {CUT}"
     for changed in answer.variants:
         if changed.within_precision:
             what = "loss" if changed.change.added_devices < 0 else "gain"
@@ -288,7 +294,7 @@ def money(changed: ChangeResult) -> float | None:
 @described(
     sections={
         "Loss and choice": "--lost --within",
-        "Search": "--strategies --time-limit --threads --memory-margin",
+        "Search": "--strategies --counted-seconds --time-limit --threads --memory-margin",
         "In place of what the plan carries": "--cluster --model --profile",
         "Output": "--output --json --quiet --help",
     },
@@ -321,7 +327,8 @@ def replan(
             help="Take the plan that moves least of those at most this much slower than the best.",
         ),
     ] = 5.0,
-    time_limit: LimitOption = 60.0,
+    counted_seconds: CountedOption = COUNTED_SECONDS,
+    time_limit: LimitOption = CUTTING_LIMIT,
     threads: ThreadsOption = None,
     json: JsonOption = False,
     output: Annotated[
@@ -335,7 +342,7 @@ def replan(
 
     Exit code 0 when a plan fits, 1 when none does.
     """
-    run = Run(make_options(time_limit=time_limit, threads=threads))
+    run = Run(make_options(time_limit=time_limit, threads=threads), budget=counted_seconds)
     loaded = load_plan(plan)
     margin = memory_margin
     if margin is None and loaded.inputs is None:  # then the plan states no margin of its own

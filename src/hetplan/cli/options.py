@@ -193,6 +193,20 @@ LimitOption = Annotated[
     float,
     typer.Option("--time-limit", "-t", metavar="SECONDS", help="Seconds for everything together."),
 ]
+# The time limit of a command whose budget is counted, and the budget.
+CUTTING_LIMIT = 600.0
+COUNTED_SECONDS = 60.0
+CountedOption = Annotated[
+    float,
+    number(
+        "--counted-seconds",
+        least=1e-3,
+        most=1e9,
+        metavar="SECONDS",
+        help="Work in seconds of a slow core, counted, for everything together; more finds faster "
+        "plans.",
+    ),
+]
 GapOption = Annotated[
     float | None,
     typer.Option("--gap", metavar="RATIO", help="Relative gap to stop at; default 1e-6."),

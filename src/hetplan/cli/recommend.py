@@ -10,7 +10,10 @@ import typer
 
 from hetplan.cli.help_page import described
 from hetplan.cli.options import (
+    COUNTED_SECONDS,
+    CUTTING_LIMIT,
     BatchOption,
+    CountedOption,
     FrameworkOption,
     JsonOption,
     LimitOption,
@@ -46,7 +49,7 @@ from hetplan.planner.recommend import (
 from hetplan.plans.plan import save_plan
 from hetplan.profiling.models.operators import DEFAULT_STACK
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import CUT, Run
 from hetplan.studies.charts import as_picture, figure
 from hetplan.text import Column, Table, counted, number_text, seconds_text
 
@@ -60,7 +63,8 @@ LARGEST_TARGET = 1e18  # the largest number of tokens, and of dollars, that an o
         "Nodes that can be had": "--offers",
         "Target": "--tokens-per-second --tokens --days --budget --least",
         "Predictions": "--profile --framework --stack --memory-margin",
-        "Output": "--time-limit --moves --frontier --plan --plot --output --json --quiet --help",
+        "Search": "--moves --counted-seconds --time-limit --frontier",
+        "Output": "--plan --plot --output --json --quiet --help",
     },
     examples=(
         (
@@ -128,7 +132,8 @@ def recommend(
     framework: FrameworkOption = "hetplan",
     stack: StackOption = DEFAULT_STACK.name,
     memory_margin: MarginOption = 0.05,
-    time_limit: LimitOption = 60.0,
+    counted_seconds: CountedOption = COUNTED_SECONDS,
+    time_limit: LimitOption = CUTTING_LIMIT,
     moves: Annotated[
         int,
         number(
@@ -179,7 +184,7 @@ def recommend(
         speed = tokens / (days * DAY)
     goal = goal_of(workload, speed, tokens, budget, least)
     note(*workload.model.notes)
-    run = Run(make_options(time_limit=time_limit))
+    run = Run(make_options(time_limit=time_limit), budget=counted_seconds)
     answer = watched(
         run,
         lambda: recommendation(workload, goal, run, moves=moves, whole_frontier=frontier),
@@ -304,7 +309,9 @@ def notes(answer: Recommendation) -> Iterator[str]:
         )
     yield f"{counted(answer.ruled_out, 'choice')} ruled out by bounds alone"
     if answer.left:
-        yield f"{counted(answer.left, 'choice')} not looked at before the time was over"
+        yield f"{counted(answer.left, 'choice')} not looked at before the budget was used up"
+    if answer.cut:
+        yield CUT
     if answer.undecided:
         yield (
             f"{counted(len(answer.undecided), 'planned choice')} would be better if their devices "

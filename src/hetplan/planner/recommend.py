@@ -171,8 +171,9 @@ class Recommendation:
     # plans that were found for them are not better.
     undecided: Sequence[int]
     ruled_out: int  # number of choices that bounds alone ruled out
-    left: int  # number of choices neither planned nor ruled out before the time was over
+    left: int  # number of choices neither planned nor ruled out before the run had to stop
     least: float  # the least value of the objective that the bounds allow for any choice
+    cut: bool = False  # whether the time limit ended the run before its budget was used up
 
     @property
     def best(self) -> Choice | None:
@@ -410,10 +411,10 @@ def recommendation(
 ) -> Recommendation:
     """The recommended nodes for a workload.
 
-    workload: a workload whose cluster has all nodes that can be had. run: its time limit is for
-    everything. moves: moves of the local search for each choice. whole_frontier: whether all
-    choices that may be on the frontier of cost and time are planned, too. Raises InputError where a
-    price that counts is unknown, or there are too many choices.
+    workload: a workload whose cluster has all nodes that can be had. run: its budget and its time
+    limit are for everything. moves: moves of the local search for each choice. whole_frontier:
+    whether all choices that may be on the frontier of cost and time are planned, too. Raises
+    InputError where a price that counts is unknown, or there are too many choices.
     """
     run = run or Run()
     nodes = AvailableNodes(workload, moves)
@@ -453,6 +454,7 @@ def recommendation(
         ruled_out=ruled_out,
         left=searched.left,
         least=searched.least,
+        cut=run.cut,
     )
 
 
@@ -487,6 +489,7 @@ def document_of(answer: Recommendation, workload: Workload) -> dict[str, Any]:
         "undecided": list(answer.undecided),
         "ruled_out": answer.ruled_out,
         "left": answer.left,
+        "cut": answer.cut,
         "least_value": None if answer.least == math.inf else answer.least,
         "frontier": answer.frontier(),
     }

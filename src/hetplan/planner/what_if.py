@@ -7,10 +7,10 @@ seconds. Conversely, a plan for a changed cluster that uses no added device also
 unchanged cluster, so that removals never save seconds.
 
 A longer search improves plans even if nothing changes. Therefore the unchanged cluster is planned
-twice, in equal times. The second planning begins with the plan of the first, with another seed, as
-that of every change does. The precision of the answer is the ratio by which the first plan was
-slower than the best plan for the unchanged cluster: a smaller difference may come from the search
-alone.
+twice, with equal budgets. The second planning begins with the plan of the first, with another
+seed, as that of every change does. The precision of the answer is the ratio by which the first plan
+was slower than the best plan for the unchanged cluster: a smaller difference may come from the
+search alone.
 
 `marginal` gives the changes that are tried if the user names none: one more node of each device
 type, one node less, and each kind of link twice as fast.
@@ -96,6 +96,8 @@ class WhatIf:
     precision: float  # differences up to this share of an iteration may come from the search alone
     # Why given plans are no candidates, as `name: reason`; one text for each such plan.
     left_out: tuple[str, ...] = ()
+    # names of the changes whose planning the time limit ended before its budget was used up
+    cut: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The answer as JSON types."""
@@ -103,6 +105,7 @@ class WhatIf:
             "base": self.base.document(),
             "precision": self.precision,
             "left_out": list(self.left_out),
+            "cut": list(self.cut),
             "variants": [v.document() for v in self.variants],
         }
 
@@ -286,7 +289,8 @@ def what_if(
     on_candidate: OnCandidate | None = None,
 ) -> WhatIf:
     """Plan the unchanged cluster; then, beginning with that plan, the unchanged cluster again and
-    each changed one. All plannings have equal shares of the run's time.
+    each changed one. All plannings have equal shares of the run's budget; where it has none, of its
+    time.
 
     strategies: None: all. Without `joint`, whose local search is what more time improves, the
     unchanged cluster is planned only once. known: plans of the workload. The first planning begins
@@ -299,20 +303,25 @@ def what_if(
     as_is = Change("as it is", workload.cluster, every_device(workload.cluster))
     asked = [as_is, *changes] if with_joint else list(changes)
     seconds = run.remaining / (len(asked) + 1)  # of each planning
+    cut: dict[str, None] = {}  # the names of changes, in the order of their plannings
 
-    def planned(changed: Workload, plans: Sequence[Plan], seed: int) -> Planning:
-        """The planning of a workload, with `plans` to begin with, in one share of the time."""
-        parts_left = 1.0  # without a time limit
+    def planned(name: str, changed: Workload, plans: Sequence[Plan], seed: int) -> Planning:
+        """The planning of a workload, with `plans` to begin with, in one share of the budget. name:
+        name of the change."""
+        parts_left = 1.0  # without a budget
         if seconds < math.inf:
             # a part then takes `seconds`, or what is left if that is less
             parts_left = max(run.remaining / seconds, 1.0)
         share = run.share(parts_left)
         share.options = replace(share.options, seed=seed)
         beginning = [strategy.beginning_with(plans) for strategy in strategies]
-        return make_plans(changed, beginning, share, on_candidate=on_candidate)
+        planning = make_plans(changed, beginning, share, on_candidate=on_candidate)
+        if share.cut:
+            cut[name] = None
+        return planning
 
     given, left_out = given_candidates(known, workload)
-    first = planned(workload, known, run.options.seed)
+    first = planned(as_is.name, workload, known, run.options.seed)
     first_best = shortest(filter(None, (first.best, *given)))
     results: list[tuple[Change, Workload, Planning]] = []
     for change in asked:
@@ -322,7 +331,7 @@ def what_if(
         start = plan_as_it_is(first_best, workload, changed, change)
         starts = [start.plan] if start is not None and start.plan is not None else []
         other_seed = run.options.seed ^ 1  # `^` keeps it at 0 or more
-        results.append((change, changed, planned(changed, starts, other_seed)))
+        results.append((change, changed, planned(change.name, changed, starts, other_seed)))
     back = (on_cluster_as_it_is(planning.best, workload, change) for change, _, planning in results)
     best = shortest(filter(None, (first_best, *back)))
     if best is not None:
@@ -339,7 +348,7 @@ def what_if(
         for change, changed, planning in results
         if change is not as_is
     )
-    return WhatIf(base, tuple(variants), precision, tuple(left_out))
+    return WhatIf(base, tuple(variants), precision, tuple(left_out), tuple(cut))
 
 
 def given_candidates(

@@ -45,6 +45,8 @@ from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 
 Batches = tuple[tuple[int, int], ...]  # (samples, micro-batch) of each replica
 Cuts = tuple[int, ...]  # [V + 1] first layers of the virtual stages of one replica, and L
+# Seconds that a layout and each of its roots count towards a budget, without their bounds.
+LAYOUT_SECONDS, ROOT_SECONDS = 3e-4, 1e-5
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class Branching:
     def roots(self) -> Iterator[tuple[float, PartialPlan]]:
         """(bound, partial plan) of every layout, schedule, number of chunks and recomputation."""
         for layout in layouts(self.data):
+            self.run.count(LAYOUT_SECONDS)
             if len(layout) > self.data.global_batch:  # a replica would have no sample
                 continue
             for (schedule, chunks), mode in itertools.product(SCHEDULES, self.data.modes):
@@ -143,6 +146,7 @@ class Branching:
                 one_virtual_stage = plan.deepest == chunks == 1
                 runs_as_1f1b = one_virtual_stage and schedule == "interleaved-1f1b"
                 if enough_layers and not runs_as_1f1b:
+                    self.run.count(ROOT_SECONDS)
                     # 0 bounds every plan, for when time has run out
                     bound = 0.0 if self.run.should_stop else self.bounds.computation_bound(plan)
                     yield bound, plan
