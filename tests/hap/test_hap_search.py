@@ -32,7 +32,8 @@ from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers import registry
 from hetplan.solvers.branch_and_bound import Proof, SearchLimits, search
-from hetplan.solvers.run import Options, Outcome, Run
+from hetplan.solvers.run import Options, Outcome, Run, Stop
+from present import present
 
 
 def reduced(data: HapData) -> ReducedTheory | None:
@@ -213,3 +214,17 @@ def test_a_graph_of_what_is_below_a_threshold_bounds_up_to_it() -> None:
     assert found.decision is not None
     judged = evaluate(data, found.decision).objective
     assert judged is not None and found.bound == pytest.approx(0.997 * judged, rel=1e-6)
+
+
+def test_a_hopeless_search_ends_among_the_cells() -> None:
+    """As soon as their bound says that no program wins; without it the search goes on to the
+    optimum."""
+    data = chain(24, 2)
+    whole = solve(data, Run(Options(threads=1)))
+    limit = 0.95 * present(whole.bound)
+    ended = solve(data, Run(Options(threads=1), hopeless=limit))
+    assert ended.stop is Stop.LIMIT and whole.stop is Stop.OPTIMAL
+    assert limit < present(ended.bound) < present(whole.bound)
+    cells = [outcome.details["cells"] for outcome in (ended, whole)]
+    assert isinstance(cells[0], int) and isinstance(cells[1], int)
+    assert 0 < cells[0] < cells[1]

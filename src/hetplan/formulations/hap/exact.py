@@ -27,6 +27,7 @@ bound and the best program of the search. Source: hetplan, for HAP, Section 3.2.
 """
 
 from contextlib import suppress
+from dataclasses import replace
 
 from hetplan.formulations.hap import model
 from hetplan.formulations.hap.byte_prices import first_multipliers
@@ -115,10 +116,12 @@ def _searched(
     details: dict[str, object] = {}
     if graph is not None and not too_many_ratios and _can_be_bounded(graph, parameters):
         share = parameters.cells_share if milp_can_finish else 1.0
-        part = run.part(share=share, quiet=False)
+        # The part bounds the same problem, so that it ends where the run is hopeless.
+        part = replace(run.part(share=share, quiet=False), hopeless=run.hopeless)
         proof = _proof_by_cells(graph, incumbent, part, parameters)
         proven = proof.proven
         bound = max(bound, proof.bound or 0.0)
+        run.report(bound=bound)
         details = {
             "states": graph.n,
             "arcs": len(graph.head),
