@@ -242,7 +242,7 @@ def test_the_mixed_cluster_of_amp() -> None:
     assert cluster.price_per_hour() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", ["amp-mixed", "g4dn-4", "p3-4"])
+@pytest.mark.parametrize("name", ["amp-mixed", "g4dn-4", "p3-4", "two-generations"])
 def test_packaged_examples_stand_in_the_examples_folder(name: str) -> None:
     copy = load_cluster(ROOT / "examples" / f"{name}.yaml")
     assert copy == example_cluster(name)
