@@ -106,6 +106,20 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Certified:
+    """What a certificate proves of an instance."""
+
+    stated: float  # the bound that the certificate states, in the problem's unit
+    proven: float  # the largest bound that it proves
+    claimed: float | None  # the bound that a method had found; None: none
+
+    @property
+    def holds(self) -> bool:
+        """Whether it proves what it states."""
+        return self.stated <= self.proven
+
+
+@dataclass(frozen=True)
 class Family:
     """One decision problem: its schemas, its evaluator and its methods."""
 
@@ -126,6 +140,11 @@ class Family:
     # names of parts of the evaluation that a result keeps among its details, and that tables show
     # beside the objective
     beside: tuple[str, ...] = ()
+    # "module:function" of (data, name of the instance, bound of a method or None, run) -> document
+    # that proves a bound (`hetplan.schema.Document`); None: bounds have no certificates
+    certify: str | None = None
+    # "module:function" of (data, parsed JSON of such a document, where) -> Certified
+    verify: str | None = None
 
     def method(self, name: str) -> Method:
         """The method called `name`; raises InputError listing the family's methods."""

@@ -13,6 +13,8 @@ FAMILY = Family(
     decision=f"{_HERE}.data:JointDecision",
     evaluate=f"{_HERE}.evaluate:evaluate",
     describe=f"{_HERE}.evaluate:describe",
+    certify=f"{_HERE}.certificate.write:certify",
+    verify=f"{_HERE}.certificate.document:verify",
     methods=(
         Method(
             "auto",

@@ -20,10 +20,16 @@ def computing_alone(work: Floats, counts: Sequence[int], options: Options) -> fl
     sum_q n[q] y[q] = 1 show that T >= sum_l min_q y[q] w[q, l]. HiGHS finds the best prices; what
     they show is computed here.
     """
+    prices = best_prices(work, counts, options)
+    return float((prices[:, None] * work).min(axis=0).sum())
+
+
+def best_prices(work: Floats, counts: Sequence[int], options: Options) -> Floats:
+    """[types] the prices of `computing_alone`; even ones where nothing takes time."""
     devices, layers = np.array(counts, dtype=float), work.shape[1]
     largest = float(work.max())
     if largest <= 0:
-        return 0.0
+        return np.full(len(work), 1 / devices.sum())
     model = Model("computing-alone")
     price, paid = model.continuous("price", len(work)), model.continuous("paid", layers)
     model.minimize(-paid.sum())
@@ -33,5 +39,4 @@ def computing_alone(work: Floats, counts: Sequence[int], options: Options) -> fl
     model.row("least", paid <= kept * price[:, None])
     answer = minimise("milp", model, Run(replace(options, time_limit=None)), lambda i, b: None)
     prices = np.ones(len(work)) if answer.x is None else np.maximum(answer.values(price), 0.0)
-    prices = prices / float(prices @ devices)
-    return float((prices[:, None] * work).min(axis=0).sum())
+    return np.asarray(prices / float(prices @ devices))

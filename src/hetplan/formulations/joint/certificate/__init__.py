@@ -1,0 +1,1 @@
+"""Certificates of the bound of `joint`: `check` verifies what `write` makes."""
