@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from fakes.cli import Call, Ran, Write
 from hetplan.cli.solve import solve_loaded
 from hetplan.errors import InputError
 from hetplan.formulations import FAMILIES, family
+from hetplan.formulations.joint.certificate.document import Certificate
+from hetplan.formulations.joint.certificate.write import certify
 from hetplan.instances.library import find, library, load_from_library
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import RESERVED, Options, Run
@@ -533,7 +536,90 @@ def test_check_of_a_best_known_record(hetplan: Call, tmp_path: Path) -> None:
 
 
 def test_two_arguments_from_one_pipe(hetplan: Call) -> None:
-    assert "cannot both come from standard input" in hetplan("check", "-", "-").error
+    assert "can come from standard input" in hetplan("check", "-", "-").error
+    assert "can come from standard input" in hetplan("check", "-", "--certificate", "-").error
+
+
+TINY = "tiny-joint-gpt2-0"
+
+
+@cache
+def proof() -> str:
+    """A certificate of a packaged instance."""
+    data = load_from_library(TINY).data
+    document: Certificate = certify(data, TINY, None, Run(Options(threads=1)))
+    return document.model_dump_json()
+
+
+@pytest.fixture(name="certificate")
+def certificate_file(tmp_path: Path) -> Path:
+    """The same as a file."""
+    path = tmp_path / "proof.json"
+    path.write_text(proof(), encoding="utf-8")
+    return path
+
+
+def test_solve_writes_a_certificate(hetplan: Call, tmp_path: Path) -> None:
+    path = tmp_path / "proof.json"
+    ran = hetplan("solve", TINY, "-m", "milp", "--certificate", path, "--json")
+    assert ran.code == 0
+    assert f"{path}: proves that nothing is below" in ran.err
+    [result] = ran.json["results"]
+    verdict = hetplan("check", TINY, "--certificate", path, "--json").json["certificate"]
+    assert verdict["claimed_bound"] == result["bound"]
+    assert 0 < verdict["stated_bound"] <= verdict["proven_bound"] <= result["bound"]
+
+
+def test_a_certificate_is_checked(hetplan: Call, certificate: Path) -> None:
+    ran = hetplan("check", TINY, "--certificate", certificate, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    verdict = ran.json["certificate"]
+    assert ran.json["decisions"] == [] and verdict["holds"]
+    assert 0 < verdict["stated_bound"] <= verdict["proven_bound"]
+    assert f"{certificate}: holds" in hetplan("check", TINY, "--certificate", certificate).out
+    best_file = present(find(TINY)).best_file
+    assert hetplan("check", TINY, best_file, "--certificate", certificate).code == 0
+    document = json.loads(certificate.read_text())
+    certificate.write_text(json.dumps(document | {"bound": 1.001 * document["bound"]}))
+    ran = hetplan("check", TINY, "--certificate", certificate)
+    assert ran.code == 1 and f"{certificate}: does not hold" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bound": "high"}, "proof.json: bound: not usable"),
+        ({"alone": []}, "proof.json: alone: not one price for each type of devices"),
+        ({"alone": [-1.0]}, "proof.json: alone[0]: not usable"),
+        ({"format": "hetplan-instance"}, "proof.json: format: not a hetplan-certificate file"),
+        ({"parts": [{"several": False, "chunks": False, "homes": [7, 7, 7]}]}, "parts[0].homes"),
+        ({"more": 1}, "proof.json: more: unknown key"),
+    ],
+)
+def test_a_damaged_certificate_is_one_line(
+    hetplan: Call, certificate: Path, change: dict[str, Any], message: str
+) -> None:
+    certificate.write_text(json.dumps(json.loads(certificate.read_text()) | change))
+    assert message in hetplan("check", TINY, "--certificate", certificate).error
+
+
+def test_certificates_are_of_one_instance_of_joint(hetplan: Call, tmp_path: Path) -> None:
+    path = tmp_path / "proof.json"
+    refused = "--certificate: bounds of problem ditto have no certificates"
+    for command in ("solve", "check"):
+        assert refused in hetplan(command, "ditto-ex1-nb32-head", "--certificate", path).error
+    both = hetplan("solve", TINY, "tiny-joint-llama-0", "--certificate", path)
+    assert "--certificate: one instance" in both.error
+    assert not path.exists()
+    assert "nothing to check" in hetplan("check", TINY).error
+
+
+def test_a_certificate_of_another_instance_is_told(hetplan: Call, certificate: Path) -> None:
+    document = json.loads(certificate.read_text())
+    certificate.write_text(json.dumps(document | {"instance": "another"}))
+    ran = hetplan("check", TINY, "--certificate", certificate, "--json")
+    assert ran.code == 0
+    assert f"is of instance 'another', checked against '{TINY}'" in ran.err
 
 
 def test_one_method_that_takes_them_is_enough(hetplan: Call, numbers: Write) -> None:

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +28,7 @@ from hetplan.cli.options import (
     open_instances,
     read_document,
     split_list,
+    target,
 )
 from hetplan.cli.output import Display, emit, note, watched
 from hetplan.clock import CLOCK
@@ -34,8 +36,8 @@ from hetplan.errors import HetplanError, InputError, UnsupportedError, require
 from hetplan.files import to_json
 from hetplan.instances.answers import Verdict, answer_document, judge, read_claims
 from hetplan.instances.library import Instance, plain
-from hetplan.solvers.registry import Family, load, solve as solve_one
-from hetplan.solvers.run import Options, Result, Run, Stop
+from hetplan.solvers.registry import Certified, Family, load, solve as solve_one
+from hetplan.solvers.run import OPTIMAL_GAP, Options, Result, Run, Stop
 from hetplan.text import (
     Column,
     Table,
@@ -54,7 +56,7 @@ BUG = "bug"
         "Methods": "--method --plugin",
         "Limits of the search": "--time-limit --gap --threads --seed",
         "General solvers": "--native --pyomo-solver",
-        "Output": "--output --json --quiet --help",
+        "Output": "--certificate --output --json --quiet --help",
     },
     examples=(
         ("A packaged instance by the fastest exact method", "hetplan solve tiny-mixed"),
@@ -95,6 +97,13 @@ def solve(
     seed: SeedOption = None,
     native: NativeOption = None,
     pyomo_solver: PyomoOption = None,
+    certificate: Annotated[
+        Path | None,
+        target(
+            "--certificate",
+            help="Write a proof of the bound, which `check` verifies without a solver (joint).",
+        ),
+    ] = None,
     json: JsonOption = False,
     output: OutputOption = None,
     quiet: QuietOption = False,
@@ -116,6 +125,8 @@ def solve(
     families = {instance.problem: instance.family for instance in opened}
     methods = chosen_methods(families, method)
     check_back_ends(families, methods, options, pyomo_solver)
+    if certificate is not None:
+        check_certifiable(opened)
     answers: list[tuple[Instance, list[Result[Any]]]] = []
     for instance in opened:
         results = run_methods(instance, methods[instance.problem], options, quiet=quiet)
@@ -132,6 +143,8 @@ def solve(
         for table in result_tables(instance, results, alone=alone)
     )
     emit(documents[0] if alone else {"answers": documents}, tables, json=json, output=output)
+    if certificate is not None and answers:
+        write_certificate(*answers[0], options, certificate, quiet=quiet)
     contradictions = [
         f"{document['instance']}: {line}"
         for document in documents
@@ -145,6 +158,50 @@ def solve(
     complete = len(answers) == len(opened)
     answered = all(result.status in ("optimal", "feasible") for result in all_results)
     return 0 if complete and answered else 1
+
+
+def check_certifiable(opened: Sequence[Instance]) -> None:
+    """Raise InputError unless there is one instance, and its problem's bounds have certificates."""
+    names = [instance.name for instance in opened]
+    require(len(opened) == 1, "one instance", where="--certificate", got=", ".join(names))
+    family = opened[0].family
+    require(
+        family.certify,
+        f"bounds of problem {family.name} have no certificates",
+        where="--certificate",
+        expected="an instance of problem joint",
+        kind=UnsupportedError,
+    )
+
+
+def write_certificate(
+    instance: Instance,
+    results: Sequence[Result[Any]],
+    options: Options,
+    path: Path,
+    *,
+    quiet: bool,
+) -> None:
+    """Write a certificate of the largest bound of the results, and note what it proves. The time
+    limit holds for the certificate alone, too."""
+    claimed = max((r.bound for r in results if r.bound is not None), default=None)
+    certify = load(instance.family.certify or "")
+    run = Run(options)
+    work = functools.partial(certify, instance.data, instance.name, claimed, run)
+    document = watched(run, work, Display(f"{instance.name}: certificate"), quiet=quiet)
+    document.save(path)
+    note(f"{path}: {proven_text(document.bound, claimed)}")
+
+
+def proven_text(proven: float, claimed: float | None) -> str:
+    """What a certificate proves, in words. claimed: the bound that a method had found."""
+    text = f"proves that nothing is below {number_text(proven, 8)}"
+    if claimed is None or claimed <= 0:
+        return text
+    lower = max(0.0, 1 - proven / claimed)
+    if lower <= OPTIMAL_GAP:
+        return f"{text}, the bound itself"
+    return f"{text}, which is {percent_text(lower)} less than the bound {number_text(claimed, 8)}"
 
 
 def chosen_methods(
@@ -341,44 +398,99 @@ def titled(source: str, tables: Sequence[Table]) -> list[Table]:
             "What your own solver found for a packaged instance",
             "hetplan check tiny-mixed answer.json",
         ),
+        (
+            "A bound of problem joint, without a solver",
+            "hetplan check joint-home --certificate proof.json",
+        ),
     ),
 )
 def check(
     instance: InstanceArgument,
     decision: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="A decision, the output of `solve --json`, or a best-known record; - for "
             "standard input."
         ),
-    ],
+    ] = None,
+    certificate: Annotated[
+        str | None,
+        typer.Option(
+            "--certificate", metavar="FILE", help="A certificate of `solve`; - for standard input."
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> int:
-    """Verify decisions against an instance and price them again.
+    """Verify decisions against an instance and price them again; verify a bound by its certificate.
 
     Exit code 0 when all hold; 1 when one breaks a constraint, contradicts what is stated of it, or
-    is missing (a result that is infeasible or unknown has nothing to verify).
+    is missing (a result that is infeasible or unknown has nothing to verify), and when a
+    certificate proves less than it states.
     """
     require(
-        (instance, decision) != ("-", "-"),
-        "instance and decision cannot both come from standard input",
+        decision is not None or certificate is not None,
+        "nothing to check",
+        expected="a decision, or --certificate",
+    )
+    require(
+        [instance, decision, certificate].count("-") < 2,
+        "only one of instance, decision and certificate can come from standard input",
     )
     opened = open_instance(instance)
+    verdicts = [] if decision is None else judged_decisions(opened, decision)
+    document: dict[str, Any] = {
+        "instance": opened.name,
+        "problem": opened.problem,
+        "decisions": [verdict.document() for verdict in verdicts],
+    }
+    tables, ok = list(verdict_tables(opened, verdicts)), all(v.holds for v in verdicts)
+    if certificate is not None:
+        certified = verified(opened, certificate)
+        document["certificate"] = {
+            "holds": certified.holds,
+            "stated_bound": certified.stated,
+            "proven_bound": certified.proven,
+            "claimed_bound": certified.claimed,
+        }
+        tables.append(certificate_table(opened, certificate, certified))
+        ok = ok and certified.holds
+    return emit(document, tables, json=json, ok=ok)
+
+
+def judged_decisions(opened: Instance, decision: str) -> list[Verdict]:
+    """The verdicts on the decisions in a file, or on standard input."""
     value, where = read_document(decision)
     claims = read_claims(value, opened, where=where)
     if isinstance(value, dict) and "results" in value and value.get("instance") != opened.name:
         note(f"{where} answers instance {value.get('instance')!r}, checked against {opened.name!r}")
-    verdicts = judge(claims, opened)
-    return emit(
-        {
-            "instance": opened.name,
-            "problem": opened.problem,
-            "decisions": [verdict.document() for verdict in verdicts],
-        },
-        verdict_tables(opened, verdicts),
-        json=json,
-        ok=all(verdict.holds for verdict in verdicts),
-    )
+    return judge(claims, opened)
+
+
+def verified(opened: Instance, certificate: str) -> Certified:
+    """What the certificate in a file, or on standard input, proves of the instance."""
+    check_certifiable([opened])
+    value, where = read_document(certificate)
+    verify = load(opened.family.verify or "")
+    work = functools.partial(verify, opened.data, value, where)
+    display = Display(f"{opened.name}: certificate")
+    certified: Certified = watched(Run(), work, display, quiet=False)
+    if value["instance"] != opened.name:
+        note(f"{where} is of instance {value['instance']!r}, checked against {opened.name!r}")
+    return certified
+
+
+def certificate_table(opened: Instance, source: str, certified: Certified) -> Table:
+    """What a certificate proves, beside what it states."""
+    word = "holds" if certified.holds else "does not hold"
+    rows = [
+        ("stated", number_text(certified.stated, 10)),
+        ("proven", number_text(certified.proven, 10)),
+    ]
+    if certified.claimed is not None:
+        rows.append(("of the method", number_text(certified.claimed, 10)))
+    title = f"{opened.name}: {source}: {word}"
+    notes = (proven_text(certified.proven, certified.claimed),)
+    return Table(title, ("bound", "value"), tuple(rows), notes=notes, right=(1,))
 
 
 def verdict_tables(instance: Instance, verdicts: Sequence[Verdict]) -> Iterator[Table]:
