@@ -387,21 +387,36 @@ def test_of_two_pieces_the_lesser_counts() -> None:
     assert rows.seconds(tree, {}, "part") == 1
 
 
-def test_gpipes_way_is_that_of_the_last_micro_batch() -> None:
-    """Where it is smaller, GPipe may be faster than what other schedules are refuted with."""
+def chains_of(lump: Lump, *, several: bool) -> Chains:
+    """A lump of replicas of a small instance with nine samples."""
     data = random_data(Random(1), devices=3, layers=3, batch=12)
     data = data.model_copy(update={"global_batch": 9})
     links = Links(Instance(data.model_dump(mode="json")))
     homes, prices = homes_by_type(links.instance, None), [Fraction(1)] * len(links.instance.types)
-    lump = Lump(8, 8, 9, 9, True, [])
-    chains = Chains(Clock(links, Fraction(10)), homes, prices, lump, several=False)
+    return Chains(Clock(links, Fraction(10)), homes, prices, lump, several=several)
+
+
+def test_gpipes_way_is_that_of_the_last_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is smaller, GPipe may be faster than what other schedules are refuted with."""
+    exact = chains_of(Lump(8, 8, 9, 9, True, []), several=False)
+    assert (exact.all, exact.behind(1), exact.behind(2), exact.last) == (9, 1, 0, 1)
     most = 2**60
     others, gpipe = (
-        chains.least_way(0, most, 0, Fraction(0), gpipe=is_gpipe) for is_gpipe in (False, True)
+        exact.least_way(0, most, 0, Fraction(0), gpipe=is_gpipe) for is_gpipe in (False, True)
     )
     assert gpipe < others
-    assert chains.exceeds(0, gpipe - 1, [0.0])
-    assert not chains.exceeds(0, others - 1, [0.0])
+    whole = chains_of(Lump(8, 8, 9, 9, False, []), several=False)
+    for chains, expected in ((exact, False), (whole, True)):
+        monkeypatch.setattr(chains, "least_way", lambda *_, gpipe: 10 if gpipe else 20)
+        assert chains.exceeds(0, 15, [0.0]) is expected
+        assert chains.exceeds(0, 5, [0.0])
+
+
+def test_of_a_lump_the_fewest_samples_count() -> None:
+    """7 samples are three pairs or two triples; what is left of them does not count."""
+    chains = chains_of(Lump(2, 3, 7, 8, False, []), several=True)
+    assert (chains.all, chains.but_one, chains.behind(2), chains.last) == (6, 3, 0, 2)
+    assert chains.worth == Fraction(8 * sum(chains.instance.counts), 9)
 
 
 def test_lumps_must_have_all_replicas() -> None:
