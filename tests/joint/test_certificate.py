@@ -387,6 +387,20 @@ def test_of_two_pieces_the_lesser_counts() -> None:
     assert rows.seconds(tree, {}, "part") == 1
 
 
+def test_columns_are_as_large_as_they_may_be_where_that_is_worse() -> None:
+    """T >= 5 - x, and x is at most 3."""
+    rows = Rows()
+    rows.columns("computes", iter([(0, 0)]), 3)
+    rows.at_least("time", {T: 1, ("computes", 0, 0): 1}, 5)
+    rows.equal("computed", {("computes", 0, 0): 1}, 1)
+    assert rows.seconds({"multipliers": {"time": [1.0]}}, {}, "part") == 2
+    # the equation x = 1 may be taken away
+    both = {"time": [1.0], "computed": [-1.0]}
+    assert rows.seconds({"multipliers": both}, {}, "part") == 4
+    with pytest.raises(Damaged, match="a negative multiplier of an inequality"):
+        rows.seconds({"multipliers": {"time": [-1.0]}}, {}, "part")
+
+
 def chains_of(lump: Lump, *, several: bool) -> Chains:
     """A lump of replicas of a small instance with nine samples."""
     data = random_data(Random(1), devices=3, layers=3, batch=12)
