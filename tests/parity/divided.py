@@ -43,7 +43,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"llama": llama, "gpt2": gpt2}
 @dataclass(frozen=True)
 class Case:
     """A replica of stages [first, last) of layers, each on `context` row groups of `tensor` ranks;
-    holds, computes: shares of all parameters and of all FLOPs that a rank has at most."""
+    on a V they have the second chunks `back`. holds, computes: shares of all parameters and of all
+    FLOPs that a rank has at most."""
 
     name: str
     model: str
@@ -56,6 +57,7 @@ class Case:
     computes: float = 1.0
     options: dict[str, Any] = field(default_factory=dict)
     layers: tuple[str, ...] = tuple(CONFIGURED)
+    back: tuple[tuple[int, int], ...] = ()
 
     @property
     def world(self) -> int:
@@ -68,7 +70,7 @@ class Case:
         each = self.context * self.tensor
         stages = [
             {
-                "layers": [list(layers)],
+                "layers": [list(layers), *(list(chunk) for chunk in self.back[j : j + 1])],
                 "devices": [
                     [j * each + g * self.tensor + t for t in range(self.tensor)]
                     for g in range(self.context)
@@ -142,9 +144,38 @@ CASES = [
         holds=0.56, computes=0.42, options={"recomputation": "full"},
     ),
 ]  # fmt: skip
+TWO = ((0, 2), (2, 5))
+# Two stages that take the micro-batches in different orders, some backward passes split.
+SWAPPED = [["F0", "F1", "B1", "D0", "W1"], ["F1", "F0", "B1", "B0", "W0", "W1"]]
+# Backward passes in two parts.
+SPLIT = [
+    Case("tensor, zb-h1", "llama", TWO, tensor=2, options={"schedule": "zb-h1"}),
+    Case(
+        "sequence parallel, order of its own", "llama", TWO, tensor=2, sequence_parallel=True,
+        options={"schedule": "explicit", "passes": [SWAPPED]},
+    ),
+    Case("context, zb-h2", "gpt2", TWO, context=2, options={"schedule": "zb-h2"}),
+    Case(
+        "ring, zbv", "llama", ((0, 1), (1, 2)), context=2, exchange="ring", back=((3, 5), (2, 3)),
+        options={"schedule": "zbv"},
+    ),
+    Case(
+        "ring, tensor, zb-h1", "gpt2", context=2, tensor=2, exchange="ring",
+        options={"schedule": "zb-h1"},
+    ),
+    Case(
+        "tensor, ZeRO 3, v-half", "gpt2", ((0, 1), (1, 2)), tensor=2, back=((3, 5), (2, 3)),
+        options={"schedule": "v-half", "zero": 3},
+    ),
+]  # fmt: skip
+CASES += SPLIT
 QUICK = CASES[1], CASES[3], CASES[8]
-# Every way to divide a layer, and one case with several of them.
-KINDS = [case for case in CASES if case.world < 4 or case.name == "ring, tensor, recomputed"]
+# Every way to divide a layer, split backward passes, and one case with several ways at once.
+KINDS = [
+    case
+    for case in CASES
+    if case.world < 4 or case.name == "ring, tensor, recomputed" or case in SPLIT
+]
 WORLDS = sorted({case.world for case in CASES})
 PREPARED: dict[str, tuple[nn.Module, Split]] = {}
 
