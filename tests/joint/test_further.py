@@ -17,11 +17,12 @@ from hetplan.formulations.astra.search.pool import homogeneous
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.joint.annealing import LocalSearch
 from hetplan.planner.astra import PoolProblem, least_seconds
-from hetplan.planner.candidate import StrategyMethod
-from hetplan.planner.joint import FURTHER, FurtherProblem, FurtherSpace
+from hetplan.planner.candidate import Candidate, StrategyMethod
+from hetplan.planner.joint import FURTHER, SCHEDULES, FurtherProblem, FurtherSpace
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.making import new_plan
-from hetplan.plans.plan import Plan
+from hetplan.plans.passes import WHOLE_SCHEDULES
+from hetplan.plans.plan import PassSchedule, Plan
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.models.transformer import Experts
 from hetplan.profiling.models.zoo import llama, text_model
@@ -179,6 +180,29 @@ def test_the_search_begins_with_a_tensor_group_on_several_nodes(
     candidate = present(problem.solve(StrategyMethod("auto", exact=True), Run(Options(threads=1))))
     plan = present(candidate.plan)
     assert replay(plan, on).fits and replay(plan, on).seconds < replay(start, on).seconds
+
+
+def test_the_choice_of_a_schedule_has_further_degrees() -> None:
+    """From two stages of two context ranks under 1F1B to faster plans with split passes."""
+    on = workload(16.0, False)
+    degrees = Degrees(context=2, overlap=["messages"])
+    start = new_plan(on, placed(on, 2, 1, 2, 1, (0, 2, BLOCKS + 2), 1), degrees=degrees)
+    data = pose(on, ("none", "full"))
+
+    def chosen(*schedules: PassSchedule) -> Candidate | None:
+        problem = FurtherProblem(on, data, [start], 0.5, schedules=schedules)
+        return problem.solve(SCHEDULES, Run(Options(threads=1)))
+
+    for schedule in ("zb-h1", "explicit"):
+        found = present(chosen(schedule))
+        plan = present(found.plan)
+        assert plan.schedule == schedule and plan.splits_backward
+        assert "messages" in present(plan.degrees).overlap
+        run = replay(plan, on)
+        assert run.fits and run.seconds < 0.99 * replay(start, on).seconds
+        assert found.objective == pytest.approx(run.seconds, rel=0.02)  # robust seconds
+        assert found.name == "joint/degrees-schedules" and found.bound is None
+    assert chosen(*WHOLE_SCHEDULES) is None  # method `degrees` has searched these
 
 
 def test_ranks_that_exchange_tokens_stand_together() -> None:

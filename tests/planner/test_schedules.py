@@ -12,9 +12,10 @@ import pytest
 from fakes.workloads import one_thread
 from hetplan.cli.plan import named_schedules, proven_text, schedule_text
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.formulations.joint.schedule.choose import choose
+from hetplan.formulations.joint.schedule.choose import choose, with_chunks
+from hetplan.formulations.joint.space import Space
 from hetplan.planner.criteria import Criteria
-from hetplan.planner.joint import SCHEDULES, Joint, JointProblem, JointSettings
+from hetplan.planner.joint import SCHEDULES, Joint, JointSettings, seconds_under_1f1b
 from hetplan.planner.order import order
 from hetplan.planner.pictures.scene import PlanningDocument, bound_of
 from hetplan.planner.planning import Planning
@@ -80,7 +81,8 @@ def planning(workload: Workload, chain: Plan) -> Planning:
 
 def chosen(workload: Workload, chain: Plan, *schedules: PassSchedule) -> Plan:
     """The plan that is chosen under these schedules, beginning with the chain."""
-    found = choose(pose(workload, ("none",)), Run(budget=0.2), [chain], schedules)
+    space = Space(pose(workload, ("none",)), with_chunks(schedules))
+    found = choose(space, Run(budget=0.2), [chain], schedules)
     return Plan.model_validate(dict(present(found).plan))
 
 
@@ -168,7 +170,7 @@ def test_the_answer_says_what_1f1b_would_take(
     workload: Workload, chain: Plan, planning: Planning
 ) -> None:
     made = next(c for c in planning.candidates if c.method == SCHEDULES)
-    seconds = JointProblem(pose(workload, ("none",)), (), 1.0).seconds_under_1f1b(chain)
+    seconds = seconds_under_1f1b(Space(pose(workload, ("none",))), chain)
     assert seconds == pytest.approx(replay(chain, workload).seconds)
     plan = chosen(workload, chain, "zb-h2")
     described = replace(made, plan=plan, details={"seconds_under_1f1b": seconds})

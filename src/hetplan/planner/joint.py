@@ -15,7 +15,8 @@ under GPipe, 1F1B and interleaved 1F1B; that of `joint/schedules` for all orders
 The candidate `joint/degrees` is from a local search that begins with the same plans and changes
 further degrees, stages, cuts, devices, micro-batches, schedule, ZeRO level and recomputation
 together. All replicas stay alike. Its tensor and context degrees and its micro-batches are those of
-`astra/degrees`, whose bound by computing alone therefore holds for its plans, too.
+`astra/degrees`, whose bound by computing alone therefore holds for its plans, too. The candidate
+`joint/degrees-schedules` is the choice of a schedule among such plans.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,13 +27,17 @@ from pydantic import Field
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations import family
-from hetplan.formulations.joint.annealing import LocalSearch, Parameters
+from hetplan.formulations.joint.annealing import BestPlan, LocalSearch, Parameters
 from hetplan.formulations.joint.bound.driver import lower_bound
 from hetplan.formulations.joint.bound.tables import Relaxation
 from hetplan.formulations.joint.data import JointData, JointDecision
-from hetplan.formulations.joint.design import Design, design_of
+from hetplan.formulations.joint.design import (
+    SCHEDULES as WITH_WHOLE_PASSES,
+    Design,
+    design_of,
+)
 from hetplan.formulations.joint.evaluate import broken, decision_of, plan_of
-from hetplan.formulations.joint.schedule.choose import choose
+from hetplan.formulations.joint.schedule.choose import choose, with_chunks
 from hetplan.formulations.joint.space import Space
 from hetplan.planner.astra import LIMITS, with_degrees
 from hetplan.planner.candidate import Candidate, StrategyMethod
@@ -41,7 +46,7 @@ from hetplan.planner.variants import useful_modes
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.ladder import Rung
 from hetplan.plans.passes import WHOLE_SCHEDULES
-from hetplan.plans.plan import PASS_SCHEDULES, PassSchedule, Plan, check_degrees
+from hetplan.plans.plan import PASS_SCHEDULES, PassSchedule, Plan, Schedule, check_degrees
 from hetplan.profiling.workload import Workload
 from hetplan.replays.degrees import zero_costs
 from hetplan.replays.model_states import STAGES
@@ -55,6 +60,10 @@ MOST_WORKERS = 64
 # The method that chooses a schedule. It counts a share of the strategy's seconds in addition, of
 # which the search takes its part and the bound the rest.
 SCHEDULES = StrategyMethod("schedules")
+# The names by which the ranking lists the two methods for plans with further degrees. Neither
+# proves anything.
+WITH_DEGREES = StrategyMethod("degrees")
+SCHEDULES_WITH_DEGREES = StrategyMethod("degrees-schedules")
 SCHEDULES_SHARE = 0.5
 SCHEDULES_SEARCH = 0.7
 
@@ -121,12 +130,11 @@ class Joint(Strategy):
         degrees, seconds = with_degrees(workload), self.settings.seconds
         if degrees:
             seconds /= 2
-        problem = JointProblem(
-            data, self.starts, seconds, self.settings.workers, tuple(self.schedules)
-        )
+        schedules = tuple(self.schedules)
+        problem = JointProblem(data, self.starts, seconds, self.settings.workers, schedules)
         if not degrees:
             return [problem]
-        return [problem, FurtherProblem(workload, data, self.starts, seconds)]
+        return [problem, FurtherProblem(workload, data, self.starts, seconds, schedules=schedules)]
 
 
 @dataclass(frozen=True)
@@ -181,53 +189,64 @@ class JointProblem(Problem):
 
     def with_best_schedule(self, run: Run) -> Candidate | None:
         """The best plan found under the schedules that plans may have, with the bound of all orders
-        of passes; None where no schedule is left beside those of the method `auto`.
-
-        If plans may have all the schedules of `auto`, it has searched these already.
-        """
-        searched = self.schedules
-        if set(WHOLE_SCHEDULES) <= set(searched):
-            searched = tuple(each for each in searched if each not in WHOLE_SCHEDULES)
+        of passes; None where no schedule is left beside those of the method `auto`."""
+        searched = not_yet_searched(self.schedules)
         if not searched:
             return None
         part = run.part(seconds=SCHEDULES_SHARE * self.seconds, quiet=False)
-        found = choose(self.data, part.part(share=SCHEDULES_SEARCH), self.chains, searched)
+        space = Space(self.data, with_chunks(searched))
+        found = choose(space, part.part(share=SCHEDULES_SEARCH), self.chains, searched)
         bound = None
         if not set(searched) <= set(WHOLE_SCHEDULES):
             bound = lower_bound(Relaxation(self.data), part, any_order=True)
-        candidate = Candidate(
-            strategy="joint",
-            method=SCHEDULES,
-            status="unknown",
-            bound=bound,
-            solve_seconds=part.elapsed,
-        )
-        if found is None:
-            return replace(candidate, message="no plan found fits under these schedules")
-        plan = Plan.model_validate(dict(found.plan))
-        seconds, _ = found.order  # the key `Plan.order`: its first entry is the seconds
-        return replace(
-            candidate,
-            status="feasible",
-            objective=seconds,
-            fits_memory=True,
-            plan=plan,
-            details={"seconds_under_1f1b": self.seconds_under_1f1b(plan)},
-        )
+        return chosen(found, space, SCHEDULES, part, bound)
 
-    def seconds_under_1f1b(self, plan: Plan) -> float | None:
-        """Replayed seconds of a plan's replicas under 1F1B, on the same devices and in the same
-        micro-batches; cut evenly where the plan has several chunks. None where that does not fit.
-        """
-        space = Space(self.data)
-        design = space.with_schedule(design_of(plan), "1f1b", 1)
-        repaired = None if design is None else space.repaired(design)
-        if repaired is None:
-            return None
-        under_1f1b = space.sketch(repaired)
-        if space.replayer.excess(under_1f1b):
-            return None
-        return space.replayer.seconds(under_1f1b)
+
+def not_yet_searched(schedules: Sequence[PassSchedule]) -> tuple[PassSchedule, ...]:
+    """The schedules that the choice searches. If plans may have all of whole backward passes, the
+    method `auto` has searched these already."""
+    if set(WHOLE_SCHEDULES) <= set(schedules):
+        return tuple(each for each in schedules if each not in WHOLE_SCHEDULES)
+    return tuple(schedules)
+
+
+def chosen(
+    found: BestPlan | None, space: Space, listed: StrategyMethod, run: Run, bound: float | None
+) -> Candidate:
+    """The candidate of a choice of a schedule. listed: the method as the ranking lists it. bound:
+    that of all orders of passes; None where it is not known."""
+    candidate = Candidate(
+        strategy="joint",
+        method=listed,
+        status="unknown",
+        bound=bound,
+        solve_seconds=run.elapsed,
+    )
+    if found is None:
+        return replace(candidate, message="no plan found fits under these schedules")
+    plan = Plan.model_validate(dict(found.plan))
+    seconds, _ = found.order  # the key `Plan.order`: its first entry is the seconds
+    return replace(
+        candidate,
+        status="feasible",
+        objective=seconds,
+        fits_memory=True,
+        plan=plan,
+        details={"seconds_under_1f1b": seconds_under_1f1b(space, plan)},
+    )
+
+
+def seconds_under_1f1b(space: Space, plan: Plan) -> float | None:
+    """Replayed seconds of a plan's replicas under 1F1B, on the same devices and in the same
+    micro-batches; cut evenly where the plan has several chunks. None where that does not fit."""
+    design = space.with_schedule(design_of(plan), "1f1b", 1)
+    repaired = None if design is None else space.repaired(design)
+    if repaired is None:
+        return None
+    under_1f1b = space.sketch(repaired)
+    if space.replayer.excess(under_1f1b):
+        return None
+    return space.replayer.seconds(under_1f1b)
 
 
 def ladder_of(result: Result[Any]) -> tuple[Rung, ...]:
@@ -261,8 +280,14 @@ class FurtherSpace(Space):
     little time in comparison with a replay.
     """
 
-    def __init__(self, data: JointData, workload: Workload) -> None:
-        super().__init__(data)
+    def __init__(
+        self,
+        data: JointData,
+        workload: Workload,
+        schedules: Sequence[tuple[Schedule, int]] = WITH_WHOLE_PASSES,
+    ) -> None:
+        """schedules: as those of `Space`."""
+        super().__init__(data, schedules)
         self.workload = workload
         self.replayer = StageReplayer(workload)
         with_tables = {table.micro_batch for table in data.tables}
@@ -360,10 +385,11 @@ class FurtherProblem(Problem):
     starts: Sequence[Plan]  # plans with which the search begins, the fastest first
     seconds: float  # budget of the search, in seconds that count work instead of time
     parameters: Parameters = FURTHER  # parameters of the local search
+    schedules: tuple[PassSchedule, ...] = PASS_SCHEDULES  # that plans may have
 
     def as_listed(self, method: StrategyMethod) -> StrategyMethod:
-        """The method `degrees`, which proves nothing: the search gives no bound."""
-        return StrategyMethod("degrees")
+        """The method as the ranking lists it. It proves nothing: the searches give no bound."""
+        return SCHEDULES_WITH_DEGREES if method == SCHEDULES else WITH_DEGREES
 
     def usable_starts(self) -> list[Plan]:
         """The first `parameters.replayed` of the starts that can be replayed with further
@@ -379,11 +405,10 @@ class FurtherProblem(Problem):
         return usable
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate | None:
-        """The plan that fits and whose replay is shortest, of those that the local search replays.
-        None for the choice of a schedule, which leaves further degrees out. Raises NoPlan where no
-        plan fits."""
+        """The plan that fits and whose replay is shortest, of those that the local search replays;
+        or that of the choice of a schedule. Raises NoPlan where no plan fits."""
         if method == SCHEDULES:
-            return None
+            return self.with_best_schedule(run)
         part = run.part(seconds=self.seconds, quiet=False)
         search = LocalSearch(FurtherSpace(self.data, self.workload), part, self.parameters)
         search.begin(self.usable_starts())
@@ -394,7 +419,6 @@ class FurtherProblem(Problem):
         seconds, _ = search.incumbent.order  # the key `Plan.order`: its first entry is the seconds
         sketch = search.incumbent.plan  # `Space.sketch` leaves out the check of the rules
         plan = Plan.model_validate(dict(sketch))
-        change_nothing = zero_costs(plan, self.workload) is None
         return Candidate(
             strategy="joint",
             method=method,
@@ -402,6 +426,28 @@ class FurtherProblem(Problem):
             objective=seconds,
             fits_memory=True,
             solve_seconds=part.elapsed,
-            plan=plan.model_copy(update={"degrees": None if change_nothing else plan.degrees}),
+            plan=self.without_idle_degrees(plan),
             message=f"{search.replays} plans replayed",
         )
+
+    def without_idle_degrees(self, plan: Plan) -> Plan:
+        """The plan, without its degrees where these change nothing."""
+        if zero_costs(plan, self.workload) is not None:
+            return plan
+        return plan.model_copy(update={"degrees": None})
+
+    def with_best_schedule(self, run: Run) -> Candidate | None:
+        """The best plan found under the schedules that plans may have; None where no schedule is
+        left beside those of the method `degrees`, and where no plan with further degrees is known
+        to begin with."""
+        searched, starts = not_yet_searched(self.schedules), self.usable_starts()
+        if not searched or not starts:
+            return None
+        part = run.part(seconds=SCHEDULES_SHARE * self.seconds, quiet=False)
+        space = FurtherSpace(self.data, self.workload, with_chunks(searched))
+        candidate = chosen(
+            choose(space, part, starts, searched), space, SCHEDULES_WITH_DEGREES, part, None
+        )
+        if candidate.plan is None:
+            return candidate
+        return replace(candidate, plan=self.without_idle_degrees(candidate.plan))

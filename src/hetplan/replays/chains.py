@@ -272,8 +272,10 @@ def new_pipeline(
         for (sender, chunk), (receiver, _) in pairwise(virtual_stages(S, C, folded=folded))
     ]
     reduces: tuple[Sequence[Sequence[Sequence[Traffic]]], ...] = ()
+    inputs_reduces: list[list[list[Traffic]]] = []
     if any(len(stage.tensor_shares) > 1 for stage in stages):
         reduces = tuple(zip(*(seconds.reduces for seconds in of_stages), strict=True))
+        inputs_reduces = [seconds.inputs_reduces for seconds in of_stages]
     return Pipeline(
         stages=S,
         micro_batches=sum(counts),
@@ -288,10 +290,12 @@ def new_pipeline(
         kinds=np.repeat(np.arange(len(sizes)), counts),
         optimizer=optimizer,
         weights=[seconds.weights for seconds in of_stages],
+        added=[seconds.added for seconds in of_stages],
         saved_bytes=[seconds.saved_bytes for seconds in of_stages],
         held_bytes=[seconds.held_bytes for seconds in of_stages],
         hops=tuple(zip(*hops, strict=True)),
         reduces=reduces,
+        inputs_reduces=inputs_reduces,
     )
 
 

@@ -50,10 +50,14 @@ class StageSeconds(NamedTuple):
     """[C][B] (forward, backward) seconds, without the all-reduces of tensor groups."""
     reduces: list[list[list[Traffic]]]
     """[2][C][B] all-reduces of the tensor groups in the forward and in the backward pass."""
+    inputs_reduces: list[list[Traffic]]
+    """[C][B] all-reduces of the tensor groups in a backward pass of inputs."""
     saved_bytes: list[list[float]]
     """[C][B] bytes that the fullest device keeps from the forward to the backward pass."""
     weights: list[list[float]]
     """[C][B] the part of the backward seconds that a pass of weights takes."""
+    added: list[list[float]]
+    """[C][B] seconds by which a backward pass takes longer where it is split."""
     held_bytes: list[list[float]]
     """[C][B] bytes that the fullest device keeps between a backward pass of inputs and its pass of
     weights: what the forward pass kept, and the gradients of the products' outputs."""
@@ -220,6 +224,12 @@ class Costs(Links):
     def _layer_weight_seconds(self, device_type: str, tensor: int, rows: int) -> list[float]:
         """[L + 1] prefix sums of the part of the layers' backward seconds that the gradients of
         their weights take. What the pass repeats of the forward pass is not divided."""
+        shares, backward = self.weight_shares(device_type, tensor, rows)
+        return prefix_sums((shares * backward).tolist())
+
+    def weight_shares(self, device_type: str, tensor: int, rows: int) -> tuple[Floats, Floats]:
+        """([L] share of each layer's backward pass that the gradients of its weights take, [L]
+        seconds of the backward pass without what it repeats of the forward pass)."""
         tables = self._tables_of(device_type, tensor)
         table = next((t for t in tables if t.micro_batch >= rows), tables[-1])
         forward, backward = self.layer_seconds(device_type, tensor, rows)[:2]
@@ -228,7 +238,7 @@ class Costs(Links):
         shares = table.weight_shares
         if not shares:
             shares = [0.5 if layer.param_bytes > 0 else 0.0 for layer in self.data.layers]
-        return prefix_sums((np.array(shares) * backward).tolist())
+        return np.array(shares), np.asarray(backward)
 
     def _tables_of(self, device_type: str, tensor: int) -> list[Table]:
         """The tables of a device type, by micro-batch: of the tensor degree, else of degree 1."""
@@ -244,7 +254,15 @@ class Costs(Links):
         return sorted(tables, key=lambda table: table.micro_batch)
 
     def weight_seconds(self, stage: Stage, layers: Range, samples: int) -> float:
-        """The part of `passes`' backward seconds that a pass of weights takes on the slowest
+        """Seconds of a pass of weights on the slowest device of a stage."""
+        return self.computed_weight_seconds(stage, layers, samples)
+
+    def added_seconds(self, stage: Stage, layers: Range, samples: int) -> float:
+        """Seconds by which a backward pass takes longer where it is split."""
+        return 0.0
+
+    def computed_weight_seconds(self, stage: Stage, layers: Range, samples: int) -> float:
+        """The part of the backward pass's computation that a pass of weights takes on the slowest
         device of a stage."""
         first, last = layers
         equal_shares = len(set(stage.tensor_shares)) == 1
@@ -255,7 +273,8 @@ class Costs(Links):
                 part = 1.0 if equal_shares else share / sum(stage.tensor_shares)
                 sums = self._weight_second_sums(self.device_types[device], tensor, rows)
                 slowest = max(slowest, part * (sums[last] - sums[first]))
-        return min(slowest, self.passes(stage, layers, samples)[1])
+        _, backward, _, _ = self._slowest_group(stage, layers, samples)
+        return min(slowest, backward)
 
     def passes(self, stage: Stage, layers: Range, samples: int) -> tuple[float, float]:
         """(forward, backward) seconds of one micro-batch on the slowest row group of a stage,
@@ -310,19 +329,39 @@ class Costs(Links):
         """The all-reduces of the stage's tensor groups, with the seconds that they add to the
         forward and to the backward pass of a micro-batch; none without tensor ranks. They keep the
         device busy, not the host."""
-        size = self._tensor_byte_sums[layers[1]] - self._tensor_byte_sums[layers[0]]
-        if len(stage.tensor_shares) == 1 or size == 0:
-            return Traffic(), Traffic()
-        ring = self.ring(stage.devices, [size * rows for rows in self.rows(stage, samples)])
-        in_forward = ring.seconds / 2  # `size` counts both passes
+        ring = self._ring_of_both_passes(stage, layers, samples)
+        in_forward = ring.seconds / 2
         in_backward = in_forward * REPEATED_REDUCES.get(self.recomputation, 1.0)
         forward, backward, forward_host, backward_host = self._slowest_group(stage, layers, samples)
         return (
-            ring._replace(seconds=self._added_seconds(forward, forward_host, in_forward)),
-            ring._replace(seconds=self._added_seconds(backward, backward_host, in_backward)),
+            ring._replace(seconds=self._longer_by(forward, forward_host, in_forward)),
+            ring._replace(seconds=self._longer_by(backward, backward_host, in_backward)),
         )
 
-    def _added_seconds(self, seconds: float, host: float, reduces: float) -> float:
+    def reduces_of_inputs(self, stage: Stage, layers: Range, samples: int) -> Traffic:
+        """The all-reduces of the stage's tensor groups in a backward pass of inputs, with the
+        seconds that they add to it. A pass of weights has none.
+
+        Beside them is less computation than in a whole backward pass. The two parts of a backward
+        pass have the same parts of the host's seconds as of the device's.
+        """
+        ring = self._ring_of_both_passes(stage, layers, samples)
+        _, backward, _, host = self._slowest_group(stage, layers, samples)
+        if ring.seconds == 0 or backward == 0:
+            return ring._replace(seconds=ring.seconds / 2)
+        part = 1 - self.computed_weight_seconds(stage, layers, samples) / backward
+        longer = self._longer_by(part * backward, part * host, ring.seconds / 2)
+        return ring._replace(seconds=longer)
+
+    def _ring_of_both_passes(self, stage: Stage, layers: Range, samples: int) -> Traffic:
+        """The all-reduces of the stage's tensor groups in both passes of a micro-batch together,
+        with the seconds that they take alone; none without tensor ranks."""
+        size = self._tensor_byte_sums[layers[1]] - self._tensor_byte_sums[layers[0]]
+        if len(stage.tensor_shares) == 1 or size == 0:
+            return Traffic()
+        return self.ring(stage.devices, [size * rows for rows in self.rows(stage, samples)])
+
+    def _longer_by(self, seconds: float, host: float, reduces: float) -> float:
         """Seconds that all-reduces of `reduces` seconds add to a pass of `seconds`, in which the
         host is busy for `host` seconds."""
         # The inverse of `together`, which gives a pass's seconds from the device's and the host's.
@@ -522,11 +561,12 @@ class Costs(Links):
         """The passes of a stage. sizes [B]: samples of each kind of micro-batch."""
         tensor = len(stage.tensor_shares)
         passes, forward_reduces, backward_reduces, saved = [], [], [], []
-        weights, held = [], []
+        inputs_reduces, weights, added, held = [], [], [], []
         for chunk in stage.layers:
             reduces = [self.reduces(stage, chunk, n) for n in sizes]
             forward_reduces.append([in_forward for in_forward, _ in reduces])
             backward_reduces.append([in_backward for _, in_backward in reduces])
+            inputs_reduces.append([self.reduces_of_inputs(stage, chunk, n) for n in sizes])
             passes.append([self.passes(stage, chunk, n) for n in sizes])
             sample_bytes = self.saved_bytes(chunk, tensor)
             held_bytes = sample_bytes + self.product_gradient_bytes(chunk, tensor)
@@ -534,7 +574,16 @@ class Costs(Links):
             saved.append([kept * sample_bytes for kept in rows])
             held.append([kept * held_bytes for kept in rows])
             weights.append([self.weight_seconds(stage, chunk, n) for n in sizes])
-        return StageSeconds(passes, [forward_reduces, backward_reduces], saved, weights, held)
+            added.append([self.added_seconds(stage, chunk, n) for n in sizes])
+        return StageSeconds(
+            passes=passes,
+            reduces=[forward_reduces, backward_reduces],
+            inputs_reduces=inputs_reduces,
+            saved_bytes=saved,
+            weights=weights,
+            added=added,
+            held_bytes=held,
+        )
 
     def _boundary_transfers(
         self, before: Stage, after: Stage, chunk: int, sizes: Sizes

@@ -40,7 +40,7 @@ from hetplan.profiling.models.transformer import Cut
 from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.workload import Workload
 from hetplan.replays.assumptions import Assumptions
-from hetplan.replays.blocks import Pass, block_times
+from hetplan.replays.blocks import BlockSeconds, Pass, block_times
 from hetplan.replays.costs import Costs, prefix_sums
 from hetplan.replays.data import Kept, Layer as PosedLayer, ReplayData
 from hetplan.replays.degree_checks import check_replayable, ranks_of
@@ -199,6 +199,8 @@ class DegreeCosts(Costs):
         self.facts = facts_of(workload)  # of the whole model
         self.offers = {offer.name: offer for offer in offers_of_cluster(workload.cluster)}
         self.waits = cache(self._waits)  # (device type, samples) -> (forward, backward) seconds
+        # (device type, samples) -> (backward pass of inputs, pass of weights) seconds
+        self.split_waits = cache(self._split_waits)
 
     def exchanges(self, kind: str, samples: int) -> BlockExchanges[int]:
         """The exchanges of a block for one micro-batch.
@@ -219,15 +221,46 @@ class DegreeCosts(Costs):
             kept_for=self.kept_for,
         )
 
+    def _block_times(self, kind: str, samples: int) -> BlockSeconds:
+        """Seconds in which a rank of type `kind` computes a block of `samples` samples."""
+        rank_pass = Pass(self.tensor, samples, self.degrees.sequence_parallel, self.cut)
+        return block_times(self.facts, self.offers[kind], self.assumed, rank_pass)
+
     def _waits(self, kind: str, samples: int) -> tuple[float, float]:
         """(forward, backward) seconds that a block waits for exchanges, for a micro-batch of
         `samples` samples on devices of type `kind`."""
-        rank_pass = Pass(self.tensor, samples, self.degrees.sequence_parallel, self.cut)
-        block = block_times(self.facts, self.offers[kind], self.assumed, rank_pass)
+        block = self._block_times(kind, samples)
         forward, backward = self.exchanges(kind, samples).waits(
             block.forward, block.backward, block.core_forward
         )
         return float(forward), float(backward)
+
+    def _split_waits(self, kind: str, samples: int) -> tuple[float, float]:
+        """Seconds that a block waits for exchanges in a backward pass of inputs, and in its pass of
+        weights; arguments as those of `_waits`."""
+        block = self._block_times(kind, samples)
+        shares, seconds = self.weight_shares(kind, self.tensor, samples)
+        blocks = slice(1, -1)  # all layers but the model's first and last one
+        share = float((shares * seconds)[blocks].sum() / seconds[blocks].sum())
+        inputs, weights = self.exchanges(kind, samples).split_waits(
+            (1 - share) * block.backward, share * block.backward, block.core_forward
+        )
+        return float(inputs), float(weights)
+
+    def weight_seconds(self, stage: Stage, layers: Range, samples: int) -> float:
+        """Seconds of a pass of weights, with the waits of blocks for the scattering of gradients to
+        full shards."""
+        first_device = stage.devices[0][0]
+        _, weights_wait = self.split_waits(self.device_types[first_device], samples)
+        computed = self.computed_weight_seconds(stage, layers, samples)
+        return computed + self.blocks_among(layers) * weights_wait
+
+    def added_seconds(self, stage: Stage, layers: Range, samples: int) -> float:
+        """Seconds by which a backward pass takes longer where it is split: beside each part is less
+        computation that full shards can hide behind."""
+        kind = self.device_types[stage.devices[0][0]]
+        _, backward_wait = self.waits(kind, samples)
+        return self.blocks_among(layers) * (sum(self.split_waits(kind, samples)) - backward_wait)
 
     def passes(self, stage: Stage, layers: Range, samples: int) -> tuple[float, float]:
         """(forward, backward) seconds of one micro-batch, with the waits of blocks for exchanges.

@@ -260,6 +260,22 @@ class BlockExchanges(Generic[Degree]):
         backward_wait += uncovered(self.experts, hides * backward)
         return np.asarray(forward_wait), np.asarray(backward_wait)
 
+    def split_waits(
+        self, inputs: Numbers, weights: Numbers, core_forward: Numbers
+    ) -> tuple[Floats, Floats]:
+        """(inputs, weights) seconds that the two parts of one block's backward pass wait.
+
+        The gradients of inputs go through the block's products and attention. So their pass waits
+        for experts, context ranks and the gathered weights. The gradients of weights follow from
+        what the pass before has left, and are scattered to the shards.
+
+        inputs, weights: seconds of the block's computation in either pass. core_forward: as in
+        `waits`.
+        """
+        gather, scatter = self.shards
+        inputs_wait = self.experts + self._context(2, core_forward) + uncovered(gather, inputs)
+        return np.asarray(inputs_wait), uncovered(scatter, weights)
+
     def _context(self, rounds: int, core_forward: Numbers) -> Floats:
         """Seconds that context ranks wait in a pass in which keys and values go round `rounds`
         times."""

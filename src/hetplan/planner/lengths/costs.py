@@ -105,6 +105,7 @@ class ReplicaCosts:
         pipeline, stages, chunks = self.pipeline, self.pipeline.stages, self.pipeline.chunks
         kept = np.broadcast_to(np.asarray(pipeline.saved_bytes, float), (stages, chunks, 1))
         held = np.broadcast_to(np.asarray(pipeline.held_bytes, float), (stages, chunks, 1))
+        added = np.broadcast_to(np.asarray(pipeline.added, float), (stages, chunks, 1))
         return replace(
             pipeline,
             micro_batches=len(batches),
@@ -112,12 +113,16 @@ class ReplicaCosts:
             forward=self.forward.of(batches),
             backward=self.backward.of(batches),
             weights=self.weights.of(batches),
+            added=added * shares,
             saved_bytes=kept * shares,
             held_bytes=held * shares,
             hops=tuple(tuple(scaled(row) for row in side) for side in pipeline.hops),
             reduces=tuple(
                 tuple(tuple(scaled(row) for row in stage) for stage in side)
                 for side in pipeline.reduces
+            ),
+            inputs_reduces=tuple(
+                tuple(scaled(row) for row in stage) for stage in pipeline.inputs_reduces
             ),
         )
 

@@ -182,6 +182,7 @@ class Replica:
     backward: ArrayLike  # [S, C, B] seconds of a backward pass
     kinds: Ints | None = None  # [M] the kind of each micro-batch; None: B = M, all different
     weights: ArrayLike = 0.0  # [S, C, B] the part of `backward` that a pass of weights takes
+    added: ArrayLike = 0.0  # [S, C, B] seconds by which a split backward pass takes longer
     optimizer: ArrayLike = 0.0  # [S] seconds of the update
     # [S, C, B] bytes kept from a forward pass until the end of its backward pass
     saved_bytes: ArrayLike = 0.0
@@ -193,6 +194,8 @@ class Replica:
     # [2][S][C][B] all-reduces of a stage's tensor ranks after the computation of forward and of
     # backward passes; (): none
     reduces: Sequence[Sequence[Sequence[Sequence[Traffic]]]] = ()
+    # [S][C][B] those after the computation of backward passes of inputs; (): as after whole ones
+    inputs_reduces: Sequence[Sequence[Sequence[Traffic]]] = ()
 
     @cached_property
     def values(self) -> Answers:
@@ -241,26 +244,28 @@ class Replica:
     def pass_seconds(self) -> Floats:
         """[S, K, C, M] seconds of the passes with the host's part of their messages, without the
         all-reduces of tensor ranks."""
+        return self._split_seconds(self.whole_seconds) if self.split else self.whole_seconds
+
+    @cached_property
+    def whole_seconds(self) -> Floats:
+        """[S, 2, C, M] those of the forward passes and of backward passes that are not split."""
         both = (self.forward, self.backward)
         seconds: Floats = np.stack([self._by_micro_batch(values) for values in both], axis=1)
-        if self.split:
-            seconds = self._split_seconds(seconds)
         if not self.exchange_seconds:
             return seconds
         # A pass has one message in and one out, but for the first and the last virtual stage.
         messages = np.full((self.stages, self.chunks), 2)
         messages[self.placed[0]] -= 1
         messages[self.placed[-1]] -= 1
-        host = self.exchange_seconds * messages[:, None, :, None]
-        seconds[:, :2] += host
-        return seconds
+        return seconds + self.exchange_seconds * messages[:, None, :, None]
 
     def _split_seconds(self, seconds: Floats) -> Floats:
         """[S, 3, C, M] the seconds [S, 2, C, M] with a side of weights, which is part of the
         backward pass where that is split."""
         weights = np.where(self.is_split, self._by_micro_batch(self.weights), 0.0)
+        added = np.where(self.is_split, self._by_micro_batch(self.added), 0.0)
         forward, backward = seconds[:, 0], seconds[:, 1]
-        return np.stack([forward, backward - weights, weights], axis=1)
+        return np.stack([forward, backward + added - weights, weights], axis=1)
 
     @cached_property
     def reach(self) -> tuple[Floats, Floats]:
@@ -575,11 +580,17 @@ class _Values:
         self.use = np.zeros(tasks, np.int64)  # [T] a number of `ports`
         self.ports: dict[Ports, int] = {(): 0}  # ports that one task occupies -> their number
 
-    def put(self, numbers: Ints, traffic: Iterable[Traffic], kind: Ints) -> None:
+    def put(
+        self,
+        numbers: Ints,
+        traffic: Iterable[Traffic],
+        kind: Ints,
+        where: NDArray[np.bool_] | slice = slice(None),
+    ) -> None:
         """Set the seconds, delays and ports of messages or collectives.
 
         numbers [..., M]: their tasks. traffic: the entries of [..., B] in a row, for each kind of
-        micro-batch. kind [M]: the kind of each micro-batch.
+        micro-batch. kind [M]: the kind of each micro-batch. where [..., M]: of which tasks.
         """
         shape = (*numbers.shape[:-1], -1)
         seconds, delay, uses = [], [], []
@@ -587,9 +598,9 @@ class _Values:
             seconds.append(entry.seconds)
             delay.append(entry.latency)
             uses.append(self.ports.setdefault(entry.ports, len(self.ports)))
-        self.seconds[numbers] = np.reshape(seconds, shape)[..., kind]
-        self.delay[numbers] = np.reshape(delay, shape)[..., kind]
-        self.use[numbers] = np.reshape(uses, shape)[..., kind]
+        self.seconds[numbers[where]] = np.reshape(seconds, shape)[..., kind][where]
+        self.delay[numbers[where]] = np.reshape(delay, shape)[..., kind][where]
+        self.use[numbers[where]] = np.reshape(uses, shape)[..., kind][where]
 
 
 def _values(replica: Replica, buckets: tuple[int, ...]) -> _Values:
@@ -604,6 +615,9 @@ def _values(replica: Replica, buckets: tuple[int, ...]) -> _Values:
         for side, by_stage in enumerate(replica.reduces):
             traffic = chain.from_iterable(chain.from_iterable(by_stage))
             values.put(shape.reduces[:, side], traffic, replica.kind)
+        if replica.split and replica.inputs_reduces:
+            traffic = chain.from_iterable(chain.from_iterable(replica.inputs_reduces))
+            values.put(shape.reduces[:, 1], traffic, replica.kind, replica.is_split)
     if replica.hops and replica.stages * replica.chunks > 1:
         for side, by_hop in enumerate(replica.hops):
             traffic = chain.from_iterable(by_hop)

@@ -11,10 +11,10 @@ Every plan is judged by its replay and by the memory of its devices, as in probl
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.joint.annealing import VALUE, BestPlan, LocalSearch, Parameters
-from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.design import SCHEDULES, SPLIT_SCHEDULES, Design, design_of
 from hetplan.formulations.joint.schedule.data import PassProblem
 from hetplan.formulations.joint.schedule.dispatch import Found, best_dispatched, improve
@@ -44,8 +44,15 @@ class Limits:
         return Parameters(scattered=self.scattered, width=self.width, first_steps=self.first_steps)
 
 
+def with_chunks(allowed: Sequence[PassSchedule]) -> list[tuple[PassSchedule, int]]:
+    """(schedule, number of chunks) of the designs that a search under these schedules has. Where
+    explicit orders alone are allowed, they are those of designs under whole passes."""
+    named = [pair for pair in (*SCHEDULES, *SPLIT_SCHEDULES) if pair[0] in allowed]
+    return named or [*SCHEDULES]
+
+
 def choose(
-    data: JointData,
+    space: Space,
     run: Run,
     starts: Sequence[Plan],
     allowed: Sequence[PassSchedule] = PASS_SCHEDULES,
@@ -53,13 +60,10 @@ def choose(
 ) -> BestPlan | None:
     """The fastest plan that fits under a schedule that is allowed; None where none is found.
 
-    starts: plans of stages without further degrees, the fastest first; under any schedule.
-    allowed: `explicit` stands for orders of passes of their own.
+    space: designs under the schedules `with_chunks(allowed)`. starts: plans of the space, but for
+    their schedule, the fastest first. allowed: `explicit` stands for orders of passes of their own.
     """
-    schedules = [pair for pair in (*SCHEDULES, *SPLIT_SCHEDULES) if pair[0] in allowed]
     starts = starts[: limits.starts]
-    # where explicit orders alone are allowed, they are those of designs under whole passes
-    space = Space(data, schedules or SCHEDULES)
     local = LocalSearch(space, run.part(share=limits.search_share), limits.of_search)
     offer(local, starts, allowed)
     under_all_schedules(local, starts)
@@ -67,7 +71,7 @@ def choose(
     local.rounds()
     local.run = run
     designs = best_designs(local, starts, limits.ordered)
-    if not schedules:
+    if set(allowed) == {"explicit"}:
         local.incumbent = None
         offer(local, starts, allowed)
     if "explicit" not in allowed:
@@ -101,11 +105,14 @@ def under_all_schedules(local: LocalSearch, plans: Sequence[Plan]) -> None:
 
 
 def best_designs(local: LocalSearch, starts: Sequence[Plan], most: int) -> list[Design]:
-    """The designs nearest to the best plan and to the first start, then the best ones of unlike
-    shapes that the search has met."""
-    first = [] if local.incumbent is None else [design_of(local.incumbent.plan)]
-    first += [design_of(plan) for plan in starts[:1]]
-    named = [design for design in first if design.schedule != "explicit"]
+    """The designs nearest to the best plan and to the first start, the faster one first; then the
+    best ones of unlike shapes that the search has met."""
+    first = [(local.space.replayer.seconds(plan), plan) for plan in starts[:1]]
+    if local.incumbent is not None:
+        seconds, _ = local.incumbent.order  # the key `Plan.order`: its first entry is the seconds
+        first.append((seconds, local.incumbent.plan))
+    nearest = [design_of(plan) for _, plan in sorted(first, key=itemgetter(0))]
+    named = [design for design in nearest if design.schedule != "explicit"]
     ranked = sorted(local.best_of_shape.values(), key=VALUE)
     return list(dict.fromkeys([*named, *(design for _, design in ranked)]))[:most]
 

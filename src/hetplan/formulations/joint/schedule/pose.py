@@ -100,10 +100,11 @@ def problem_of(
         table = np.broadcast_to(np.asarray(values, float), shape)
         return np.asarray(table[stage, chunk][:, pipeline.kind])
 
-    reduces, computed = added_by_reduces(pipeline), pipeline.pass_seconds
+    reduces, computed = added_by_reduces(pipeline), pipeline.whole_seconds
     forward = (computed[:, 0] + reduces[:, 0])[stage, chunk]
-    backward = (computed[:, 1:].sum(axis=1) + reduces[:, 1])[stage, chunk]
+    backward = (computed[:, 1] + reduces[:, 1])[stage, chunk]
     weight = of_virtual(pipeline.weights)
+    inputs = (computed[:, 1] + reduces[:, 2])[stage, chunk] + of_virtual(pipeline.added) - weight
     numbers: dict[int, int] = {}  # port of the simulator -> port of the problem
     messages: list[tuple[tuple[Message, ...], ...]] = [(), ()]
     for side, hops in enumerate(pipeline.hops):
@@ -115,7 +116,7 @@ def problem_of(
     return PassProblem(
         place=tuple(stage.tolist()),
         forward=rows(forward),
-        backward=rows(backward - weight if split else backward),
+        backward=rows(inputs if split else backward),
         weight=rows(weight) if split else (),
         kept=rows(of_virtual(pipeline.saved_bytes)),
         kept_for_weight=rows(of_virtual(pipeline.held_bytes)) if split else (),
@@ -134,13 +135,16 @@ def rows(values: Floats) -> tuple[tuple[float, ...], ...]:
 
 
 def added_by_reduces(pipeline: Replica) -> Floats:
-    """[S, 2, C, M] seconds of the all-reduces of tensor ranks within each pass."""
-    shape = (pipeline.stages, 2, pipeline.chunks, pipeline.micro_batches)
+    """[S, 3, C, M] seconds of the all-reduces of tensor ranks within each forward pass, backward
+    pass, and backward pass of inputs."""
+    shape = (pipeline.stages, 3, pipeline.chunks, pipeline.micro_batches)
     if not pipeline.reduces:
         return np.zeros(shape)
+    _, of_whole = pipeline.reduces
+    of_passes = (*pipeline.reduces, pipeline.inputs_reduces or of_whole)
     lasts = [
         [[[t.seconds + t.latency for t in kinds] for kinds in chunks] for chunks in stages]
-        for stages in pipeline.reduces
+        for stages in of_passes
     ]
     return np.array(lasts).swapaxes(0, 1)[..., pipeline.kind]
 
