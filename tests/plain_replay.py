@@ -1,4 +1,5 @@
-"""A second replay, written from `docs/simulator.md` alone: slow, plain, no code shared.
+"""A second replay, written from `docs/simulator.md` alone: slow, plain, no code shared. Of named
+schedules with split passes it knows ZB-H1 and ZB-H2; the others are stated as explicit orders.
 
 Without recomputation and learned links. Everything is a dictionary or a list; a task's number is
 its place in the list. Seconds of layers are looked up in the profile, those of updates in the
@@ -13,9 +14,10 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from hetplan.profiling.models.operators import CONTENTION
+from hetplan.profiling.models.operators import CONTENTION, Matmul
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.rates.products import move_seconds
+from hetplan.profiling.rates.times import Rates, operator_time
 
 TIE = 1e-6
 
@@ -213,6 +215,89 @@ def passes(workload: Any, stage: Any, layers: range, samples: int) -> list[float
     return best
 
 
+def weight_seconds(workload: Any, stage: Any, layers: range, samples: int) -> float:
+    """Seconds of a pass of weights on the stage's slowest device: of a backward pass, one of the
+    two products for each trained weight, and the lookups."""
+    profile, slowest, shares = workload.profile, 0.0, stage.tensor_shares
+    even = len(set(shares)) == 1
+    for group, rows in zip(stage.devices, whole_parts(samples, stage.row_shares), strict=True):
+        for device, share in zip(group, shares, strict=True):
+            kind = workload.cluster.devices[device].type
+            tensor = len(group) if even else 1
+            degree = tensor if profile.micro_batches(kind, tensor) else 1
+            sizes = profile.micro_batches(kind, degree)
+            size = next((n for n in sizes if n >= rows), sizes[-1])
+            rates = Rates(kind, workload.cluster.specs[kind], workload.precision, workload.stack)
+            times, total = layer_seconds(workload, kind, tensor, rows), 0.0
+            for l in layers:
+                every, of_weights = 0.0, 0.0
+                for op in workload.model.layers[l].operators:
+                    seconds = operator_time(op, rates, size, degree).backward
+                    every += seconds
+                    if isinstance(op, Matmul):
+                        of_weights += seconds / op.backward_products if op.weight else 0.0
+                    elif getattr(op, "kind", "") == "lookup":
+                        of_weights += seconds
+                total += times[l][1] * of_weights / every if every else 0.0
+            slowest = max(slowest, total * (1.0 if even else share / sum(shares)))
+    return min(slowest, passes(workload, stage, layers, samples)[1])
+
+
+def orders_of(plan: Any, replica: int) -> list[list[tuple[int, int, int]]]:
+    """[stage] (side, chunk, micro-batch) in their order. Side 0 is forward, 1 backward, 2 of
+    weights. Where some passes are split, a whole one has a pass of weights without seconds."""
+    stages, texts = plan.replicas[replica].stages, None
+    S, C, M = len(stages), len(stages[0].layers), plan.replicas[replica].steps
+    if plan.passes is not None:
+        texts = plan.passes[replica]
+    elif plan.schedule in ("zb-h1", "zb-h2"):
+        texts = [zero_bubble(S, s, M, twice=plan.schedule == "zb-h2") for s in range(S)]
+    if texts is None:
+        return [schedule_of(plan.schedule, S, s, M, C) for s in range(S)]
+    split = any(text[0] == "W" for of_stage in texts for text in of_stage)
+    orders: list[list[tuple[int, int, int]]] = []
+    for of_stage in texts:
+        orders.append([])
+        whole = "D" if any(text[0] == "W" for text in of_stage) else "DB"
+        for text in of_stage:
+            batch, _, chunk = text[1:].partition(".")
+            at = int(chunk or 0), int(batch)
+            orders[-1].append(({"F": 0, "W": 2}.get(text[0], 1), *at))
+            if split and text[0] in whole:
+                orders[-1].append((2, *at))
+    return orders
+
+
+def is_split(plan: Any, replica: int, s: int, c: int, m: int) -> bool:
+    """Whether a backward pass is split."""
+    if plan.passes is None:
+        return True
+    texts = plan.passes[replica][s]
+    return f"W{m}.{c}" in texts or (c == 0 and f"W{m}" in texts)
+
+
+def zero_bubble(S: int, s: int, M: int, *, twice: bool) -> list[str]:
+    """ZB-H1: 1F1B whose passes of weights wait until the stage has begun as many micro-batches as
+    the first one begins; ZB-H2: with nearly twice as many forward passes in the warm-up."""
+    begun, late = (2 * (S - s) - 1, 2 * s) if twice else (S - s, s)
+    texts = [f"F{m}" for m in range(min(begun, M))]
+    for m in range(M + late):
+        if m < M:
+            texts.append(f"B{m}")
+        if 0 <= m - late < M:
+            texts.append(f"W{m - late}")
+        if m + begun < M:
+            texts.append(f"F{m + begun}")
+    return texts
+
+
+def along_model(plan: Any, replica: int) -> list[tuple[int, int]]:
+    """(stage, chunk) in the order of their layers."""
+    stages = plan.replicas[replica].stages
+    places = [(s, c) for s, stage in enumerate(stages) for c in range(len(stage.layers))]
+    return sorted(places, key=lambda place: stages[place[0]].layers[place[1]])
+
+
 def schedule_of(schedule: str, S: int, s: int, M: int, C: int) -> list[tuple[int, int, int]]:
     """(backward, chunk, micro-batch) in the order of a stage."""
     if schedule == "interleaved-1f1b":
@@ -296,21 +381,39 @@ def seconds_of(
     left, overlaps = 0.0, sharded and plan.zero > 1 and prefetch > 0
 
     placed: list[Any] = []
-    for replica in plan.replicas:
+    for number, replica in enumerate(plan.replicas):
         S, C = len(replica.stages), len(replica.stages[0].layers)
         sizes = [b.samples for b in replica.micro_batches for _ in range(b.count)]
+        orders, along = orders_of(plan, number), along_model(plan, number)
+        split_passes = {
+            (s, c, m)
+            for s, order in enumerate(orders)
+            for side, c, m in order
+            if side == 2 and is_split(plan, number, s, c, m)
+        }
+        sides = sorted({side for order in orders for side, _, _ in order})
+        of_weights: dict[Any, float] = {}  # seconds of the passes of weights
+        for s, c, m in split_passes:
+            of_chunk = range(*replica.stages[s].layers[c])
+            of_weights[s, c, m] = weight_seconds(workload, replica.stages[s], of_chunk, sizes[m])
         M, V = len(sizes), S * C
         first: dict[Any, Task] = {}
         last: dict[Any, Task] = {}
         parts: dict[int, list[Task]] = {}
         reduced: dict[Any, tuple[float, Any]] = {}
         for s, stage in enumerate(replica.stages):
-            for side in (0, 1):
+            for side in sides:
                 for c in range(C):
                     begin, end = stage.layers[c]
                     for m in range(M):
-                        v = c * S + s
+                        v = along.index((s, c))
+                        later = of_weights.get((s, c, m), 0.0)
+                        if side == 2:
+                            first[s, side, c, m] = add(later, batch=m)
+                            last[s, side, c, m] = first[s, side, c, m]
+                            continue
                         one = [passes(workload, stage, range(begin, end), sizes[m])[side]]
+                        one[0] -= later * side
                         if overlaps:
                             each = [
                                 passes(workload, stage, range(l, l + 1), sizes[m])[side]
@@ -339,6 +442,10 @@ def seconds_of(
                             both, ports = 0.0, {}
                         spent = passes(workload, stage, range(begin, end), sizes[m])
                         seconds, host = spent[side], spent[side + 2]
+                        if side and (s, c, m) in split_passes and seconds:
+                            # an even part of the host's seconds goes with the pass of weights
+                            left = 1 - of_weights[s, c, m] / seconds
+                            seconds, host = seconds * left, host * left
                         device = (seconds**2 - host**2) ** 0.5 + both / 2
                         reduced[key] = (device**2 + host**2) ** 0.5 - seconds, ports
                         last[key] = first[key]
@@ -346,33 +453,35 @@ def seconds_of(
         if with_reduces:
             for key, (seconds, ports) in reduced.items():
                 last[key] = add(seconds, ports, key[3])
-        for s in range(S):  # the last backward pass, in parts
-            key = s, 1, 0, M - 1
+        for s in range(S):  # the last pass, a backward one or one of weights, in parts
+            key = s, *orders[s][-1]
             whole = first[key]["seconds"]
             first[key]["seconds"] = whole / buckets
             parts[s] = [first[key]]
             for _ in range(buckets - 1):
                 parts[s].append(add(whole / buckets))
                 parts[s][-1]["before"].append(parts[s][-2])
-            if with_reduces:
+            if with_reduces and key[1] == 1:
                 last[key]["before"].append(parts[s][-1])
                 parts[s][-1] = last[key]
             else:
                 last[key] = parts[s][-1]
         for key, begins in first.items():
-            if with_reduces and key[1:] != (1, 0, M - 1):
+            in_parts = key[1:] == orders[key[0]][-1]
+            if with_reduces and key[1] < 2 and not in_parts:
                 last[key]["before"].append(begins)
         previous, following = {}, {}
         for s in range(S):
-            for a, b in pairwise(schedule_of(plan.schedule, S, s, M, C)):
+            for a, b in pairwise(orders[s]):
                 first[s, *b]["before"].append(last[s, *a])
                 previous[s, *b], following[s, *a] = last[s, *a], first[s, *b]
         for side in (0, 1):
             for h in range(V - 1):
-                v, w = (h, h + 1) if side == 0 else (h + 1, h)
-                layer = replica.stages[h % S].layers[h // S][1] - 1
+                (s, c), (t, d) = along[h : h + 2] if side == 0 else along[h : h + 2][::-1]
+                sends_first, its_chunk = along[h]
+                layer = replica.stages[sends_first].layers[its_chunk][1] - 1
                 for m in range(M):
-                    here, after = replica.stages[v % S], replica.stages[w % S]
+                    here, after = replica.stages[s], replica.stages[t]
                     sent: list[tuple[int, int, float]] = []
                     row = [0, 0]
                     ends = [
@@ -392,7 +501,7 @@ def seconds_of(
                     seconds, latency, held = cluster.together(sent)
                     ports = {p: x / seconds for p, x in held.items()} if seconds else {}
                     move = add(seconds, ports, m, latency)
-                    made, needed = (v % S, side, v // S, m), (w % S, side, w // S, m)
+                    made, needed = (s, side, c, m), (t, side, d, m)
                     move["before"].append(last[made])
                     first[needed]["before"].append(move)
                     if sends in ("waiting", "rendezvous") and needed in previous:
@@ -430,7 +539,7 @@ def seconds_of(
                     spec = workload.cluster.specs[kind]
                     slowest = max(slowest, move_seconds("binary", params * 28, kind, spec).seconds)
             update = add(slowest)
-            update["before"].append(last[s, 1, 0, M - 1])
+            update["before"].append(last[s, *orders[s][-1]])
             updates.append(update)
         placed.append((first, last, parts, updates, M))
 

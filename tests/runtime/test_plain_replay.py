@@ -13,6 +13,7 @@ import pytest
 
 from fakes.workloads import small
 from hetplan.plans.making import new_plan
+from hetplan.plans.passes import virtual_stages
 from hetplan.plans.plan import Plan
 from hetplan.profiling.workload import Workload
 from hetplan.replays.chains import Noise, Settings
@@ -21,6 +22,7 @@ from hetplan.replays.simulator.pipeline import Sends
 from hetplan.replays.simulator.tasks import simulate
 from plain_replay import seconds_of
 from quick import rest_wide
+from random_orders import random_orders
 
 LAYERS = 14
 
@@ -64,7 +66,8 @@ def random_plan(rng: Random, family: str) -> Plan:
     free = rng.sample(range(7), 7)
     replicas = rng.choice([1, 2])
     schedule = rng.choice(["gpipe", "1f1b", "interleaved-1f1b"])
-    zero, more = rng.choice([0, 0, 1]), {}
+    zero = rng.choice([0, 0, 1])
+    more: dict[str, Any] = {}
     chunks = rng.choice([2, 3]) if schedule == "interleaved-1f1b" and family == "pipelines" else 1
     if family != "pipelines":
         replicas, zero = rng.choice([2, 3]), rng.choice([1, 2, 3])
@@ -100,6 +103,8 @@ def random_plan(rng: Random, family: str) -> Plan:
                 "micro_batches": [{"count": n, "samples": b} for n, b in batches],
             }
         )
+    if family == "pipelines" and chunks == 1 and rng.random() < 0.5:
+        schedule, more = split_schedule(rng, made)
     batch = sum(b["count"] * b["samples"] for r in made for b in r["micro_batches"])
     used = {d for r in made for s in r["stages"] for g in s["devices"] for d in g}
     if zero and family != "pipelines" and rng.random() < 0.5:
@@ -107,9 +112,28 @@ def random_plan(rng: Random, family: str) -> Plan:
     return new_plan(workload(batch), made, schedule=schedule, zero=zero, **more)
 
 
+def split_schedule(rng: Random, replicas: list[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
+    """(schedule, more fields of the plan) with split backward passes. Under random orders, the
+    replicas become Vs at times."""
+    if rng.random() < 0.5:
+        return rng.choice(["zb-h1", "zb-h2"]), {}
+    passes, on_a_v = [], rng.random() < 0.5
+    for replica in replicas:
+        stages = replica["stages"]
+        S, steps = len(stages), sum(b["count"] for b in replica["micro_batches"])
+        if on_a_v:
+            ends = cuts(rng, 2 * S)
+            for s, stage in enumerate(stages):
+                back = (ends[2 * S - 1 - s], ends[2 * S - s])
+                stage["layers"] = [(ends[s], ends[s + 1]), back]
+        places = virtual_stages(S, 1 + on_a_v, folded=on_a_v)
+        passes.append(random_orders(rng, places, steps, split=rng.choice([0.0, 0.5, 1.0])))
+    return "explicit", {"passes": passes}
+
+
 def random_settings(rng: Random, plan: Plan) -> Settings:
     """Half of the time the defaults."""
-    chunks = plan.schedule == "interleaved-1f1b"
+    chunks = plan.schedule not in ("gpipe", "1f1b")
     if rng.random() < 0.5:
         return Settings(prefetch=rng.choice([0, 1, 2]))
     return Settings(
