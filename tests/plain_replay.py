@@ -230,17 +230,22 @@ def weight_seconds(workload: Any, stage: Any, layers: range, samples: int) -> fl
             rates = Rates(kind, workload.cluster.specs[kind], workload.precision, workload.stack)
             times, total = layer_seconds(workload, kind, tensor, rows), 0.0
             for l in layers:
-                every, of_weights = 0.0, 0.0
-                for op in workload.model.layers[l].operators:
-                    seconds = operator_time(op, rates, size, degree).backward
-                    every += seconds
-                    if isinstance(op, Matmul):
-                        of_weights += seconds / op.backward_products if op.weight else 0.0
-                    elif getattr(op, "kind", "") == "lookup":
-                        of_weights += seconds
-                total += times[l][1] * of_weights / every if every else 0.0
+                total += times[l][1] * weight_share(workload.model.layers[l], rates, size, degree)
             slowest = max(slowest, total * (1.0 if even else share / sum(shares)))
     return min(slowest, passes(workload, stage, layers, samples)[1])
+
+
+def weight_share(layer: Any, rates: Rates, samples: int, tensor: int) -> float:
+    """The part of a layer's backward pass that is one of weights."""
+    every, of_weights = 0.0, 0.0
+    for op in layer.operators:
+        seconds = operator_time(op, rates, samples, tensor).backward
+        every += seconds
+        if isinstance(op, Matmul):
+            of_weights += seconds / op.backward_products if op.weight else 0.0
+        elif getattr(op, "kind", "") == "lookup":
+            of_weights += seconds
+    return of_weights / every if every else 0.0
 
 
 def orders_of(plan: Any, replica: int) -> list[list[tuple[int, int, int]]]:
@@ -668,10 +673,18 @@ def group_seconds(workload: Any, operation: str, size: float, stride: int, ranks
 
 
 def block_waits(
-    workload: Any, plan: Any, samples: int, computing: tuple[float, float, float]
-) -> tuple[float, float]:
+    workload: Any,
+    plan: Any,
+    samples: int,
+    computing: tuple[float, float, float],
+    of_weights: float | None = None,
+) -> tuple[float, ...]:
     """Seconds that a block of a model in 16 bits waits in a plan with further degrees, forward and
-    backward. computing: seconds of its passes and of attention's core in the forward pass."""
+    backward. computing: seconds of its passes and of attention's core in the forward pass.
+
+    of_weights: where the backward pass is split, the seconds that the pass of weights computes; the
+    answer then has the waits of the pass of inputs and of that of weights in place of one.
+    """
     shape, degrees, block = workload.model.spec.shape, plan.degrees, workload.model.layers[1]
     tensor, data = len(plan.replicas[0].stages[0].tensor_shares), len(plan.replicas)
     context, expert, expert_tensor = degrees.context, degrees.expert, degrees.expert_tensor
@@ -710,8 +723,12 @@ def block_waits(
             for params, stride, n in parts
             if params
         )
-        there, back = there + beside(gather, forward), back + beside(2 * gather, backward)
-    return there, back
+        there += beside(gather, forward)
+        if of_weights is not None:  # it gathers nothing, and scatters what the other one cannot
+            back += beside(gather, backward - of_weights)
+            return there, back, beside(gather, of_weights)
+        back += beside(2 * gather, backward)
+    return (there, back) if of_weights is None else (there, back, 0.0)
 
 
 def host_update(params: float, hidden: float) -> float:

@@ -6,17 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import torch
 from torch import nn
 
 from fakes.references import build, build_vgg, build_vit
-from hetplan.plans.passes import FOLDED
+from hetplan.plans.passes import FOLDED, virtual_stages
 from hetplan.plans.plan import Plan, parse_plan
 from hetplan.profiling.models.transformer import Experts
 from hetplan.profiling.models.zoo import bert, encoder, gpt2, llama
 from hetplan.runtime.references import stand_in
+from random_orders import random_orders
 
 SMALL: dict[str, Any] = {"vocabulary": 23}
 MIXED = Experts(5, 2)
@@ -472,6 +474,21 @@ SPLIT = [
          {"schedule": "zb-h2", "recomputation": "selective"}),
 ]  # fmt: skip
 
+
+def drawn(seed: int) -> Case:
+    """Random orders that the checker accepts, on three stages or on two that lie on a V; in some
+    of them a stage has two row groups."""
+    rng, on_a_v = Random(seed), seed % 3 == 0
+    stages = [*ON_A_V] if on_a_v else even([0, 2, 3, 5])
+    if seed % 5 == 4:
+        stages[0] = replace(stages[0], rows=(2, 1))
+    places = virtual_stages(len(stages), 1 + on_a_v, folded=on_a_v)
+    passes = random_orders(rng, places, 4, split=rng.choice([0.0, 0.5, 1.0]))
+    options = {"schedule": "explicit", "passes": [passes]}
+    return Case(f"random order {seed}", "gpt", [R(stages, [(4, 1 + seed % 2)])], options)
+
+
+DRAWN = [drawn(seed) for seed in range(30)]
 IN_FP64 = [*AWKWARD, *FAMILIES, *SPLIT]
 CASES = [
     *IN_FP64,

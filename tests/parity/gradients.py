@@ -17,7 +17,7 @@ from hetplan.runtime.engine.distributed import Distributed
 from hetplan.runtime.engine.position import Position, at
 from hetplan.runtime.engine.transport import Transport
 from parity import exchanges
-from parity.cases import CASES, MODELS, Case
+from parity.cases import CASES, DRAWN, MODELS, Case
 from parity.device import DEVICE, default_type, exact
 
 SEED, STEP = 3, 2
@@ -87,6 +87,11 @@ def parts(model: Distributed, values: dict[int, Tensor]) -> list[dict[str, Any]]
 def quick(rank: int, world: int, folder: Path) -> None:
     """One step of each case of QUICK of this size."""
     work(rank, world, folder, [case for case in CASES if case.name in QUICK])
+
+
+def drawn(rank: int, world: int, folder: Path) -> None:
+    """One step of each random order of this size."""
+    work(rank, world, folder, DRAWN)
 
 
 def work(rank: int, world: int, folder: Path, cases: Sequence[Case] = CASES) -> None:

@@ -36,7 +36,8 @@ from hetplan.replays.facts import expert_params_of, model_facts
 from hetplan.replays.offers import offers_of_cluster
 from hetplan.replays.overlap import uncovered
 from hetplan.replays.replay import replay
-from plain_replay import block_waits, host_update, seconds_of
+from hetplan.replays.simulator.tasks import Kind
+from plain_replay import block_waits, host_update, seconds_of, weight_share
 from present import present
 
 BLOCKS, BATCH = 6, 16
@@ -128,10 +129,29 @@ def computed(
     return table.forward_seconds[1], table.backward_seconds[1], seconds
 
 
-def waits(on: Workload, made: Plan) -> tuple[float, float]:
+def waits(on: Workload, made: Plan) -> tuple[float, ...]:
     """What a block waits for, by the plain replay."""
     samples = made.replicas[0].micro_batches[0].samples
     return block_waits(on, made, samples, computing(on, made))
+
+
+def weights_of(on: Workload, made: Plan) -> float:
+    """Seconds that a block's pass of weights computes on one rank."""
+    samples, tensor = (
+        made.replicas[0].micro_batches[0].samples,
+        len(made.replicas[0].stages[0].tensor_shares),
+    )
+    stack = replace(on.stack, sequence_parallel=made.further.sequence_parallel)
+    rates = Rates("T4", on.cluster.specs["T4"], on.precision, stack)
+    share = weight_share(divided(on, cut_of(on, made))[1], rates, samples, tensor)
+    return share * computing(on, made)[1]
+
+
+def split_waits(on: Workload, made: Plan) -> tuple[float, ...]:
+    """What a block waits for in a forward pass and in the two parts of a backward pass, by the
+    plain replay."""
+    samples = made.replicas[0].micro_batches[0].samples
+    return block_waits(on, made, samples, computing(on, made), weights_of(on, made))
 
 
 EVERY: list[dict[str, Any]] = [
@@ -165,6 +185,8 @@ def test_a_block_waits_as_long_as_the_plain_replay_says(experts: bool) -> None:
         assert isinstance(zero.costs, DegreeCosts)
         found, expected = zero.costs.waits("T4", given["samples"]), waits(on, made)
         assert found == pytest.approx(expected, rel=1e-9), given
+        in_parts = zero.costs.split_waits("T4", given["samples"])
+        assert in_parts == pytest.approx(split_waits(on, made)[1:], rel=1e-9), given
         seen.add(found)
     assert len(seen) > (40 if experts else 20)
 
@@ -218,6 +240,40 @@ def test_context_ranks_replay_as_row_groups_of_shorter_samples(
     expected = seconds_of(again, twice)
     assert replay(made, on).seconds == pytest.approx(expected, rel=1e-9 if tp == 1 else 1e-3)
     assert replay(made, on).seconds < replay(plan(None, dp=dp, pp=pp, tp=tp), on).seconds
+
+
+@pytest.mark.parametrize(
+    ("degrees", "shape"),
+    [
+        (Degrees(context=2), {}),
+        (Degrees(context=2, exchange="all-to-all", sequence_parallel=True), {"tp": 2, "dp": 1}),
+        (Degrees(expert=2), {"on": workload(experts=True)}),
+        (Degrees(overlap=["offload"]), {"dp": 4, "zero": 3}),
+    ],
+)
+def test_exchanges_are_in_passes_of_inputs_and_scattering_in_those_of_weights(
+    degrees: Degrees, shape: dict[str, Any]
+) -> None:
+    """Of a stage with three blocks, under ZB-H1, beside 1F1B."""
+    on = shape.get("on", workload())
+    split = plan(degrees, schedule="zb-h1", **shape)
+    _, inputs, weights = split_waits(on, split)
+    assert inputs > 0 and (weights > 0) == (split.zero == 3)
+    spent: dict[tuple[str, Any], float] = {}
+    for made in (split, plan(degrees, **shape)):
+        tasks = replay(made, on).timeline.tasks
+        for kind in (Kind.BACKWARD, Kind.WEIGHTS):
+            of_first = (tasks.kind == kind) & (tasks.unit == 0) & (tasks.micro_batch == 0)
+            spent[made.schedule, kind] = float(tasks.seconds[of_first].sum())
+    _, whole_wait = waits(on, split)
+    longer = 3 * (inputs + weights - whole_wait)
+    both = spent["zb-h1", Kind.BACKWARD] + spent["zb-h1", Kind.WEIGHTS]
+    # tensor ranks reduce beside fewer of the host's seconds: that is below a hundredth
+    tolerance = 1e-2 if "tp" in shape else 1e-9
+    assert both == pytest.approx(spent["1f1b", Kind.BACKWARD] + longer, rel=tolerance)
+    # the embedding's pass of weights is all that the first stage has beside its blocks
+    blocks = 3 * (weights_of(on, split) + weights)
+    assert blocks < spent["zb-h1", Kind.WEIGHTS] < 1.5 * blocks
 
 
 @pytest.mark.parametrize("exchange", ["ring", "all-to-all"])

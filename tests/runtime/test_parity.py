@@ -14,7 +14,7 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.files import read_json  # noqa: E402
 from parity.asking import run_forked  # noqa: E402
-from parity.cases import CASES, Case  # noqa: E402 (needs torch)
+from parity.cases import CASES, DRAWN, Case  # noqa: E402 (needs torch)
 from parity.curves import (  # noqa: E402
     OPTIMIZERS,
     PLANS,
@@ -69,6 +69,20 @@ def test_loss_and_gradients_of_all_plans_equal_one_process(
     case: Case, all_written: Written
 ) -> None:
     check_case(case, all_written)
+
+
+@pytest.fixture(scope="module")
+def drawn_written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """What the ranks of all random orders wrote."""
+    return written_by("parity.gradients:drawn", DRAWN, tmp_path_factory.mktemp("drawn"))
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("case", DRAWN, ids=[case.name for case in DRAWN])
+def test_random_orders_end_with_the_gradients_of_one_process(
+    case: Case, drawn_written: Written
+) -> None:
+    check_case(case, drawn_written)
 
 
 @pytest.mark.parametrize("case", [case for case in FEW if case.name in STAGED])
