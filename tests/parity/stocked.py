@@ -16,6 +16,7 @@ from parity.cases import MODELS, Case, R, S, even, zero
 
 TWO = [R([S((0, 4))], [(2, 2)])] * 2
 PIPE = [R(even([0, 2, 4]), [(4, 2)])]
+ON_A_V = [R([S([(0, 1), (3, 4)]), S([(1, 2), (2, 3)])], [(4, 2)])]
 CASES = [
     Case("data parallel", "untied", TWO),  # with dropout
     *(Case(f"ZeRO {level}", "perceptron", TWO, zero(level)) for level in (2, 3)),
@@ -29,6 +30,11 @@ CASES = [
     Case(
         "interleaved", "perceptron", [R([S([(0, 1), (2, 3)]), S([(1, 2), (3, 4)])], [(4, 2)])],
         {"schedule": "interleaved-1f1b"},
+    ),
+    *(
+        Case(f"{name}, {model}", model, ON_A_V, {"schedule": name})
+        for name in ("zbv", "dualpipev")
+        for model in ("perceptron", "untied")
     ),
     Case("pipelines, recomputed", "untied", PIPE * 2, {"recomputation": "full"}),
     Case("products recomputed", "untied", PIPE, {"recomputation": "operators"}),

@@ -15,7 +15,7 @@ from hetplan.runtime.engine.chain import describe  # noqa: E402
 from hetplan.runtime.stock import check_stock  # noqa: E402
 from parity.asking import losses, refused, request, run_forked, served  # noqa: E402
 from parity.cases import MODELS, Case, R, S, even, names_of, zero  # noqa: E402
-from parity.stocked import CASES  # noqa: E402
+from parity.stocked import CASES, ON_A_V  # noqa: E402
 
 
 @pytest.mark.engine
@@ -76,6 +76,8 @@ ONE = [R([S((0, 4))], [(2, 2)])] * 2
         ("gpt", [R(even([0, 2, 5]), [(4, 2)])], {}, "parameters of several stages"),
         ("untied", [R([S((0, 4))], [(1, 2)])] * 3, zero(3), "uneven shards of parameters"),
         ("untied", ONE, {"recomputation": "selective"}, "recomputation of the scores"),
+        ("untied", ON_A_V * 2, {"schedule": "zbv"}, "replicas whose backward passes are split"),
+        ("untied", [R(even([0, 2, 4]), [(4, 1)])], {"schedule": "zb-h1"}, "the schedule zb-h1"),
     ],
 )
 def test_what_stock_torch_cannot_say_is_refused(

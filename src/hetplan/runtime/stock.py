@@ -34,7 +34,7 @@ from hetplan.runtime.engine.pipeline import layer_pass
 from hetplan.runtime.engine.position import Position
 from hetplan.runtime.engine.transport import host_total, one_group
 
-STOCK_SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b")
+STOCK_SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "zbv", "dualpipev")
 
 
 def check_stock(plan: Plan, chain: Chain) -> None:
@@ -57,6 +57,9 @@ def lacking(plan: Plan, chain: Chain) -> Iterator[str]:
         yield "tensor groups"
     if plan.schedule not in STOCK_SCHEDULES:
         yield f"the schedule {plan.schedule}"
+    if plan.splits_backward and len(plan.replicas) > 1:
+        # DistributedDataParallel and FSDP2 join gradients behind whole backward passes
+        yield "replicas whose backward passes are split"
     if plan.zero == 1:
         yield "ZeRO 1"
     if plan.further.expert > 1:
@@ -139,18 +142,19 @@ class Stock(Placed):
         self.mesh = self._mesh(ranks_of_stages, backend) if plan.zero else None
         chunks = self.layout.stage(self.place).layers
         self.parts = [ModelChunk(self, first, last) for first, last in chunks]
+        along = self.layout.virtual_stages(self.place.replica)
         pipeline_stages = [
             PipelineStage(
                 self._wrapped(part, replica_groups[self.place.stage]),
-                len(stages) * chunk + self.place.stage, len(stages) * len(chunks),
+                along.index((self.place.stage, chunk)), len(along),
                 torch.device(self.device), group=pipeline_groups[self.place.replica],
             )
             for chunk, part in enumerate(self.parts)
         ]  # fmt: skip
-        interleaved = plan.schedule == "interleaved-1f1b"
+        several_chunks = plan.schedule not in ("gpipe", "1f1b")
         schedule_class = schedules.get_schedule_class(SCHEDULES[plan.pass_schedule])
         self.schedule: Any = schedule_class(
-            pipeline_stages if interleaved else pipeline_stages[0], plan.replicas[0].steps,
+            pipeline_stages if several_chunks else pipeline_stages[0], plan.replicas[0].steps,
             # the factor averages over the batch, so that the engine does not divide once more
             loss_fn=lambda out, _: self.factor * out.sum(), scale_grads=False,
         )  # fmt: skip
