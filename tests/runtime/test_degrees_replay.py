@@ -135,16 +135,19 @@ def waits(on: Workload, made: Plan) -> tuple[float, ...]:
     return block_waits(on, made, samples, computing(on, made))
 
 
+SHARES: dict[Any, float] = {}  # what `weights_of` has found
+
+
 def weights_of(on: Workload, made: Plan) -> float:
     """Seconds that a block's pass of weights computes on one rank."""
-    samples, tensor = (
-        made.replicas[0].micro_batches[0].samples,
-        len(made.replicas[0].stages[0].tensor_shares),
-    )
-    stack = replace(on.stack, sequence_parallel=made.further.sequence_parallel)
-    rates = Rates("T4", on.cluster.specs["T4"], on.precision, stack)
-    share = weight_share(divided(on, cut_of(on, made))[1], rates, samples, tensor)
-    return share * computing(on, made)[1]
+    samples = made.replicas[0].micro_batches[0].samples
+    tensor, cut = len(made.replicas[0].stages[0].tensor_shares), cut_of(on, made)
+    key = on.model.spec.shape, cut, samples, tensor, made.further.sequence_parallel
+    if key not in SHARES:
+        stack = replace(on.stack, sequence_parallel=made.further.sequence_parallel)
+        rates = Rates("T4", on.cluster.specs["T4"], on.precision, stack)
+        SHARES[key] = weight_share(divided(on, cut)[1], rates, samples, tensor)
+    return SHARES[key] * computing(on, made)[1]
 
 
 def split_waits(on: Workload, made: Plan) -> tuple[float, ...]:
@@ -171,7 +174,7 @@ EVERY: list[dict[str, Any]] = [
 @pytest.mark.parametrize("experts", [False, True])
 def test_a_block_waits_as_long_as_the_plain_replay_says(experts: bool) -> None:
     """Every combination of degrees on a pipeline of one stage."""
-    on, seen = workload(experts), set()
+    on, seen, some_take_longer = workload(experts), set(), False
     for given in EVERY:
         if given["degrees"].expert > 1 and not experts:
             continue
@@ -187,8 +190,13 @@ def test_a_block_waits_as_long_as_the_plain_replay_says(experts: bool) -> None:
         assert found == pytest.approx(expected, rel=1e-9), given
         in_parts = zero.costs.split_waits("T4", given["samples"])
         assert in_parts == pytest.approx(split_waits(on, made)[1:], rel=1e-9), given
+        stage, samples = made.replicas[0].stages[0], given["samples"]
+        added = zero.costs.added_seconds(stage, (1, 1 + BLOCKS), samples)
+        longer = BLOCKS * (sum(split_waits(on, made)[1:]) - expected[1])
+        assert added == pytest.approx(longer, rel=1e-6, abs=1e-12), given
+        some_take_longer |= added > 1e-6
         seen.add(found)
-    assert len(seen) > (40 if experts else 20)
+    assert len(seen) > (40 if experts else 20) and some_take_longer
 
 
 @pytest.mark.parametrize("zero", [0, 1])

@@ -15,6 +15,7 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose
+from hetplan.formulations.joint.schedule.pose import pose as pose_orders
 from hetplan.planner.amp import AmpProblem
 from hetplan.planner.explain import fullest_link
 from hetplan.planner.poplar import Poplar
@@ -22,6 +23,7 @@ from hetplan.planner.proposals import propose
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.inputs.inputs import Inputs
+from hetplan.profiling.models.operators import CONTENTION
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.rates.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
@@ -29,7 +31,7 @@ from hetplan.replays.chains import Settings
 from hetplan.replays.costs import Costs
 from hetplan.replays.overlap import prefetched_pass
 from hetplan.replays.pose import costs_of
-from hetplan.replays.replay import replay
+from hetplan.replays.replay import StageReplayer, replay
 from hetplan.replays.simulator.tasks import Kind
 from hetplan.solvers.run import Run
 from present import present
@@ -333,8 +335,52 @@ def test_tensor_groups_pay_for_their_all_reduces() -> None:
     assert reduces == pytest.approx(longer - seconds)
     again = costs_of(w, "full").reduces(stage, (0, 14), 1)
     assert again[1].seconds > 1.5 * reduces[1]
+    # beside a pass of inputs is its own part of the computation alone
+    part = 1 - costs.weight_seconds(stage, (0, 14), 1) / seconds[1]
+    device, its_host = part * np.sqrt(seconds[1] ** 2 - host[1] ** 2), part * host[1]
+    in_inputs = np.hypot(device + ring / 2, its_host) - part * seconds[1]
+    assert costs.reduces_of_inputs(stage, (0, 14), 1).seconds == pytest.approx(in_inputs)
+    larger = [
+        layer.model_copy(update={"tensor_bytes": 6 * layer.tensor_bytes})
+        for layer in costs.data.layers
+    ]
+    hiding = Costs(costs.data.model_copy(update={"hidden_reduces": True, "layers": larger}))
+    of_larger = 6 * size / 2 / (170 * GBIT) + w.cluster.latency()[0, 1]
+    assert of_larger > device
+    beside = device + of_larger - (1 - CONTENTION) * device
+    in_inputs = np.hypot(beside, its_host) - part * seconds[1]
+    assert hiding.reduces_of_inputs(stage, (0, 14), 1).seconds == pytest.approx(in_inputs)
     busy = replay(plan, w).timeline.spent(Kind.FORWARD, Kind.BACKWARD)
     assert busy.tolist() == pytest.approx([8 * longer.sum()])
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "explicit"])
+def test_a_split_pass_reduces_beside_its_inputs(schedule: str) -> None:
+    """Where all-reduces hide, in the replay and in the problem of orders; a whole backward pass has
+    more to hide them behind, in an order that splits others, too."""
+    w = workload()
+    w = replace(w, stack=replace(w.stack, hidden_reduces=True))
+    stages = [tensor_pair([0, 2], last=7), tensor_pair([1, 3], first=7)]
+    passes = [[["F0", "F1", "B0", "W0", "D1"], ["F0", "D0", "F1", "D1"]]]
+    more = {"passes": passes} if schedule == "explicit" else {}
+    replicas = [{"stages": stages, "micro_batches": [{"count": 2, "samples": 4}]}]
+    plan = new_plan(w, replicas, schedule=schedule, **more)
+    costs, stage = costs_of(w), plan.replicas[0].stages[0]
+    whole = costs.passes(stage, (0, 7), 4)[1]
+    later = costs.weight_seconds(stage, (0, 7), 4)
+    of_whole = costs.reduces(stage, (0, 7), 4)[1].seconds
+    of_inputs = costs.reduces_of_inputs(stage, (0, 7), 4).seconds
+    assert of_inputs > 1.01 * of_whole > 0
+    tasks = replay(plan, w).timeline.tasks
+    for batch in (0, 1):
+        mine = (tasks.kind == Kind.BACKWARD) & (tasks.unit == 0) & (tasks.micro_batch == batch)
+        split = schedule == "zb-h1" or (schedule == "explicit" and batch == 0)
+        expected = whole - later + of_inputs if split else whole + of_whole
+        assert tasks.seconds[mine].sum() == pytest.approx(expected)
+    (problem,) = pose_orders(plan, StageReplayer(w))
+    latency = costs.reduces_of_inputs(stage, (0, 7), 4).latency
+    assert problem.backward[0][0] == pytest.approx(whole - later + of_inputs + latency)
+    assert problem.weight[0][0] == pytest.approx(later)
 
 
 def test_tensor_groups_across_nodes_share_the_cards() -> None:

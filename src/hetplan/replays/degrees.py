@@ -201,6 +201,7 @@ class DegreeCosts(Costs):
         self.waits = cache(self._waits)  # (device type, samples) -> (forward, backward) seconds
         # (device type, samples) -> (backward pass of inputs, pass of weights) seconds
         self.split_waits = cache(self._split_waits)
+        self.block_seconds = cache(self._block_seconds)
 
     def exchanges(self, kind: str, samples: int) -> BlockExchanges[int]:
         """The exchanges of a block for one micro-batch.
@@ -221,7 +222,7 @@ class DegreeCosts(Costs):
             kept_for=self.kept_for,
         )
 
-    def _block_times(self, kind: str, samples: int) -> BlockSeconds:
+    def _block_seconds(self, kind: str, samples: int) -> BlockSeconds:
         """Seconds in which a rank of type `kind` computes a block of `samples` samples."""
         rank_pass = Pass(self.tensor, samples, self.degrees.sequence_parallel, self.cut)
         return block_times(self.facts, self.offers[kind], self.assumed, rank_pass)
@@ -229,7 +230,7 @@ class DegreeCosts(Costs):
     def _waits(self, kind: str, samples: int) -> tuple[float, float]:
         """(forward, backward) seconds that a block waits for exchanges, for a micro-batch of
         `samples` samples on devices of type `kind`."""
-        block = self._block_times(kind, samples)
+        block = self.block_seconds(kind, samples)
         forward, backward = self.exchanges(kind, samples).waits(
             block.forward, block.backward, block.core_forward
         )
@@ -238,7 +239,7 @@ class DegreeCosts(Costs):
     def _split_waits(self, kind: str, samples: int) -> tuple[float, float]:
         """Seconds that a block waits for exchanges in a backward pass of inputs, and in its pass of
         weights; arguments as those of `_waits`."""
-        block = self._block_times(kind, samples)
+        block = self.block_seconds(kind, samples)
         shares, seconds = self.weight_shares(kind, self.tensor, samples)
         blocks = slice(1, -1)  # all layers but the model's first and last one
         share = float((shares * seconds)[blocks].sum() / seconds[blocks].sum())
