@@ -389,6 +389,36 @@ def test_the_programme_over_nodes_is_near_plans_that_it_describes(
     assert attained * seconds <= bound <= seconds * (1 + 1e-9), (why, bound / seconds)
 
 
+def test_one_of_several_copies_of_weights_is_joined_alone() -> None:
+    """A large copy stays beside the first layer, and a small one is on another node."""
+    data = even_data((1, 1), 3, 2, network=1e7, inside=1e11, tied=True)
+    copies = [0.0, 9e6, 1e5]  # bytes
+    layers = [
+        layer.model_copy(update={"tied_param_bytes": size})
+        for layer, size in zip(data.layers, copies, strict=True)
+    ]
+    data = data.model_copy(update={"layers": layers})
+    stages = replica([[0], [1]], [[(0, 2)], [(2, 3)]], 2, 1)
+    plan = data.plan([stages], schedule="1f1b", zero=0, recomputation="none")
+    of, seconds = Relaxation(data), ChainReplayer.of(data).seconds(plan)
+    bound = node_model(of).whole(homes_of(plan, data, of), False, False, 20)
+    assert 0 < bound <= seconds < 0.1
+
+
+def test_a_path_need_not_return_to_copies_in_the_middle() -> None:
+    """The second layer has a copy of the first one's weights, on the first node."""
+    data = even_data((1, 1), 3, 2, network=1e7, inside=1e11, tied=True)
+    layers = [
+        layer.model_copy(update={"tied_param_bytes": 1e7 if l == 1 else 0.0})
+        for l, layer in enumerate(data.layers)
+    ]
+    data = data.model_copy(update={"layers": layers})
+    stages = replica([[0], [1]], [[(0, 2)], [(2, 3)]], 2, 1)
+    plan = data.plan([stages], schedule="1f1b", zero=0, recomputation="none")
+    seconds = ChainReplayer.of(data).seconds(plan)
+    assert lower_bound(Relaxation(data), cancelled_after(LOOKS)) <= seconds < 0.1
+
+
 @pytest.mark.parametrize("seed", rest_wide(range(10), 4))
 def test_no_plan_is_faster_than_the_bound(seed: int) -> None:
     rng = Random(seed)

@@ -306,13 +306,13 @@ class Replicas:
 
     def cases(self, seconds: float, C: int) -> list[tuple[int, float]]:
         """(changes between nodes, seconds) of plans with so many homes, where cards leave time.
-        Tied weights are in one home, to which the path returns, or they are joined through a card
-        behind all else."""
+        Weights that the last layer shares with the first one are in one home, to which the path
+        returns, or they are joined through a card behind all else."""
         of, count = self.of, self.homes.total
         if count < 2:
             return [(0, seconds)]
-        apart = C * count - 1, seconds - max(of.tied / of.card - self.tail, 0.0)
-        every = [(C * count, seconds), apart] if of.tied else [apart]
+        apart = C * count - 1, seconds - max(of.tied_ends / of.card - self.tail, 0.0)
+        every = [(C * count, seconds), apart] if of.tied_ends else [apart]
         return [(H, limit) for H, limit in every if self.received(C, H) <= limit]
 
     def received(self, C: int, H: int) -> float:

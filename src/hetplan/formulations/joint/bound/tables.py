@@ -93,8 +93,11 @@ class Relaxation:
         joined = grown * np.array([layer.param_bytes for layer in data.layers])
         self.sent = np.array([[0.0, *sizes, 0.0], [0.0, *joined.cumsum()]])
         self.joined = float(joined[0])
-        tied = sum(layer.tied_param_bytes for layer in data.layers[1:])
-        self.tied = grown * min(tied, data.layers[0].param_bytes)
+        # bytes joined for the copy of the first layer's weights that each later layer has
+        copies = grown * np.array([layer.tied_param_bytes for layer in data.layers[1:]])
+        copies = np.minimum(copies, joined[0])
+        self.tied = float(copies[copies > 0].min(initial=math.inf)) if copies.any() else 0.0
+        self.tied_ends = float(copies[-1]) if len(copies) else 0.0  # of the last layer's copy
         self.joins = {
             (where, q, t): self.join(where, q, t) for q, t in self.seconds for where in range(3)
         }
@@ -123,7 +126,7 @@ class Relaxation:
         """The same instance where messages and joins take no time."""
         freed = copy.copy(self)
         freed.sent = np.zeros_like(self.sent)
-        freed.least_sent = freed.joined = freed.tied = 0.0
+        freed.least_sent = freed.joined = freed.tied = freed.tied_ends = 0.0
         return freed
 
     def least_work(self, q: int, most: int | None = None) -> Floats:

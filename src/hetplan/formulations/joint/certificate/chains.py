@@ -241,13 +241,13 @@ class Chains:
 
     def cases(self) -> list[tuple[int, int]]:
         """(changes between nodes, ticks that plans have), of which one holds for each plan. The
-        path visits every home. Tied weights are in one home, to which the path returns, or they
-        pass a card behind all else."""
+        path visits every home. Weights that the last layer shares with the first one are in one
+        home, to which the path returns, or they pass a card behind all else."""
         homes, T = sum(self.homes.nodes), 2**TICKS
         if homes < 2:
             return [(0, T)]
-        tied = self.instance.tied
-        if not tied or not self.instance.tied_layers:
+        tied = self.instance.tied_ends
+        if not tied or len(self.instance.layers) == 1:
             return [(homes - 1, T)]
         through_card = self.clock.down(tied / self.links.second_card)
         return [(homes, T), (homes - 1, T - max(through_card - self.tail, 0))]

@@ -53,6 +53,8 @@ class Instance:
         self.tied_layers = [l for l in range(1, len(self.layers)) if self.tied_bytes(l)]
         tied = [self.tied_bytes(l) for l in self.tied_layers]
         self.tied = min([grown * size for size in tied] + [self.joined[0]])
+        # of the last layer's copy, which a path that ends elsewhere joins through a card
+        self.tied_ends = min(grown * self.tied_bytes(len(self.layers) - 1), self.joined[0])
         # bytes of a sample behind each layer but the last one
         self.sent = [Fraction(layer["activation_bytes"]) for layer in self.layers[:-1]]
         self.fabrics = [most_joined(node) for node in self.nodes]

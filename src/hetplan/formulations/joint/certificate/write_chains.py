@@ -79,9 +79,9 @@ def all_cases(replicas: Replicas, goal: float) -> Iterator[tuple[int, float]]:
     if homes < 2:
         yield 0, goal
         return
-    if of.tied:
+    if of.tied_ends:
         yield homes, goal
-    yield homes - 1, goal - max(of.tied / of.card - replicas.tail, 0.0)
+    yield homes - 1, goal - max(of.tied_ends / of.card - replicas.tail, 0.0)
 
 
 def fees_of_case(
