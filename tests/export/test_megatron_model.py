@@ -17,7 +17,7 @@ from export.by_hand import plan_of
 from export.megatron_table import parsed
 from export.models import GPT_OSS, MODELS, REFUSED, WHOLE_HEADS
 from hetplan.adapters.exports import export
-from hetplan.adapters.exports.megatron_model import unsaid
+from hetplan.adapters.exports.megatron_model import inexpressible
 from hetplan.cli.main import main
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.plans.plan import Plan
@@ -172,9 +172,9 @@ def test_features_that_the_arguments_do_not_have_are_refused_unseen() -> None:
 
     llama = present(BUILT_IN["llama2-7b"].shape)
     values = {field.name: getattr(llama, field.name) for field in fields(llama)}
-    assert unsaid(Wider(**values)) == []
-    assert unsaid(Wider(**values, of_tomorrow=2)) == ["of_tomorrow 2"]
-    (words,) = unsaid(replace(llama, adapters=Adapters(8)))
+    assert inexpressible(Wider(**values)) == []
+    assert inexpressible(Wider(**values, of_tomorrow=2)) == ["of_tomorrow 2"]
+    (words,) = inexpressible(replace(llama, adapters=Adapters(8)))
     assert words.startswith("adapters ")
 
 

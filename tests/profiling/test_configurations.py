@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fakes.small_models import SMALL_MODELS
-from hetplan.adapters.exports.megatron_model import unsaid
+from hetplan.adapters.exports.megatron_model import inexpressible
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.plans.refusals import check_shape
 from hetplan.profiling.inputs.parts import ModelRecord
@@ -503,7 +503,7 @@ def test_layers_of_predictions_are_told_and_left_out() -> None:
     told = "without its layers of multi-token prediction (num_nextn_predict_layers = 1)"
     assert any(told in note for note in spec.notes)
     assert spec.shape is not None and spec.shape.function is not None
-    assert spec.shape.function.predictions == 1 and not unsaid(spec.shape)
+    assert spec.shape.function.predictions == 1 and not inexpressible(spec.shape)
     del config["num_nextn_predict_layers"]
     assert not any("prediction" in note for note in from_config(config, name="x").notes)
 
@@ -560,8 +560,8 @@ def test_rare_features_are_refused_where_they_would_be_left_out() -> None:
     with pytest.raises(UnsupportedError, match="hap: no rule for a bias of the head"):
         program_of(load_model(spec, sequence=16), 2)
     plain = present(from_config(LLAMA, name="x").shape)
-    assert plain.rare_features == [] and unsaid(plain) == []
+    assert plain.rare_features == [] and inexpressible(plain) == []
     known = replace(plain, mixers="*D", norm="scale", output_gate="head")
-    assert set(unsaid(known)) == {
+    assert set(inexpressible(known)) == {
         "output_gate head", "blocks with other mixers than attention", "LayerNorm without biases",
     }  # fmt: skip

@@ -7,9 +7,9 @@ seconds. Conversely, a plan for a changed cluster that uses no added device also
 unchanged cluster, so that removals never save seconds.
 
 A longer search improves plans even if nothing changes. Therefore the unchanged cluster is planned
-twice, with equal budgets. The second planning begins with the plan of the first, with another
-seed, as that of every change does. The precision of the answer is the ratio by which the first plan
-was slower than the best plan for the unchanged cluster: a smaller difference may come from the
+twice, with equal budgets. The second planning is like those of the changes: it begins with the plan
+of the first one, and has another seed. The precision of the answer is the ratio by which the first
+plan was slower than the best plan for the unchanged cluster: a smaller difference may come from the
 search alone.
 
 `marginal` gives the changes that are tried if the user names none: one more node of each device
@@ -308,11 +308,12 @@ def what_if(
     def planned(name: str, changed: Workload, plans: Sequence[Plan], seed: int) -> Planning:
         """The planning of a workload, with `plans` to begin with, in one share of the budget. name:
         name of the change."""
-        parts_left = 1.0  # without a budget
+        # The budget left in units of `seconds`, so that the share is `seconds`. It is 1.0 where
+        # less than that is left, or where there is no budget.
+        units_left = 1.0
         if seconds < math.inf:
-            # a part then takes `seconds`, or what is left if that is less
-            parts_left = max(run.remaining / seconds, 1.0)
-        share = run.share(parts_left)
+            units_left = max(run.remaining / seconds, 1.0)
+        share = run.share(units_left)
         share.options = replace(share.options, seed=seed)
         beginning = [strategy.beginning_with(plans) for strategy in strategies]
         planning = make_plans(changed, beginning, share, on_candidate=on_candidate)
@@ -355,8 +356,8 @@ def given_candidates(
     plans: Sequence[Plan], workload: Workload
 ) -> tuple[list[Candidate], list[str]]:
     """(the given plans as candidates for the workload, replayed there; why others are left out, as
-    `name: reason`). A plan is left out that does not fit in memory, and that is not of the
-    workload or cannot be replayed."""
+    `name: reason`). A plan is left out if it is not of the workload, cannot be replayed, or does
+    not fit in memory."""
     candidates, left_out = [], []
     for plan in plans:
         try:
@@ -398,14 +399,13 @@ def compared(
     unchanged cluster. planning: the planning for the changed cluster. given: candidates for the
     unchanged cluster that the user gave."""
     before = plan_as_it_is(base.best, base.workload, changed, change)
-    # The best plan may use a device that the change removes, and a given plan may not.
+    # Where the change removes a device that the best plan uses, a given plan that does not use the
+    # device still runs.
     others = [plan_as_it_is(candidate, base.workload, changed, change) for candidate in given]
     after = shortest(filter(None, (planning.best, before, *others)))
+    same_plan = after is before
     if after is not None and after is not planning.best:
-        unchanged = after is before
         after = with_inputs(after, Inputs.of(changed))
-        if unchanged:
-            before = after
     result = ChangeResult(change, changed, after, None, planning.bound)
     if after is None:
         reasons = [f"{c.name}: {c.message}" for c in planning.candidates if c.message]
@@ -421,7 +421,7 @@ def compared(
         gain=gain,
         relative_gain=gain / seconds,
         within_precision=small and precision > 0,
-        same_plan=after is before,
+        same_plan=same_plan,
     )
 
 
@@ -465,7 +465,7 @@ def plan_as_it_is(
 
 def moved(best: Candidate, workload: Workload, numbers: Sequence[int], message: str) -> Candidate:
     """The candidate for another cluster, replayed on the workload's, without objective and bound,
-    which are of the other cluster. numbers: see `renumbered`. message: message of the new
+    which are of the other cluster. numbers: see `variants.renumbered`. message: message of the new
     candidate."""
     there = on_devices(best, workload, numbers)
     assert there.plan is not None  # `on_devices` keeps the plan
@@ -485,8 +485,11 @@ def on_cluster_as_it_is(
     best: Candidate | None, workload: Workload, change: Change
 ) -> Candidate | None:
     """The best candidate for a changed cluster, replayed on the unchanged one; None where there is
-    no plan, where the plan uses added devices, and where its seconds on other links are not known.
-    A plan that cannot be replayed keeps its seconds only after a removal, which changes no link.
+    no plan, and where the plan uses added devices.
+
+    A candidate without a replay keeps its seconds if the change was a removal, which changes no
+    link. After any other change it gives None, since its seconds on the unchanged links are not
+    known.
     """
     if best is None or best.plan is None or max(best.plan.ranks) >= len(change.numbers):
         return None

@@ -46,7 +46,8 @@ def stage_memory(
     """
     costs, data = zero.costs, zero.costs.data
     offloaded = costs.degrees.offloaded if costs.degrees else 0.0
-    # with context ranks, each sample is `context` rows (`Costs.context`)
+    # Every device counts the rows of the stage's largest row group, the most that any of them has.
+    # With context ranks, each sample is `context` rows (`Costs.context`).
     rows = samples * costs.context * max(stage.row_shares) / sum(stage.row_shares)
     stage_bytes = costs.stage_bytes(
         tuple(stage.layers), len(stage.tensor_shares), zero.copied_in(stage)

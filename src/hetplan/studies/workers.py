@@ -188,7 +188,7 @@ PRELOAD = (
 # The tasks submitted to a Dask scheduler per thread of its workers: enough to keep the workers
 # busy, and few to drop on Ctrl-C.
 AHEAD = 3
-# The lock for `multiprocessing`'s list of this process's children, which has none.
+# Guards the list of this process's children that `multiprocessing` keeps and does not lock itself.
 CHILDREN = threading.Lock()
 
 
@@ -364,8 +364,9 @@ def follow(pipe: Connection) -> None:
 
 def perform_there(task: Task, memory_bytes: int | None) -> Row:
     """Run a task in its own process on a worker of a Dask cluster; returns its row."""
-    # Dask's nanny starts workers as daemons, and Python forbids children to daemons, since they
-    # could outlive them. A task's process does not: it ends when the pipe to the worker closes.
+    # Dask's nanny starts workers as daemons, and Python forbids a daemon to start children, since
+    # the children could outlive the daemon. A task's process does not outlive its worker: it ends
+    # when the pipe to the worker closes.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     return next(run_tasks([task], 1, memory_bytes=memory_bytes, stop=lambda: False))
 

@@ -16,10 +16,10 @@ from hetplan.adapters.exports.megatron_arguments import (
     BRIDGE_NAME,
     RECOMPUTATION,
     bridge_sections,
+    command_line_arguments,
+    command_line_value,
     remarks,
     settings,
-    spoken,
-    word,
 )
 from hetplan.adapters.exports.megatron_model import model_settings
 from hetplan.files import to_json
@@ -118,13 +118,15 @@ def plain_document(grid: Grid) -> dict[str, Any]:
     if grid.shape is not None and grid.writes_model:
         model_arguments |= set(model_settings(grid.shape, 0))  # names alone: any sequence will do
     document: dict[str, Any] = {"system": {}, "model": {}}
-    arguments = spoken(settings(grid))
+    arguments = command_line_arguments(settings(grid))
     newer = [name for name in NEWER if name in arguments]
     grid.refuse(newer, f"the model: {', '.join(newer)}", "the model; its Megatron-LM is older")
     for name, value in arguments.items():
         section = "model" if name in model_arguments else "system"
         # FlagScale writes a list as several words, where Megatron wants one.
-        document[section][name] = word(value) if isinstance(value, list | tuple) else value
+        document[section][name] = (
+            command_line_value(value) if isinstance(value, list | tuple) else value
+        )
     return document
 
 

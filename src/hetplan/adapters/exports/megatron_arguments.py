@@ -15,8 +15,8 @@ from hetplan.adapters.exports.grid import Grid
 from hetplan.adapters.exports.megatron_model import (
     LLAMA3_SCALING,
     Settings,
+    inexpressible,
     model_settings,
-    unsaid,
     vocabulary_multiple,
     yarn_settings,
 )
@@ -79,9 +79,9 @@ def described_model(grid: Grid, tensor: int) -> Settings:
     shape = grid.shape
     assert shape is not None and shape.function is not None  # as `Grid.writes_model` says
     function = shape.function
-    # The recipes of this model alone have fields of YaRN.
+    # Only Megatron Bridge's recipes of GPT-OSS have fields for YaRN.
     yarn = grid.framework == BRIDGE_NAME and function.kind == "gpt_oss"
-    names = unsaid(shape, yarn=yarn)
+    names = inexpressible(shape, yarn=yarn)
     grid.refuse(
         names,
         f"the model: {'; '.join(names)}",
@@ -304,21 +304,24 @@ def bridge_sections(grid: Grid) -> dict[str, Any]:
     return sections
 
 
-# Arguments that only later versions have -> Megatron's default.
+# Arguments that only later versions of Megatron-LM have -> their defaults.
 LATER = {"softmax_type": "vanilla", "glu_linear_offset": 0.0}
 
 
-def spoken(arguments: Settings) -> Settings:
-    """The arguments that a command line says: a flag stands there or does not. False, None and the
-    defaults of `LATER` only matter in a file that replaces the values of a recipe."""
-    said = {}
+def command_line_arguments(arguments: Settings) -> Settings:
+    """The arguments that a command line has to state.
+
+    It leaves out those with the value False or None, and those of `LATER` with their default: there
+    a missing flag says the same. Only a file that replaces the values of a recipe states them all.
+    """
+    stated = {}
     for name, value in arguments.items():
         is_off = value is None or value is False
         if not is_off and LATER.get(name) != value:
-            said[name] = value
-    return said
+            stated[name] = value
+    return stated
 
 
-def word(value: Any) -> str:
+def command_line_value(value: Any) -> str:
     """The value of an argument on a command line. Megatron reads lists and pairs without spaces."""
     return str(value).replace(" ", "") if isinstance(value, list | tuple) else str(value)

@@ -1,4 +1,4 @@
-"""A model in Megatron's arguments, and what of a model no argument can say.
+"""Translates a model into Megatron's arguments, and lists its features that no argument expresses.
 
 Source: Megatron-LM core 0.16, `megatron/training/arguments.py`, and megatron-core 0.16.1,
 `transformer/transformer_config.py`, `transformer/moe/moe_utils.py` (routing),
@@ -16,7 +16,8 @@ from hetplan.profiling.models.transformer import Experts, Latent, Transformer
 
 Settings = dict[str, Any]
 """Argument -> its value. True stands for a flag without a value. An argument whose value is False
-or None is not written; other values would change the model."""
+or None is left out of a command line. It is listed nevertheless, since another value, such as a
+recipe's, would change the model."""
 
 # The sizes by which Llama 3.1 scales its rotary positions. Megatron has no other ones.
 LLAMA3_SCALING = {"original": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -24,16 +25,17 @@ LLAMA3_SCALING = {"original": 8192, "low_freq_factor": 1.0, "high_freq_factor": 
 LATENT_YARN = {"original": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
 # GELU by the hyperbolic tangent: Megatron's kernel that adds the bias computes it in this way.
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
-# Activations of gated networks, and of others, that an argument or its absence says.
+# Activations of gated networks, and of others, that an argument or its absence expresses.
 GATED = ("silu", "swish", "quick_gelu")
 UNGATED = (*TANH_GELU, "gelu", "relu2")
-# Biases of (queries, keys and values; attention's output; feed-forward network) that can be said.
+# Which of (queries, keys and values; attention's output; feed-forward network) have biases, in the
+# combinations that arguments express.
 BIASES = ((True, True, True), (True, False, False), (False, False, False))
 
 
-# The fields that `model_settings` writes, `unsaid` judges, or that change nothing of the function.
-# Every other field is a feature that Megatron's arguments do not have.
-SAID: dict[type[Any], frozenset[str]] = {
+# The fields that `model_settings` writes, that `inexpressible` judges, or that change nothing of
+# what the model computes. Every other field is a feature that Megatron's arguments do not have.
+EXPRESSED: dict[type[Any], frozenset[str]] = {
     Transformer: frozenset({
         "vocabulary", "hidden", "layers", "heads", "feed_forward", "kv_heads", "head_dim",
         "positions", "gated", "norm", "attention_bias", "output_bias", "feed_forward_bias", "tied",
@@ -97,10 +99,11 @@ def width_settings(shape: Transformer, tensor: int) -> Settings:
 
 
 def vocabulary_multiple(vocabulary: int, tensor: int) -> int:
-    """The multiple, times the tensor degree, to which Megatron pads the vocabulary.
+    """The argument `make_vocab_size_divisible_by`: Megatron pads the vocabulary to a multiple of
+    this number times the tensor degree.
 
-    It is at most Megatron's own, 128, and such that nothing is padded. Where the tensor degree does
-    not divide the vocabulary it is 1, which pads the least.
+    It is the largest divisor of Megatron's default, 128, with which nothing is padded. Where the
+    tensor degree does not divide the vocabulary it is 1, which pads the least.
     """
     per_rank, rest = divmod(vocabulary, tensor)
     return 1 if rest else gcd(per_rank, 128)
@@ -143,7 +146,9 @@ def per_block(digits: str) -> list[int] | None:
 def block_settings(shape: Transformer, function: Function) -> Settings:
     """The arguments of how blocks are built: norms, biases, windows and dropout."""
     window = function.window
-    windowed = function.windowed if window is not None and "0" in function.windowed else ""
+    # A model whose blocks all have the window needs no list of the blocks that have it.
+    some_without_window = window is not None and "0" in function.windowed
+    windowed = function.windowed if some_without_window else ""
     return {
         "normalization": "RMSNorm" if shape.norm == "rms" else "LayerNorm",
         "norm_epsilon": function.norm_epsilon,
@@ -245,40 +250,40 @@ def yarn_settings(rope: Rope) -> Settings:
     }
 
 
-def unsaid(shape: Transformer, *, yarn: bool = False) -> list[str]:
-    """Everything by which the model differs from all models that Megatron's arguments describe, by
-    name. Empty where the arguments say the whole model. yarn: whether `yarn_settings` are written
-    as well."""
+def inexpressible(shape: Transformer, *, yarn: bool = False) -> list[str]:
+    """The names of all features of the model that Megatron's arguments cannot express; empty where
+    the arguments describe the whole model. yarn: whether `yarn_settings` are written as well."""
     function = known_function(shape)
     rope = function.rope
     if yarn and rope is not None and rope.kind == "yarn" and rope.attention_factor is None:
+        # `yarn_settings` express the scaling, so that only the other features are left to judge
         rope = replace(rope, kind="default")
     names = [
-        *other_fields(shape, SAID[Transformer]),
-        *unsaid_parts(shape, function),
-        *unsaid_activation(shape, function),
-        *unsaid_positions(shape, rope),
+        *other_fields(shape, EXPRESSED[Transformer]),
+        *inexpressible_parts(shape, function),
+        *inexpressible_activation(shape, function),
+        *inexpressible_positions(shape, rope),
     ]
     if shape.latent is not None:
-        names += other_fields(shape.latent, SAID[Latent])
+        names += other_fields(shape.latent, EXPRESSED[Latent])
     if shape.experts is not None:
-        names += other_fields(shape.experts, SAID[Experts])
-        names += unsaid_routing(shape, shape.experts, function.router)
+        names += other_fields(shape.experts, EXPRESSED[Experts])
+        names += inexpressible_routing(shape, shape.experts, function.router)
     if function.others:
         names.append(function.others)
     return names
 
 
-def other_fields(part: Any, said: frozenset[str]) -> Iterator[str]:
+def other_fields(part: Any, expressed: frozenset[str]) -> Iterator[str]:
     """Every field of a shape, or of a part of it, that Megatron's arguments do not have and that
-    differs from its default. said: the names of all other fields."""
+    differs from its default. expressed: the names of all other fields."""
     for field in fields(part):
         value = getattr(part, field.name)
-        if field.name not in said and value != field.default:
+        if field.name not in expressed and value != field.default:
             yield f"{field.name} {value}"
 
 
-def unsaid_parts(shape: Transformer, function: Function) -> Iterator[str]:
+def inexpressible_parts(shape: Transformer, function: Function) -> Iterator[str]:
     """The features of embedding, head, blocks, norms and biases for which there is no argument."""
     if shape.head != "lm":
         yield f"heads of {shape.head}"
@@ -314,7 +319,7 @@ def unsaid_parts(shape: Transformer, function: Function) -> Iterator[str]:
         yield "biases beside latent attention"
 
 
-def unsaid_activation(shape: Transformer, function: Function) -> Iterator[str]:
+def inexpressible_activation(shape: Transformer, function: Function) -> Iterator[str]:
     """The features of the feed-forward network's activation for which there is no argument."""
     activation = function.activation
     known = GATED if shape.gated else UNGATED
@@ -326,7 +331,7 @@ def unsaid_activation(shape: Transformer, function: Function) -> Iterator[str]:
         yield f"clamped activations ({function.clamp:g})"
 
 
-def unsaid_positions(shape: Transformer, rope: Rope | None) -> Iterator[str]:
+def inexpressible_positions(shape: Transformer, rope: Rope | None) -> Iterator[str]:
     """The features of the rotary positions for which there is no argument."""
     if rope is None:
         return
@@ -367,7 +372,9 @@ def unlike(rope: Rope, fixed: dict[str, float]) -> list[str]:
     ]
 
 
-def unsaid_routing(shape: Transformer, experts: Experts, router: Router | None) -> Iterator[str]:
+def inexpressible_routing(
+    shape: Transformer, experts: Experts, router: Router | None
+) -> Iterator[str]:
     """The features of the choice of experts for which there is no argument."""
     if experts.latent is not None:
         yield f"experts on {experts.latent} projected numbers"

@@ -21,10 +21,10 @@ from hetplan.adapters.exports.grid import Grid, heading
 from hetplan.adapters.exports.megatron_arguments import (
     FSDP_STRATEGIES,
     RECOMPUTATION,
+    command_line_arguments,
+    command_line_value,
     remarks,
     settings,
-    spoken,
-    word,
 )
 from hetplan.errors import UnsupportedError, printable, require
 from hetplan.interpreter import SAFE_PATH
@@ -57,8 +57,9 @@ def megatron(plan: Plan, shape: Transformer | None = None, *, model: bool = True
     """A script that starts a command with Megatron's flags once per rank.
 
     Every process gets the variables that torchrun would give it: RANK, LOCAL_RANK (its device
-    within the node), WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Raises
-    UnsupportedError for a plan that stock Megatron-LM cannot express.
+    within the node), WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. shape: the model's
+    shape; None where it is unknown. model: whether to write the model's flags where it is known.
+    Raises UnsupportedError for a plan that stock Megatron-LM cannot express.
     """
     grid = Grid(plan, "Megatron-LM", shape, model=model)
     grid.only("schedule", ("1f1b", "interleaved-1f1b"), "the order of passes")
@@ -89,7 +90,8 @@ def connections(grid: Grid) -> list[str]:
     """The line that exports CUDA_DEVICE_MAX_CONNECTIONS, without which Megatron-LM refuses tensor
     and context parallelism on devices older than Blackwell. Its FSDP refuses the value 1."""
     degrees = grid.plan.degrees or Degrees()
-    divided = grid.widths[0] > 1 or degrees.context > 1
+    tensor = grid.widths[0]  # all stages have this tensor degree
+    divided = tensor > 1 or degrees.context > 1
     if not divided or grid.plan.zero in FSDP_STRATEGIES:
         return []
     return ['export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"']
@@ -127,9 +129,9 @@ def flags(grid: Grid) -> list[list[str]]:
     """Megatron's flags for the plan and its model: each a list of the flag and, unless the flag
     takes none, its value."""
     words = []
-    for name, value in spoken(settings(grid)).items():
+    for name, value in command_line_arguments(settings(grid)).items():
         flag = f"--{name.replace('_', '-')}"
-        words.append([flag] if value is True else [flag, word(value)])
+        words.append([flag] if value is True else [flag, command_line_value(value)])
     return words
 
 
@@ -147,9 +149,9 @@ def torchrun(
 ) -> str:
     """A script that starts hetplan's runtime under torchrun.
 
-    variables: environment variables of all ranks. Raises UnsupportedError for a plan that the
-    runtime cannot run, and for one whose devices are numbered otherwise than torchrun numbers
-    ranks.
+    shape, model: parameters of every exporter, which this one does not need. variables: environment
+    variables of all ranks. Raises UnsupportedError for a plan that the runtime cannot run, and for
+    one whose devices are numbered otherwise than torchrun numbers ranks.
     """
     check_executed(plan)
     nodes = {

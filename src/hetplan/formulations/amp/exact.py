@@ -158,7 +158,8 @@ class BranchAndBound:
         halvings = subproblem.halvings + 1 if len(parts) > 1 else bisection.halvings
         return Expansion(
             [(box.bound, replace(subproblem, box=box, halvings=halvings)) for box in parts],
-            dropped_bound=threshold,  # `halves` cuts off only decisions that cost as much
+            # `halves` cuts off only decisions that cost the threshold or more
+            dropped_bound=threshold,
         )
 
     def list_all_shapes(self, subproblem: SyncSubproblem) -> Children:

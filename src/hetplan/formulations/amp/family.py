@@ -13,6 +13,7 @@ FAMILY = Family(
     decision=f"{_HERE}.data:AmpDecision",
     evaluate=f"{_HERE}.evaluate:evaluate",
     describe=f"{_HERE}.evaluate:describe",
+    # of each method: its name, its target, whether it is exact, a summary, the source
     methods=(
         Method(
             "auto", f"{_HERE}.exact:solve", True, "the fastest way to a proven optimum: `exact`"

@@ -9,7 +9,9 @@ bounded row by row:
 - a row whose group of the present stage is still to be placed, by the best zone for that group
   (`ChildRules.open_row_costs`).
 `least_together` makes one bound of the bounds of all rows, since the rows together have to use all
-devices: they absorb the whole of each burden (zones.py).
+devices. This is counted by burdens. A burden gives each device type a weight, and a group absorbs
+the weight of its slowest type. The rows together have to absorb at least 1/tp of the weight of all
+devices, where tp is the tensor degree (zones.py).
 
 Sizes of arrays: X labels, V children, R rows, N shapes, M kinds of shapes, Z zones, K cells,
 L layers, H burdens, A levels of a burden (level k: the row still has to absorb a weight of at least
@@ -40,7 +42,9 @@ class Completions:
     # [Q + 1] seconds; the slowest stage takes at least this. Entry Q may be any number, since its
     # cost `ahead` is infinite.
     low: Floats
-    high: Floats  # [Q] seconds; it takes less than this, the first candidate time beyond
+    # [Q] seconds; the slowest stage takes less than this, the candidate time that follows the
+    # interval's last one
+    high: Floats
     ahead: Floats  # [Q + 1, S, L + 1, H, A] seconds of the stages to come, see `rows.complete`
     # [Q + 2, S, L + 1, H, A] least of waits low + ahead in this interval and all later ones
     later: Floats
@@ -52,7 +56,9 @@ class Completions:
         state: state of the rows, see `rows.complete`. end: the layer behind the last stage. total:
         seconds, Σ t + Σ e so far. top: seconds, the slowest stage so far. Their shape is `...`.
         """
-        interval = np.searchsorted(self.high, top)  # the first that may hold the slowest stage
+        # The first interval that may hold the slowest stage. One that ends at `top` is included,
+        # which can only lower the bound.
+        interval = np.searchsorted(self.high, top)
         wait = self.waits * np.maximum(top, self.low[interval])
         in_interval = wait[..., None, None] + self.ahead[interval, state, end]
         in_later_one = self.later[interval + 1, state, end]
@@ -71,9 +77,10 @@ def least_together(costs: Floats, need: Ints, most: Ints) -> Floats:
     without_burden = np.asarray(costs[:, :, 0, 0].max(axis=1))
     if levels == 1:
         return without_burden
-    # A step takes a row from one level to the next: it absorbs one more, and with the last step
-    # `most`. A row costs no less on a higher level, so a stable sort by cost has the steps of each
-    # row in order. The cheapest steps are taken until the rows absorb enough. The last one decides.
+    # A step takes a row from one level to the next, on which it absorbs a weight of one more. The
+    # last step takes it to the last level, on which it absorbs `most`. A row costs no less on a
+    # higher level, so a stable sort by cost has the steps of each row in order. The cheapest steps
+    # are taken until the rows absorb enough. The cost of the last step taken is the price.
     gain = np.ones((burdens, rows, levels - 1), dtype=np.int64)
     gain[:, :, -1] = (most - (levels - 2))[:, None]
     gain = gain.reshape(1, burdens, rows * (levels - 1))
@@ -205,8 +212,9 @@ class ChildRules:
         # rounding must not exclude a synchronisation time that the box allows
         placed = placed.select(within_limit & (placed.synced <= self.box.high * SLACK))
         x, shape = placed.parent, placed.shape
-        # The state counts the devices in the cell of a pure group, which its first rank tells.
-        # Zones of straddling groups have a single state, whatever the devices.
+        # A row's state counts the devices that are left in the cell of its last group. A pure group
+        # lies in a single cell, that of its first rank. A zone of straddling groups has only one
+        # state, so that any cell will do.
         cell = self.groups.shape_cells[shape, 0]
         devices = self.devices_left(labels)[x, cell] - self.in_first_cell[shape]
         state = self.state(self.groups.shape_zone[shape], devices)
@@ -256,6 +264,7 @@ class ChildRules:
         each row costs at least. weight_left: [V, H] weight of the devices not yet in use.
         """
         keep = np.flatnonzero(floor + costs[:, :, 0, 0].max(axis=1) < limit)
+        # a group of `tensor` devices absorbs the weight of one of them, the largest
         need = -(-weight_left[keep] // self.tensor)
         bound = floor[keep] + least_together(costs[keep], need, self.most)
         below = bound < limit
@@ -300,17 +309,17 @@ class ChildRules:
         stage = self.stages[j]
         sums, tops = labels["sums"][:, rows], labels["tops"][:, rows]
         least = np.full((len(x), len(rows), *self.level_behind.shape[1:]), np.inf)
-        for zone, absorbed in enumerate(self.level_behind):
+        for zone, level_behind in enumerate(self.level_behind):
             seconds = stage.zone_seconds[zone, begin[x], end]
             v = np.flatnonzero(np.isfinite(seconds))
             total = sums[x[v]] + seconds[v, None]
             top = np.maximum(tops[x[v]], seconds[v, None])
             cheap, row = np.nonzero(self.waits * top + total < budget[v, None])
             total, top, v = total[cheap, row], top[cheap, row], v[cheap]
-            # the last state of the zone: the cell has as much room as any has behind this group
+            # the last state of the zone: the zone's largest cell holds this group alone
             state = np.full(len(v), self.groups.zones.base[zone + 1] - 1)
             cost = stage.completions.row_costs(state, end[v], total, top)
-            behind = np.take_along_axis(cost, absorbed[None], axis=2)
+            behind = np.take_along_axis(cost, level_behind[None], axis=2)
             least[v, row] = np.minimum(least[v, row], behind)
         return least
 

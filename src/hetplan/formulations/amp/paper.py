@@ -7,8 +7,9 @@ Legend  pp, dp, tp degrees of pipeline, data and tensor parallelism; mbs samples
 
 Each (pp, dp, tp, mbs) gets devices in Megatron's order (§3.6) and the cut of §3.5. The model of
 §3.4 gives its cost from averages over devices, groups and pipelines, as the authors' code computes
-it: (1) t[l]     = mean over all devices of seconds[type][tp][mbs][l]
-               + mean over tensor groups of the all-reduce
+it:
+(1) t[l]     = mean over all devices of seconds[type][tp][mbs][l]
+               + mean over tensor groups of the all-reduce's seconds
 (2) e[j, l]  = activation_bytes[l] mbs x mean over pipelines of 1 / (slowest link behind stage j)
 (3) estimate = (gas-1) max_j t_j + sum_j t_j + sum_j e_j + max_j S_j
 The averages hide which stage runs on which type of device, and differences between pipelines. The
@@ -57,7 +58,8 @@ from hetplan.formulations.amp.problem import (
 )
 from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 
-# Seconds that a step of a cut counts towards the budget of a run.
+# Seconds of a slow core that each step of the dynamic programme, one i of one stage j, takes from
+# the run's budget of work.
 STEP_SECONDS = 2e-4
 
 MAX_TABLE_BYTES = 2 * 2**30  # the most bytes of the programme's table, for one configuration
@@ -148,7 +150,7 @@ def ranked_candidates(
     skipped, finished = 0, True
 
     def counted_stop() -> bool:
-        """Whether the run should stop, after one more step of a cut."""
+        """Whether the run should stop, after one more step of the dynamic programme."""
         run.count(STEP_SECONDS)
         return run.should_stop
 
@@ -271,9 +273,10 @@ def paper_cut(
     if stages == 1:  # eq. 7 with m = 0; summed layer by layer, as in `interval_ranks`
         return np.array([0, layers]), gas * float(np.cumsum(layer_seconds)[-1])
     values, rank = interval_ranks(layer_seconds)
-    # Costs of 8 bytes are held for two numbers of stages, choices of 2 bytes for all of them.
     cells = (layers + 1) * values.size  # pairs (i, m)
-    if (2 * 8 + stages * 2) * cells > most_bytes:
+    # Costs are held for the present and for the previous j alone, choices for all j.
+    cost_bytes, choice_bytes = 2 * 8 * cells, stages * 2 * cells
+    if cost_bytes + choice_bytes > most_bytes:
         raise TableTooLarge(
             f"{layers} layers, {stages} stages: table of the programme exceeds "
             f"{most_bytes / 2**30:g} GiB"
@@ -282,7 +285,8 @@ def paper_cut(
     for i in range(1, layers + 1):  # eq. 7
         stage_seconds = values[rank[0, i]]
         table[i] = (gas - 1) * np.maximum(0.0, stage_seconds - values) + stage_seconds
-    # 0 for j = 0: the first stage begins at layer 0. 16 bits are enough for 4096 layers.
+    # 0 for j = 0: the first stage begins at layer 0. Numbers of layers fit in 16 bits, since an
+    # instance has at most 4096 layers.
     choice = np.zeros((stages, layers + 1, values.size), dtype=np.uint16)
     for j in range(1, stages):
         link = np.concatenate([[0.0], link_seconds[j - 1]])
@@ -322,8 +326,8 @@ def trace(choice: Ints, rank: Ints) -> Ints:
     """The cut [k + 1] whose cost is dp[L][k-1][0], from the choices of the last stage back to
     those of the first. Each stage sets the tolerance max(t(c, i), m) of the stages before it.
 
-    choice: [k, L + 1, M] the first layer c of stage j, the last one, by i and m. rank: see
-    `interval_ranks`.
+    choice: [k, L + 1, M] entry [j, i, m] is the first layer c of stage j where stages 0 to j hold
+    the first i layers under tolerance m. rank: see `interval_ranks`.
     """
     stages, layers = choice.shape[0], choice.shape[1] - 1
     cut = np.zeros(stages + 1, dtype=np.int64)

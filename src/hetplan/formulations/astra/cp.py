@@ -30,7 +30,8 @@ from hetplan.solvers.general import Formulation, PriorResult, constraint_formula
 from hetplan.solvers.model import ModelAnswer, Totals
 from hetplan.solvers.run import Outcome, Run, Stop
 
-# With more numbers of layers in all slots together than this, CP-SAT finds no stages in minutes.
+# The most values that the variables n[i, j] have together. With more, CP-SAT finds no stages within
+# minutes.
 MOST_VALUES = 200_000
 TOO_LARGE = (
     "too many slots and numbers of layers for CP-SAT's own constraints; the method exact does not "
@@ -145,8 +146,11 @@ def even_seconds(data: AstraData, types: list[StageType]) -> float | None:
 def affordable(
     data: AstraData, types: list[StageType], work: float, upper: float
 ) -> list[StageType]:
-    """The types with no more layers per stage than a plan of `upper` seconds can have. The slowest
-    stage takes (K-1) times its time beside the least work, and K times its time in all."""
+    """The types with no more layers per stage than a plan of `upper` seconds can have.
+
+    A stage of t seconds makes the objective at least K t, since it is one of the summands and theta
+    is no less than t. The objective is also at least (K-1) t and the least work.
+    """
     passes = data.micro_batches
     kept = []
     for device_type in types:

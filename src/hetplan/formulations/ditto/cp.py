@@ -24,11 +24,12 @@ Min    sum_j t_j + sum_j again_j + steady,  s.t.
 (9) theta >= a constant, sum_j t_j >= W                      implied         `outlast_the_fastest`
 S <= N_b, since there are no more places. The objective is T = T1 + T2 + T3: k* = S - 1 - s, and T3
 holds t_k* once more, which makes (N_b - 2 - s) + 1 times theta beside T1.
-The model may choose any of the tied slowest stages as k*; the first gives the least T. Ticks tell
-stages apart from about `FINEST` on; closer ones tie in the model, which only lowers its bound.
+The model may choose any of the tied slowest stages as k*; the first gives the least T. Stages whose
+seconds differ by less than about `FINEST` of the objective may have the same ticks. They then tie
+in the model, which only lowers its bound.
 A first template is CP-SAT's hint and limits the seconds of a stage: without it 50 layers on five
-devices are not proven in 15 s, with it in 9 s. Decision strategies and shares of work per option
-changed nothing.
+devices are not proven in 15 s, with it in 9 s. Decision strategies, and shares of the work per
+option, were tried and did not shorten proofs.
 Source Ditto, Section 3; Oobleck (SOSP 2023), Section 4.1.2; (8) is hetplan's, for 1F1B.
 """
 
@@ -119,6 +120,7 @@ def read_instance(data: DittoData) -> Instance | None:
     places = min(data.layers, data.micro_batches, devices)
     fastest = np.array([option.seconds for option in options]).min(axis=0)  # [layer]
     work = float(fastest.sum())
+    # in one second, each stage does at most one second of the work W
     speed = min(float(places), fastest_speed(data, options, fastest))
     least_slowest = max(float(fastest.max()), work / speed)
     least_begins = None
@@ -142,9 +144,11 @@ def least_begins_of(data: DittoData, memory: Memory, option: Option, j: int) -> 
 
 
 def fastest_speed(data: DittoData, options: list[Option], fastest: NDArray[np.float64]) -> float:
-    """The most seconds of `fastest` layers that all devices together do in one second.
+    """A bound on the speed of all devices together: the seconds of the work W that they do in one
+    second.
 
-    Per device that is what the best option of its type does, at its best layer.
+    W counts each layer with its seconds under its fastest option, which are `fastest` [L]. A device
+    is no faster than under the best option of its type at the layer that suits it best.
     """
     per_device = [0.0] * len(data.device_types)  # [type]
     timed = fastest > 0
@@ -442,6 +446,7 @@ def hint(model: ConstraintModel, instance: Instance, start: Start, v: Variables)
 def decision(data: DittoData, begins: list[int], options: list[Option]) -> DittoDecision:
     """The template of the stages at places 0, 1, …"""
     stages = []
+    # `begins` has all places, `options` only those of stages, which are the first ones
     for end, begin, option in zip([data.layers, *begins], begins, options, strict=False):
         name = data.device_types[option.type].name
         stages.append(DittoStage(first=begin, last=end, type=name, devices=option.devices))

@@ -27,8 +27,8 @@ from collections.abc import Iterator
 from hetplan.formulations.ditto.data import DittoData, DittoDecision, DittoStage, group_sizes
 from hetplan.solvers.registry import Evaluation
 
-# Stages within this relative difference of the slowest one tie, and the first of them counts as the
-# slowest: it gives the least T, so that a minimum exists.
+# Stages within this relative difference of the slowest one tie, so that rounding does not choose
+# k*. The first of them counts as the slowest, which gives the least T.
 TIE = 1e-9
 # A sum of bytes may exceed a capacity by rounding in its last digits, not by more.
 MEMORY_TOLERANCE = 1e-9

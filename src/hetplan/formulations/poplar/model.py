@@ -138,7 +138,9 @@ def build(levels: Levels, run: Run | None = None) -> Model:
         y.append(model.integer(f"y{k}", len(row), 0, np.minimum(most, group.count * steps)))
     s = model.integer("s", len(levels.times), 0, steps)
     add_up_to_the_batch(model, levels, y)
-    model.minimize(model.staircase("time", s, levels.times + levels.step_seconds))  # (2)
+    # `staircase` adds (2). Its levels v_j + C give the sum over j and C s_1. Under ZeRO 0 and 1 its
+    # levels are the v_j, and `Totals.offset` adds C.
+    model.minimize(model.staircase("time", s, levels.times + levels.step_seconds))
     fit_into_steps(model, levels, y, s)
     return model
 

@@ -1,9 +1,12 @@
 """Ties: of all plans of one time the one of least under-utilisation (Poplar, eq. 4).
 
-Every exact method ends here, with the time of a plan (ZeRO 2, 3: with the times of its steps). The
-under-utilisation of a device is its idle time at peak speed, in samples. The worth of a load is its
-busy time at peak speed, so that `fill`, which loses the least worth, leaves the least
-under-utilisation.
+Every exact method ends here, with the time of a plan (ZeRO 2, 3: with the times of its steps).
+
+The under-utilisation of a device is its idle seconds times its peak speed: the samples that it
+could have computed meanwhile. The worth of a load is likewise the device's busy seconds times its
+peak speed. At a given time, the plan of the greatest total worth therefore has the least
+under-utilisation. `fill` finds it: it begins with the largest loads, and takes samples away at the
+least loss of worth.
 Source: hetplan, for Poplar eq. 1 to 4 (AAAI 2025).
 """
 
@@ -57,8 +60,11 @@ def steps_within(problem: PoplarProblem, counts: Mapping[float, int]) -> PoplarD
 
 
 def pools_of(problem: PoplarProblem, limit: float, count: int = 1) -> list[Pool]:
-    """[groups] the pools of `count` steps of `limit` seconds: a device in each step is one of the
-    pool's devices. A micro-batch is worth its busy time at peak speed."""
+    """[groups] a pool for each group, of `count` steps of `limit` seconds.
+
+    A device takes one micro-batch in each step, so that the pool counts it once for each step. The
+    worth of a micro-batch is as the module says.
+    """
     pools = []
     for group in problem.groups:
         seconds = group.seconds[: problem.total + 1]

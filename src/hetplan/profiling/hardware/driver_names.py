@@ -40,9 +40,10 @@ def catalogued(name: str, memory_bytes: float | None) -> str | None:
     """The catalogue's name of the device that its driver calls `name`; None where none matches, and
     where several do.
 
-    An entry matches where all words but those of memory are the same. The memory has to be that of
-    the entry: `memory_bytes`, and also a word of memory in the name, unless the whole name stands
-    in the catalogue. memory_bytes: bytes that the driver reports; None where it is not known.
+    An entry matches where all words but those of memory are the same, and where the memory is that
+    of the entry. The memory is `memory_bytes`, where they are known. A size among the words of the
+    name has to be right as well, unless the catalogue has the name with this size. memory_bytes:
+    bytes that the driver reports; None where it is not known.
     """
     matches = matching(name, memory_bytes)
     return matches[0] if len(matches) == 1 else None
@@ -180,6 +181,7 @@ def product_words(words: str) -> str:
 
 
 def memory_sizes(words: str) -> list[float]:
-    """The sizes of memory, in GB, that stand among the words."""
+    """The sizes of memory that stand among the words, in GiB. Names say GB for them; where GB are
+    meant, the difference is within `TOLERANCE`."""
     matches = (MEMORY_WORD.fullmatch(word) for word in words.split())
     return [float(match[1]) for match in matches if match]

@@ -2,7 +2,8 @@
 
 The devices of a node stand in its labels: NVIDIA's and AMD's discovery of features write product,
 number and memory, Google's clusters the accelerator's name. What a pod may still be given stands in
-`status.allocatable`. Nodes without GPUs, and those that take no pods, are left out; each is told.
+`status.allocatable`. Nodes without GPUs, and those that take no pods, are left out, with a line for
+each.
 """
 
 import re
@@ -114,6 +115,7 @@ def host_of(item: Any, name: str, where: str) -> Host:
     if labelled is None:
         number = free
         why = f"{resource_of(item)} that can be given to pods"
+    # with several replicas, pods share each GPU, and `free` counts their shares
     elif free is not None and replicas <= 1 and free < labelled:
         number = free
         why = f"{resource_of(item)} that can be given to pods, fewer than the label"
@@ -157,12 +159,14 @@ def allocatable(item: Any, resource: str) -> int | None:
     """The number of units of a resource that pods can get on the node; None where it is not
     stated."""
     text = str(value_at(item, "status", "allocatable", resource))
+    # Python refuses to convert thousands of digits; so many devices are refused in any case
     return int(text[:6]) if text.isdecimal() else None
 
 
 def number_at(item: Any, label: str) -> int | None:
     """The number in a label; None without one."""
     text = str(labels_of(item).get(label))
+    # see `allocatable`
     return int(text[:9]) if text.isdecimal() else None
 
 

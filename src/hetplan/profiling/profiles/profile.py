@@ -123,7 +123,8 @@ class Readings(StrictModel):
     saved_bytes: list[Bytes]
     """Bytes of the whole micro-batch kept from forward to backward pass."""
     peak_bytes: list[Bytes] | None = None
-    """Bytes needed besides at the peak of the passes; None where the device does not count them."""
+    """Bytes needed at the peak of the passes beside the parameters; None where the device does not
+    count them."""
 
 
 # Keys of a table's rows that may be left out.
@@ -144,9 +145,10 @@ class ProfileTable(WithoutEmpty):
     backward_seconds: SecondsRow
     """[L] of a layer's backward pass."""
     forward_host_seconds: SecondsRow = Field(default_factory=list)
-    """[L] the host's launches within a pass (`hetplan.profiling.rates.times.together`); empty in
-    measured tables."""
+    """[L] seconds in which the host launches the kernels of a forward pass
+    (`hetplan.profiling.rates.times.together`); empty in measured tables."""
     backward_host_seconds: SecondsRow = Field(default_factory=list)
+    """[L] the same of a backward pass."""
     interval: Annotated[tuple[Positive, Positive], Strict(False)] | None = None
     """(low, high) of a predicted table: the ends of the interval of its seconds, as ratios to the
     seconds. They follow from the predictor's errors on measurements that its fits had not seen."""

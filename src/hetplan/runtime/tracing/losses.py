@@ -1,8 +1,8 @@
 """Makes the loss of a traced module a sum over micro-batches.
 
 One process computes a loss over all rows of the global batch at once. Micro-batches have some of
-the rows each, and their results are added up. A loss is right under every plan where it follows
-from sums over the rows by constants:
+the rows each, and their results are added up. The loss is the same under every plan if it is a sum
+of sums over the rows, each times a coefficient:
 
     loss = sum_i c_i * S_i      S_i: sums over the rows of what the model computes
 
@@ -11,7 +11,8 @@ It then follows from totals: sums over the rows of what the data alone say, the 
 included. All ranks add their totals up before the passes, so that c_i is that of one process.
 
 `divide_means` writes means as sums divided by counts. `Sums` then finds the totals and checks that
-the loss has this form. A constant summand of the loss gets the share of the micro-batch's rows.
+the loss has this form. A constant summand of the loss would count once in every micro-batch. Each
+micro-batch therefore gets only its share of it: the share of the rows that the micro-batch has.
 """
 
 import operator
@@ -28,7 +29,7 @@ from torch.fx.node import map_arg
 from hetplan.errors import UnsupportedError
 
 aten: Any = torch.ops.aten
-MEAN, SUM = 1, 2  # torch's numbers of reductions
+UNREDUCED, MEAN, SUM = 0, 1, 2  # torch's numbers of reductions
 # Losses whose targets are classes: a mean counts the targets that are not ignored, by weight.
 CLASSES = ("cross_entropy_loss", "nll_loss_nd")
 # A mean of this loss divides each sample by the length of its target.
@@ -46,12 +47,14 @@ LINEAR = (
 )  # fmt: skip
 ADDING = ("add", "sub", "rsub", "stack", "cat")  # of sums, and of constants by the share of rows
 SCALING = ("mul", "matmul", "dot", "mv", "mm", "bmm", "vdot", "inner")  # one sum and constants
-# Operators that read a number of rows as a place, though their schemas say a number.
+# Operators that make one position for each row of the micro-batch. Their schemas say that they read
+# numbers, but a number of rows must stay that of the micro-batch there.
 PLACES = ("arange", "linspace", "range")
 SIZES = ("sym_size", "sym_numel")
 MASKED = ("index", "masked_select", "nonzero")  # they select as many elements as a mask has
-# Operators that put values in order -> their outputs for which values of all rows are compared.
-# Places alone, which a sort gives too, may put rows back that were taken apart.
+# Operators that put values in order -> those of their outputs that a model may not use over rows,
+# since they compare the values of all rows. A sort's second output, the places of the values, may
+# be used: it can put rows back in their order after they were grouped.
 ORDERING = {"topk": (0, 1), "sort": (0,)}
 
 
@@ -74,7 +77,7 @@ def values_of(node: Node) -> dict[str, Any]:
 
 
 def is_symbolic(value: Any) -> bool:
-    """Whether a number is not the same for every number of rows."""
+    """Whether a number is symbolic in the trace: it depends on how many rows there are."""
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
@@ -86,7 +89,7 @@ def has_rows(value: Any) -> bool:
 
 
 def value_of(node: Any) -> Any:
-    """The tensor without elements, or the number, that stands for a node's value in the trace."""
+    """The fake tensor, or the number, that stands for a node's value in the trace."""
     return node.meta.get("val") if isinstance(node, Node) else node
 
 
@@ -150,7 +153,8 @@ class Counts:
                 for mask in masks_of(node):
                     new = (symbol for size in value.shape for symbol in symbols_of(size))
                     for symbol in new:
-                        if symbol.name.startswith("u"):  # the values of a mask decide it
+                        # torch names a size "u0", "u1", … that depends on values of the data
+                        if symbol.name.startswith("u"):
                             self.masks.setdefault(symbol, mask)
 
     def elements(self, before: Node, number: Any) -> Any:
@@ -252,7 +256,7 @@ def counted_losses(counts: Counts, node: Node, values: Mapping[str, Any]) -> Any
             counted = inserted(node, aten.mul.Tensor, of_targets, counted)
         return inserted(node, aten.sum.default, counted)
     of_trace = {name: map_arg(value, value_of) for name, value in values.items()}
-    each: Any = node.target(**(of_trace | {"reduction": 0}))
+    each: Any = node.target(**(of_trace | {"reduction": UNREDUCED}))
     return counts.elements(node, each.numel().node.expr)
 
 
@@ -307,8 +311,10 @@ class Sums:
         """The form of a node, whose arguments have theirs. The node's arguments may be changed."""
         value = value_of(node)
         if node.op in ("placeholder", "get_attr"):
-            is_number = node.op == "placeholder" and isinstance(value, Tensor)
-            return Form(ROWS if has_rows(value) else GLOBAL if is_number else CONSTANT)
+            if has_rows(value):
+                return Form(ROWS)
+            is_input_tensor = node.op == "placeholder" and isinstance(value, Tensor)
+            return Form(GLOBAL if is_input_tensor else CONSTANT)
         if node.op != "call_function" or value is None:
             return Form(CONSTANT)
         name = name_of(node)
@@ -319,6 +325,7 @@ class Sums:
             return Form(SIZE)
         if SIZE in kinds:
             self._count_all_rows(node)
+        # again, since other arguments may have taken the places of sizes
         of_arguments = [self.form(argument) for argument in node.all_input_nodes]
         kinds = {form.kind for form in of_arguments}
         if has_rows(value):
@@ -342,15 +349,17 @@ class Sums:
         """Record a node with rows whose values depend on those of other rows: it puts them in
         order, or it reads a real number that the model computes from all rows.
 
-        Numbers of tokens, by which experts group them, are whole. Whether any value overflows
-        decides only about the range of half precision.
+        Two kinds of numbers that models compute from all rows are allowed. Whole numbers, such as
+        an expert's number of tokens, only group rows. What `any` and `all` say, such as whether a
+        value overflows half precision, only limits a range.
         """
         if orders_rows(node):
             self.mixing[node] = f"{name_of(node.all_input_nodes[0])} over all rows"
         for source in node.all_input_nodes:
             value, form = value_of(source), self.form(source)
             is_real = isinstance(value, Tensor) and value.is_floating_point()
-            if not is_real or self.from_data(source) or form.why.startswith(("any ", "all ")):
+            is_any_or_all = form.why.startswith(("any ", "all "))  # `why` begins with the operator
+            if not is_real or self.from_data(source) or is_any_or_all:
                 continue
             if form.kind in (SUMMED, OTHER):
                 why = form.why or f"{name_of(source)} over all rows"
@@ -394,7 +403,8 @@ class Sums:
         if isinstance(number, torch.SymInt):
             total = self.counts.elements(following, number.node.expr)
         if total is not None:
-            # it is a total whole, its parts are those of the micro-batch
+            # The node `total` is added up over all ranks. The nodes that it is computed from are
+            # not, so that they stay those of the micro-batch.
             for part in total.all_input_nodes:
                 self.forms.setdefault(part, Form(ROWS))
             self.forms[total] = Form(TOTAL if self.from_data(total) else SUMMED)
@@ -520,7 +530,7 @@ class Sums:
 
 
 def sizes_of(nodes: Iterable[Node]) -> int:
-    """The number of numbers that the values of totals are together."""
+    """The length of the vector that `as_numbers` makes of the values of totals."""
     values = map(value_of, nodes)
     return sum(value.numel() if isinstance(value, Tensor) else 1 for value in values)
 

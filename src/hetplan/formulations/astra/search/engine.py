@@ -98,7 +98,7 @@ def result_of_one_type(task: Task, on_one_type: OnOneType) -> SearchResult:
         task,
         on_one_type,
         counts=on_one_type.counts,
-        listed=on_one_type.fastest(2 * task.top),  # `distinct` drops some
+        listed=on_one_type.fastest(2 * task.top),  # more than `top`: `distinct` drops some
         finished=True,
         proof=proof_on_one_type(on_one_type.table.rows),
         left_out=uneven_left_out(task.space, task.pool.sizes, task.facts.layers),
@@ -119,7 +119,8 @@ def result_of_mixed(task: Task, on_segments: OnSegments, on_one_type: OnOneType)
         task,
         Union([on_segments, on_one_type]),
         counts=on_segments.counts + on_one_type.counts,
-        # of 2 top candidates on one type, at most `top` are among those on segments as well
+        # `distinct` drops the candidates on one type that are among those on segments as well. Of
+        # 2 * top candidates on one type, at least `top` therefore remain.
         listed=[*on_segments.fastest(), *on_one_type.fastest(2 * task.top)],
         finished=search.finished,
         proof=proof,

@@ -113,10 +113,14 @@ def chunks_of(
         virtual_stage = np.minimum(number * priced.pp + place, priced.pp * priced.v - 1)
         first, end = boundary(priced, virtual_stage), boundary(priced, virtual_stage + 1)
         if number == 0:
-            # a stage of one chunk may be given more layers than an even division has
-            alone = np.minimum(first, priced.facts.layers - layers) if begin is None else begin
-            first = np.where(priced.v == 1, alone, first)
-            end = np.where(priced.v == 1, alone + layers, end)
+            # A stage of one chunk has its own number of `layers`, which may differ from that of an
+            # even division. Without `begin` it begins as in that division, or earlier where
+            # the model would end before the stage does.
+            begin_alone = begin
+            if begin_alone is None:
+                begin_alone = np.minimum(first, priced.facts.layers - layers)
+            first = np.where(priced.v == 1, begin_alone, first)
+            end = np.where(priced.v == 1, begin_alone + layers, end)
         first = np.where(number < priced.v, first, end)  # further chunks have no blocks
         chunks.append(chunk_between(priced, first, end))
     return tuple(chunks)
@@ -143,8 +147,8 @@ def block_bytes(priced: Priced, block: Layer) -> BlockBytes:
     """Bytes per sample that a rank needs of a block.
 
     Context ranks that exchange tokens for heads keep the attention's output before and after the
-    exchange. Tensor ranks that divide tokens may keep the inputs that they gather. Where tensor
-    ranks divide experts, they keep the activations that the divided columns of an expert share.
+    exchange. Tensor ranks that divide tokens may keep the inputs that they gather. Tensor ranks
+    that divide the columns of an expert each keep the expert's whole input.
     """
     precision, framework = priced.facts.precision, priced.assumed.framework
     divided = divided_tokens(priced)
@@ -180,7 +184,8 @@ def end_bytes(priced: Priced, layer: Layer) -> Floats:
 
 
 def kept_group(priced: Priced) -> Ints:
-    """[R] layers of which full recomputation keeps one input: a group by the method `uniform`."""
+    """[R] number of consecutive layers for which full recomputation keeps one input: the layers of
+    a group under the method `uniform`, else 1."""
     uniform = priced.method == METHODS.index("uniform")
     return np.where(uniform, np.maximum(priced.recomputed, 1), 1)
 
@@ -249,7 +254,9 @@ def passes_of(priced: Priced, chunks: Sequence[Chunk], last: Floats | float) -> 
 def unused_of(
     priced: Priced, chunks: Sequence[Chunk], last: Floats | float
 ) -> UnusedGradients[Floats]:
-    """Bytes on a rank of the gradients of weights that nobody reads. last: see `passes_of`."""
+    """Bytes on a rank of the gradients of weights that nobody reads. The framework holds one such
+    gradient for each shape that a weight of the stage's blocks has (`UnusedGradients`), so that
+    every shape counts once. last: see `passes_of`."""
     facts, framework = priced.facts, priced.assumed.framework
     nothing = np.zeros(priced.table.rows)
     if not framework.unused_gradients:

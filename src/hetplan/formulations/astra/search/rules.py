@@ -305,8 +305,10 @@ class _Reader:
         number of this word among the words of the column on the other side."""
         if part.word in other.words:
             return Part("string", np.array(float(other.words.index(part.word))))
+        is_unknown_word = part.word is not None
         two_columns = part.word is None and other.word is None
-        if part.word is not None or (two_columns and part.words != other.words):
+        differ_in_words = two_columns and part.words != other.words
+        if is_unknown_word or differ_in_words:
             expected = "a parameter"
             if other.words:
                 expected = f"one of {', '.join(other.words)} or None"

@@ -2,12 +2,14 @@
 
 R, b   replicas of the fastest known plan with equal replicas, and samples of its micro-batches
 n[q]   devices of type q
-(1) alone: device-seconds of all samples, each in micro-batches of any size (alone.py).
-(2) micro-batches: the same of R equal replicas in micro-batches of b samples. A pass of a row group
-    then has at most b samples, and R replicas have floor(n[q] / R) R devices of a type.
-(3) passes: the inequalities of single stages (equal.py) for R and b, with messages and joins that
-    take no time. So they have the filling and draining of pipelines.
-(4) links: the same, with messages and joins, and the programme over nodes (nodes.py).
+(1) alone: the devices of all types have to do the work of all samples. The work of a layer is the
+    least device-seconds per sample, in micro-batches of any size (alone.py).
+(2) micro-batches: (1) for plans with R equal replicas and micro-batches of b samples. The work of a
+    layer is then the least over at most b samples, and only floor(n[q] / R) R devices of a type
+    are in use.
+(3) passes: the inequalities of single stages (equal.py) for R and b. They count the filling and
+    draining of pipelines, but neither messages nor joins.
+(4) links: (3) with messages and joins, and the programme over nodes (nodes.py).
 (5) equal: (4) for every R and b.
 (6) all: the bound of all plans (driver.py).
 
@@ -44,8 +46,8 @@ def equal_rungs(
     of: Relaxation, known: KnownPlan | None, run: Run, tries: Parameters = STANDARD
 ) -> list[Rung]:
     """(2) to (5), in this order. (2) to (4) are missing where no plan with equal replicas is known,
-    (5) where the instance has none. They rise until the run should stop, and no bound is above the
-    known plan's seconds."""
+    (5) where the instance has none. The bounds are raised until the run should stop, and to the
+    known plan's seconds at most."""
     rungs, best = [], None
     if known is not None:
         best = known.seconds
@@ -75,7 +77,7 @@ def shape_rungs(
 
 
 def shape_alone(of: Relaxation, shape: Shape, run: Run) -> float:
-    """(2)."""
+    """(2), in seconds."""
     counts = [count // shape.replicas * shape.replicas for count in of.counts]
     types = [q for q, count in enumerate(counts) if count]
     work = np.array([of.least_work(q, shape.micro_batch) for q in types])
@@ -88,7 +90,8 @@ def shape_bound(
 ) -> float:
     """(3) or (4): seconds that no plan of the shape replays below. floor: such seconds that are
     known already. best: seconds of a plan of the shape."""
-    parts = equal_parts(of, run, floor, tries, (False, True), shape)
+    one_chunk_and_several = (False, True)  # cases: whether stages have several chunks
+    parts = equal_parts(of, run, floor, tries, one_chunk_and_several, shape)
     bisection = Bisection(list(parts), best, run, tries)
     return bisection.bound_after_raising(NodeModel(of, floor, run))
 
@@ -100,7 +103,8 @@ def ladder(
     best: float | None,
     best_equal: float | None,
 ) -> list[Rung]:
-    """(1) to (6), where no bound is below that of a larger class.
+    """(1) to (6). The bounds (4) and (5), the best ones of their classes, are raised to that of a
+    larger class. (2) and (3) are not, so that they show what fewer inequalities prove.
 
     alone: (1). of_classes: (2) to (5). every: (6). best: seconds of the fastest known plan.
     best_equal: the same of plans with equal replicas.

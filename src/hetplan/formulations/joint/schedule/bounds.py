@@ -1,10 +1,12 @@
 """Lower bounds on the seconds of any order, from one stage at a time.
 
-A stage does all its passes one after the other, each with the message for which it waits. No pass
-begins before its head, the seconds of the longest way to it, and the iteration ends no sooner than
-its tail after it, the seconds of the longest way from it. One machine that may interrupt its work
-at no cost does such work in the least seconds where it always does the ready pass with the longest
-tail. Source: Carlier 1982, "The one-machine sequencing problem" (Jackson's preemptive
+A stage does all its passes one after the other. Where receivers wait, the message of a pass keeps
+its stage busy, too, and counts as a part of the pass's work. Every pass has a head and a tail, the
+seconds of the longest chains of passes and messages before it and behind it: the stage does not
+begin with the pass before its head is over, and the iteration does not end before the tail of the
+pass has followed it. So a stage is one machine whose jobs have heads and tails. Its least end is
+that of a machine which may interrupt a job at no cost, and which always works on the ready job with
+the longest tail. Source: Carlier 1982, "The one-machine sequencing problem" (Jackson's preemptive
 schedule).
 """
 
@@ -14,8 +16,9 @@ from hetplan.formulations.joint.schedule.data import Pass, PassProblem, sender
 
 
 def heads_and_tails(problem: PassProblem) -> tuple[dict[Pass, float], dict[Pass, float]]:
-    """(head, tail) of every pass: the least seconds before its stage begins with it, the message
-    that it waits for included in its work; and the least seconds after its end."""
+    """(head, tail) of every pass. The head is the least seconds before its stage begins with the
+    `work` of the pass, the tail the least seconds between the end of the pass and that of the
+    iteration."""
     head: dict[Pass, float] = {}
     tail = {one: problem.tail(problem.place[one.virtual]) for one in problem.passes}
     in_order = sorted(problem.passes, key=lambda one: rank(problem, one))
@@ -43,10 +46,10 @@ def rank(problem: PassProblem, one: Pass) -> int:
 
 
 def work(problem: PassProblem, one: Pass) -> float:
-    """Seconds for which a pass keeps its stage from other passes: of its message, where receivers
-    wait, and its own."""
-    waits = problem.message(one).lasts if problem.receiver_waits else 0.0
-    return waits + problem.seconds(one)
+    """Seconds for which a pass keeps its stage from other passes: those of the pass itself, and,
+    where receivers wait, those of the message that it needs."""
+    waiting = problem.message(one).lasts if problem.receiver_waits else 0.0
+    return waiting + problem.seconds(one)
 
 
 def lower_bound(problem: PassProblem) -> float:

@@ -101,6 +101,8 @@ def by_constraints(
     if found is not None:
         cp.hint(v, found.order, found.verdict)
     answer = minimise("cp-sat", v.model, run)
+    # No order is as fast as the model's limit. So an order that is known is the fastest, up to
+    # rounding; without one, no order keeps the constraints.
     if answer.stop is Stop.INFEASIBLE:
         return Best(found, found.seconds if found else bound, Stop.INFEASIBLE)
     if answer.has_solution:
@@ -127,14 +129,15 @@ def best_orders(
     """
     problems, schedule = pose(plan, replayer, split=split), plan.pass_schedule
     solved: dict[PassProblem, Best] = {}
+    parameters = Parameters()
     for problem in problems:
         if problem not in solved:
             left = len(set(problems) - set(solved))
-            seconds = min(run.remaining / left, Parameters.seconds)
+            seconds = min(run.remaining / left, parameters.seconds)
             known = []
             if schedule != "explicit":
                 known = [named_order(problem, schedule)]
-            solved[problem] = best_order(problem, run.part(time_limit=seconds), known)
+            solved[problem] = best_order(problem, run.part(time_limit=seconds), known, parameters)
     return [(problem, solved[problem]) for problem in problems]
 
 
