@@ -49,8 +49,14 @@ def detected(
     [
         (
             "# a comment\nworker-1 slots=4\nworker-2 slots=4  # same\n\nworker-3 slots = 8 "
-            "max_slots=8\nhead\n",
-            [("worker-1", 4), ("worker-2", 4), ("worker-3", 8), ("head", None)],
+            "max_slots=8\nworker-4 max_slots=2\nhead\n",
+            [
+                ("worker-1", 4),
+                ("worker-2", 4),
+                ("worker-3", 8),
+                ("worker-4", 2),
+                ("head", None),
+            ],
         ),
         ("node-02:2\nnode-03:8\nother03:3\n", [("node-02", 2), ("node-03", 8), ("other03", 3)]),
         ("node1:4\nnode2\nnode1:2\n", [("node1", 6), ("node2", 1)]),
@@ -314,6 +320,7 @@ def test_nodes_of_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         # MIG's strategy `mixed`: nvidia.com/gpu may count divided GPUs, too
         node("h", NVIDIA, allocatable={"nvidia.com/gpu": "8", "nvidia.com/mig-3g.40gb": "4"}),
         node("i", NVIDIA, allocatable={"nvidia.com/gpu": "8", "nvidia.com/mig-1g.10gb": "56"}),
+        node("j", {}, allocatable={"nvidia.com/mig-3g.47gb": "2"}),
     ]
     path = written(tmp_path, json.dumps({"kind": "List", "items": items}))
     entries, assumed = detected(capsys, "--kubernetes", path)
@@ -327,6 +334,7 @@ def test_nodes_of_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     told = "\n".join(assumed)
     assert "6 on h beside MIG slices, which are left out (4 nvidia.com/mig-3g.40gb)" in told
     assert "i is left out: MIG divides all its GPUs (56 nvidia.com/mig-1g.10gb)" in told
+    assert "j is left out: MIG divides its GPUs (2 nvidia.com/mig-3g.47gb)" in told
     for line in ("e is left out: it takes no pods", "f is left out: it is not ready"):
         assert line in told
     assert "g is left out: it has no GPUs" in told and "fewer than the label" in told

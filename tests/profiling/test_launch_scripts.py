@@ -93,6 +93,32 @@ def test_names_types_and_what_is_assumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "#PBS -l select=16:ngpus=4\nmpiexec -perhost 1 python -m torch.distributed.run "
+            "--nnodes 32 --nproc_per_node 4 a.py\n",
+            ("32", "torchrun", "16"),
+        ),
+        ("srun -N 8 torchrun --nproc_per_node 8 a.py\n", ("1", "torchrun", "8")),
+        ("#SBATCH --nodes=2\nsrun torchrun --nnodes 2 --nproc_per_node 8 a.py\n", None),
+    ],
+)
+def test_numbers_of_nodes_that_contradict_each_other_are_told(
+    text: str, told: tuple[str, str, str] | None, tmp_path: Path
+) -> None:
+    _, lines = read_launch_script(written(tmp_path, text))
+    if told is None:
+        assert lines == []
+        return
+    taken, launcher, around = told
+    assert lines == [
+        f"nodes are taken to be {taken}, as {launcher} in {tmp_path}/train.sh is told or takes by "
+        f"default; the job around it asks for {around}"
+    ]
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("echo hello\n", "no launch"),

@@ -153,8 +153,11 @@ def number_of_slots(settings: Sequence[str], content: str, where: str) -> int | 
             continue
         require(slots is None, "slots stand twice", where=where, got=content)
         slots = check_number_of_devices(int(value), where)
-    within = slots is None or most is None or slots <= most
-    require(within, "more slots than the most", where=where, got=content)
+    if most is None:
+        return slots
+    if slots is None:  # Open MPI then takes the most for the number of slots
+        return check_number_of_devices(most, where)
+    require(slots <= most, "more slots than the most", where=where, got=content)
     return slots
 
 

@@ -72,6 +72,8 @@ def reason_to_leave_out(item: Any) -> str | None:
     if value_at(item, "spec", "unschedulable") is True:
         return "it takes no pods (cordoned)"
     if product_of(item) is None and not any(allocatable(item, each) for each in RESOURCES):
+        if slices_of(item):
+            return f"MIG divides its GPUs ({told_slices(item)})"
         return "it has no GPUs"
     if product_of(item) is not None and allocatable(item, resource_of(item)) == 0:
         return f"no {resource_of(item)} can be given to a pod"

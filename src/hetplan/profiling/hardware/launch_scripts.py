@@ -100,12 +100,15 @@ def read_launch_script(path: str) -> tuple[list[Host], list[str]]:
     scheduled = scheduled_job(text.splitlines(), path)
     variables = assigned(text) | of_slurm(scheduled)
     found: dict[Job, None] = {}  # a set in order
+    contradictions: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("#"):
             continue
         job = None
         for launcher, words in launches(filled(line, variables)):
             inner = job_of(launcher, words, path, f"{path}: line {number}")
+            outer = scheduled if job is None else within(job, scheduled)
+            contradictions += contradiction(inner, outer, launcher, path)
             job = inner if job is None else within(inner, job)
         if job is not None:
             found[job] = None
@@ -120,7 +123,19 @@ def read_launch_script(path: str) -> tuple[list[Host], list[str]]:
         expected="one job",
     )
     job = next(iter(found), Job())
-    return hosts_of(within(job, scheduled), path)
+    hosts, lines = hosts_of(within(job, scheduled), path)
+    return hosts, [*dict.fromkeys(contradictions), *lines]
+
+
+def contradiction(inner: Job, outer: Job, launcher: str, path: str) -> list[str]:
+    """A line where a launcher starts a job on another number of nodes than what it runs in asks
+    for; no line where either is not told."""
+    if inner.nodes is None or outer.nodes in (None, inner.nodes):
+        return []
+    return [
+        f"nodes are taken to be {inner.nodes}, as {launcher} in {path} is told or takes by "
+        f"default; the job around it asks for {outer.nodes}"
+    ]
 
 
 def within(inner: Job, outer: Job) -> Job:
