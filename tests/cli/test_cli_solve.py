@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from fakes.cli import Call, Ran, Write
-from hetplan.cli.solve import solve_loaded
 from hetplan.errors import InputError
 from hetplan.formulations import FAMILIES, family
 from hetplan.formulations.joint.certificate.document import Certificate
@@ -665,15 +664,6 @@ def test_a_method_takes_the_options_that_it_says(problem: str, name: str) -> Non
         family(problem), data, name, Run(Options(threads=1, time_limit=1, native=others))
     )
     assert str(result.stop) in ("optimal", "done", "infeasible", "limit"), result.message
-
-
-def test_loading_a_method_is_not_solving() -> None:
-    """Neither the time limit nor the seconds of a result count it."""
-    instance = load_from_library("tiny-mixed")
-    run = Run(Options(time_limit=60.0), started=-1e9)  # as if loading had taken ages
-    assert run.should_stop
-    result = solve_loaded(instance, "auto", run)
-    assert result.status == "optimal" and result.seconds < 60
 
 
 SOLVER = """

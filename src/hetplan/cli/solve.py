@@ -31,12 +31,11 @@ from hetplan.cli.options import (
     target,
 )
 from hetplan.cli.output import Display, emit, note, watched
-from hetplan.clock import CLOCK
 from hetplan.errors import HetplanError, InputError, UnsupportedError, require
 from hetplan.files import to_json
 from hetplan.instances.answers import Verdict, answer_document, judge, read_claims
 from hetplan.instances.library import Instance, plain
-from hetplan.solvers.registry import Certified, Family, load, solve as solve_one
+from hetplan.solvers.registry import Certified, Family, load, solve_loaded
 from hetplan.solvers.run import OPTIMAL_GAP, Options, Result, Run, Stop
 from hetplan.text import (
     Column,
@@ -275,7 +274,7 @@ def run_methods(
     results: list[Result[Any]] = []
     for method in methods:
         run = Run(options)
-        work = functools.partial(solve_loaded, instance, method, run)
+        work = functools.partial(solve_loaded, instance.family, instance.data, method, run)
         try:
             results.append(watched(run, work, Display(f"{instance.name}: {method}"), quiet=quiet))
         except Exception as error:
@@ -300,14 +299,6 @@ def failed_result(method: str, options: Options, error: Exception) -> Result[Any
     name = type(error).__name__
     text = str(error) if isinstance(error, HetplanError) else f"{name}: {error}"
     return no_result(method, options, Stop.ERROR, f"bug in hetplan: {text}", {BUG: name})
-
-
-def solve_loaded(instance: Instance, method: str, run: Run) -> Result[Any]:
-    """The method's result. The method is loaded before its run begins, so that neither the time
-    limit nor the result's seconds count the import of its solver."""
-    instance.family.method(method).load()
-    run.started = CLOCK.seconds()
-    return solve_one(instance.family, instance.data, method, run)
 
 
 def no_result(

@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic
 
 from hetplan.clock import CLOCK
@@ -78,6 +79,12 @@ Formulate = Callable[[Any, Run], Formulation[D] | Outcome[D]]  # of data and a r
 Solve = Callable[[Any, Run, Sink | None], ModelAnswer]
 
 
+def driver(method: str) -> ModuleType:
+    """The driver behind `method`. It is imported here with its solver, of which Pyomo takes
+    seconds."""
+    return importlib.import_module(DRIVERS[method])
+
+
 def minimise(
     method: str, model: "Model | ConstraintModel", run: Run, report: Sink | None = None
 ) -> ModelAnswer:
@@ -100,7 +107,7 @@ def minimise(
             solver=label(method, run.options),
             message="the model was handed over, not solved",
         )
-    solve: Solve = importlib.import_module(DRIVERS[method]).solve
+    solve: Solve = driver(method).solve
     if presolves(method, run.options):
         solve = partial(solve_with_presolve, solve)
     try:
@@ -216,7 +223,7 @@ def solve_with_presolve(
 def label(method: str, options: Options) -> str:
     """Name and version of the solver behind `method`. Raises as the driver does where the solver is
     not installed."""
-    text: str = importlib.import_module(DRIVERS[method]).label(options)
+    text: str = driver(method).label(options)
     return text
 
 

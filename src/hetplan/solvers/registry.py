@@ -83,8 +83,13 @@ class Method:
         return backend in self.backends
 
     def load(self) -> Callable[[Any, Run], Outcome[Any]]:
-        """The function of the method, (data, run) -> Outcome. Its modules are imported here."""
+        """The function of the method, (data, run) -> Outcome. Its modules are imported here, and
+        the driver of a general solver with them."""
         function: Callable[..., Any] = load(self.target)
+        if self.name in BACKENDS:
+            from hetplan.solvers.general import driver
+
+            driver(self.name)
         if self.target.endswith(":formulate"):
             from hetplan.solvers.general import solve_with
 
@@ -214,6 +219,14 @@ def solve(
         message=outcome.message,
         details=details,
     )
+
+
+def solve_loaded(family: Family, data: Any, method: str, run: Run) -> Result[Any]:
+    """The result of `solve`, where the run begins once the method is loaded, so that its time limit
+    does not count the import of a solver."""
+    family.method(method).load()
+    run.started = CLOCK.seconds()
+    return solve(family, data, method, run)
 
 
 def outcome_of(

@@ -47,7 +47,7 @@ from hetplan.errors import (
 from hetplan.instances.answers import result_document
 from hetplan.instances.library import parse_instance
 from hetplan.interpreter import SAFE_PATH, safe_path
-from hetplan.solvers.registry import solve
+from hetplan.solvers.registry import solve_loaded
 from hetplan.solvers.run import Options, Progress, Run
 from hetplan.studies.findings import SIZE_KEY, size_of
 from hetplan.studies.rows import METHOD_VERSION, Row, Task, compact_json
@@ -69,9 +69,10 @@ def perform(task: Task, tell: Tell | None = None) -> Row:
     begun = now()
     run = Run(Options(**task.options), tell)
     try:
-        answer = result_document(solve(task.family, instance.data, task.method, run))
+        result = solve_loaded(task.family, instance.data, task.method, run)
     except HetplanError as error:
         return failed(task, str(error), seconds=run.elapsed, begun=begun, peak=peak_bytes())
+    answer = result_document(result)
     copied = (
         "status", "stop", "objective", "bound", "gap", "message", "solver", "seconds",
         "build_seconds", "solve_seconds",
