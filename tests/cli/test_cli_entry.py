@@ -143,6 +143,39 @@ def test_validate(hetplan: Call, numbers: Write, tmp_path: Path) -> None:
     assert ran.err.startswith(f"hetplan: error: {wrong}: format:")
 
 
+def test_validate_prices_the_record_beside_a_file(
+    hetplan: Call, numbers: Write, tmp_path: Path
+) -> None:
+    path, record = numbers(3, 1), tmp_path / "numbers.best.json"
+    figures = {"objective": 1.0, "bound": 1.0, "found_by": "me", "proved_by": "me"}
+    names = {"format": "hetplan-best-known", "version": 1, "problem": "fake", "instance": "numbers"}
+    record.write_text(json.dumps(names | figures | {"decision": {"index": 1}}))
+    assert hetplan("instances", "validate", path).code == 0
+    record.write_text(json.dumps(names | figures | {"decision": {"index": 0}}))
+    for argument in (path, tmp_path):
+        ran = hetplan("instances", "validate", argument, "--json")
+        (line,) = ran.json["refused"]
+        assert ran.code == 1 and "stated objective 1.0 is not the decision's (3.0)" in line
+        assert ran.err == f"hetplan: error: {line}\n"
+
+
+def test_validate_finds_answers_that_contradict_each_other(
+    hetplan: Call, numbers: Write, tmp_path: Path
+) -> None:
+    path, (one, other) = numbers(3, 1), (tmp_path / "one.json", tmp_path / "other.json")
+    hetplan("solve", path, "-m", "auto", "-q", "-o", one)
+    ran = hetplan("instances", "validate", tmp_path, "--json")
+    assert (ran.code, ran.json["runs"], ran.json["contradictions"]) == (0, 1, [])
+    hetplan("solve", path, "-m", "proud", "-q", "-o", other)
+    ran = hetplan("instances", "validate", tmp_path, "--json")
+    (line,) = ran.json["contradictions"]
+    assert ran.code == 3 and "bound 3 of proud" in line and "above objective 1 of auto" in line
+    assert [row["valid"] for row in ran.json["files"]] == [True]
+    other.write_text(other.read_text()[:40])
+    ran = hetplan("instances", "validate", tmp_path, "--json")
+    assert ran.code == 2 and ran.json["faults"][0].startswith(f"{other}: ")
+
+
 @pytest.mark.parametrize("kind", ["instance", "plan", "cluster", "profile"])
 def test_schemas(hetplan: Call, kind: str) -> None:
     schema = hetplan("schema", kind).json

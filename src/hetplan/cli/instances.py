@@ -223,40 +223,6 @@ def generate(
 
 
 @described(
-    examples=(("Files of your own", "hetplan instances validate mine.json"),),
-)
-def validate(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Instance files, - for standard input, or names of the library.",
-            autocompletion=offer("instances"),
-        ),
-    ],
-    json: JsonOption = False,
-) -> int:
-    """Check instance files against their schemas.
-
-    Exit code 2 when one cannot be used.
-    """
-    rows: list[dict[str, Any]] = []
-    for path in files:
-        try:
-            opened = open_instance(str(path))
-            row = {"valid": True, "problem": opened.problem, "name": opened.name}
-        except InputError as error:
-            row = {"valid": False, "error": str(error)}
-            note(f"error: {error}")
-        rows.append({"file": str(path), **row})
-    valid = [row for row in rows if row["valid"]]
-    lines = tuple(
-        f"{row['file']}: {row['problem']} instance {row['name']!r}, valid" for row in valid
-    )
-    emit({"files": rows}, [Table("", (), (), lines)] if lines else [], json=json)
-    return 0 if len(valid) == len(rows) else 2
-
-
-@described(
     examples=(
         (
             "What runs found that is better than the records, written nowhere",

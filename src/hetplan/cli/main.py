@@ -212,7 +212,7 @@ TREE: Mapping[str, CommandEntry | GroupEntry] = {
             "show": CommandEntry("instances:show", "Show an instance: origin, size, best known."),
             "generate": CommandEntry("instances:generate", "Make a random instance of a problem."),
             "validate": CommandEntry(
-                "instances:validate", "Check instance files against their schemas."
+                "validate:validate", "Check instance files, and what runs say of them."
             ),
             "update": CommandEntry(
                 "instances:update", "Improve the best-known records by what runs found."

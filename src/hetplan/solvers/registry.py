@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import permutations
-from typing import Any
+from typing import Any, Protocol
 
 from hetplan.clock import CLOCK
 from hetplan.errors import (
@@ -287,7 +287,23 @@ def judged(family: Family, method: str, data: Any, outcome: Outcome[Any]) -> Eva
     return evaluation
 
 
-def contradictions(results: Sequence[Result[Any]]) -> list[str]:
+class Stated(Protocol):
+    """What a method states of an instance: a result, or one that was read from a file."""
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def status(self) -> str | None: ...
+
+    @property
+    def objective(self) -> float | None: ...
+
+    @property
+    def bound(self) -> float | None: ...
+
+
+def contradictions(results: Sequence[Stated]) -> list[str]:
     """One line of text for each pair of methods whose results on one instance contradict each
     other, so that one of the two is wrong.
 
@@ -299,7 +315,7 @@ def contradictions(results: Sequence[Result[Any]]) -> list[str]:
         if other.objective is None:
             continue
         objective = f"objective {number_text(other.objective, 8)} of {other.method}"
-        if one.stop is Stop.INFEASIBLE:
+        if one.status == "infeasible":
             said = f"{one.method} calls the instance infeasible, {objective} has a decision"
         elif one.bound is not None and one.bound > other.objective * (1 + OPTIMAL_GAP):
             name = one.method
