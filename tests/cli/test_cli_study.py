@@ -44,6 +44,7 @@ def test_a_study_and_its_report(hetplan: Call, tmp_path: Path) -> None:
     assert ran.code == 3 and "of exact is below bound" in line and line in ran.err
     reported = hetplan("study", "report", folder, "--json")
     assert reported.code == 3 and line in reported.json["conflicts"]
+    assert len(reported.json["contradicted"]) == 1
     checked = hetplan("instances", "validate", folder, "--json")
     assert checked.code == 3 and checked.json["contradictions"] == [line]
 

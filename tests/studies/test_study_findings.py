@@ -106,6 +106,17 @@ def test_conflicts_are_found() -> None:
     assert Study(wrong).conflicts() == ["a: milp says infeasible, a decision is known"]
 
 
+def test_rows_that_contradict_each_other_are_marked() -> None:
+    exact = row("a", "exact", objective=2.0, bound=2.0)
+    others = [row("a", "greedy", objective=3.0), row("b", "milp", objective=1.0, bound=1.0)]
+    paper = row("a", "paper", objective=1.0)
+    milp = row("b", "milp", status="infeasible", seed=1)
+    study = Study([exact, *others, paper, milp])
+    assert [each for each in study.rows if study.contradicted(each)] == [exact, paper, milp]
+    assert "\n".join(page_lines(study)).count("<td>contradicted!") == 3
+    assert "contradicted!" not in "\n".join(page_lines(Study([exact, *others])))
+
+
 def test_worst_cases_come_worst_first() -> None:
     """Those at the optimum are none."""
     assert [(r["instance"], r["method"]) for _, r in Study(ROWS).worst_cases(9)] == [

@@ -360,7 +360,12 @@ def report(
         for problem in study.problems
     )
     problems = {problem: summary_entries(study, problem) for problem in study.problems}
-    document = {"folder": str(folder), "problems": problems, "conflicts": conflicts}
+    document = {
+        "folder": str(folder),
+        "problems": problems,
+        "conflicts": conflicts,
+        "contradicted": [row["key"] for row in rows if study.contradicted(row)],
+    }
     if kept.faults:
         document["damaged"] = kept.faults
     emit(document, tables, json=json)

@@ -155,7 +155,7 @@ class Study:
             method = row["method"]
             best = self.reference(row)
             objective, bound = row["objective"], best.bound
-            if objective is not None and bound is not None and objective < bound * (1 - SAME):
+            if below(objective, bound):
                 proven = f"bound {number_text(bound, 8)} of {self.prover(row)}"
                 below_bound.append(
                     f"{name}: objective {number_text(objective, 8)} of {method} is below {proven}"
@@ -164,6 +164,14 @@ class Study:
                 not_infeasible.append(f"{name}: {method} says infeasible, a decision is known")
         return below_bound + not_infeasible
 
+    def contradicted(self, row: Row) -> bool:
+        """Whether what is known of its instance contradicts the row, so that the row is wrong or
+        the other one is."""
+        best = self.reference(row)
+        if row["status"] == "infeasible":
+            return best.objective is not None
+        return below(row["objective"], best.bound) or below(best.objective, row["bound"])
+
     def prover(self, row: Row) -> str:
         """What proves the best bound of the row's instance: a method, or the library's record."""
         bound = self.reference(row).bound
@@ -171,6 +179,11 @@ class Study:
             if instance_of(other) == instance_of(row) and other["bound"] == bound:
                 return str(other["method"])
         return "the library's record"
+
+
+def below(objective: float | None, bound: float | None) -> bool:
+    """Whether an objective is below a bound, which proves one of the two wrong."""
+    return objective is not None and bound is not None and objective < bound * (1 - SAME)
 
 
 def instance_of(row: Row) -> tuple[str, str]:

@@ -49,6 +49,7 @@ ROWS = (
     *("set", "problem", "instance", "method", "seed", "status"),
     *("objective", "bound", "gap", "time", "memory", "message"),
 )
+CONTRADICTED = "contradicted!"  # marks a run that another one contradicts
 STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --ink: #1b1b1b; --faint: #555; --line: #ddd }
 @media (prefers-color-scheme: dark) { :root { --ground: #15181c; --ink: #e6e9ed; --faint: #a3acb8;
@@ -251,11 +252,15 @@ def page_lines(study: Study) -> Iterator[str]:
     yield '<h2 id="rows">All runs</h2>'
     keys = [f"row-{row['key']}" for row in study.rows]
     links = [{ROWS.index("instance"): anchor(row)} for row in study.rows]
-    yield from table(ROWS, [row_cells(row) for row in study.rows], keys=keys, links=links)
+    run_rows = [row_cells(study, row) for row in study.rows]
+    yield from table(ROWS, run_rows, keys=keys, links=links)
 
 
-def row_cells(row: Row) -> tuple[str, ...]:
-    """The cells of a run, under ROWS."""
+def row_cells(study: Study, row: Row) -> tuple[str, ...]:
+    """The cells of a run, under ROWS. The message begins with CONTRADICTED where it is."""
+    message = row["message"] or ""
+    if study.contradicted(row):
+        message = f"{CONTRADICTED} {message}".strip()
     return (
         row["set"],
         row["problem"],
@@ -268,7 +273,7 @@ def row_cells(row: Row) -> tuple[str, ...]:
         percent_text(row["gap"]),
         seconds_text(row["seconds"]),
         "-" if row["peak_bytes"] is None else bytes_text(row["peak_bytes"]),
-        row["message"] or "",
+        message,
     )
 
 
