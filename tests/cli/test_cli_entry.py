@@ -165,12 +165,15 @@ def test_validate_finds_answers_that_contradict_each_other(
     path, (one, other) = numbers(3, 1), (tmp_path / "one.json", tmp_path / "other.json")
     hetplan("solve", path, "-m", "auto", "-q", "-o", one)
     ran = hetplan("instances", "validate", tmp_path, "--json")
-    assert (ran.code, ran.json["runs"], ran.json["contradictions"]) == (0, 1, [])
+    assert (ran.code, ran.json["runs"], ran.json["priced"]) == (0, 1, 1)
     hetplan("solve", path, "-m", "proud", "-q", "-o", other)
     ran = hetplan("instances", "validate", tmp_path, "--json")
     (line,) = ran.json["contradictions"]
     assert ran.code == 3 and "bound 3 of proud" in line and "above objective 1 of auto" in line
     assert [row["valid"] for row in ran.json["files"]] == [True]
+    path.rename(tmp_path / "away")
+    ran = hetplan("instances", "validate", tmp_path, "--json")
+    assert (ran.code, ran.json["runs"], ran.json["priced"]) == (3, 2, 0)
     other.write_text(other.read_text()[:40])
     ran = hetplan("instances", "validate", tmp_path, "--json")
     assert ran.code == 2 and ran.json["faults"][0].startswith(f"{other}: ")

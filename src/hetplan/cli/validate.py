@@ -1,7 +1,6 @@
 """`hetplan instances validate` checks instance files, and what is said of these instances."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,22 +90,34 @@ class Contents:
             lines += [f"{instance}: {line}" for line in contradictions(answers_of_one)]
         return lines + Study(self.rows).conflicts()
 
-    def refused(self) -> Iterator[str]:
-        """A line for each record, decision and bound that does not hold, and for each run whose
-        instance is neither here nor in the library."""
+    def priced(self) -> tuple[int, list[str]]:
+        """(number of runs that were priced again, a line for each record, decision and bound that
+        does not hold).
+
+        A run is not priced where its instance, as it was then, is neither here nor in the library.
+        """
         findings = [*self.answers, *self.row_findings]
         findings_of = grouped(((each.problem, each.instance), each) for each in findings)
-        entries = grouped(((entry.problem, entry.name), entry) for entry in self.entries)
-        for problem, name in findings_of.keys() - entries.keys():
+        entries_of = grouped(((entry.problem, entry.name), entry) for entry in self.entries)
+        for problem, name in findings_of.keys() - entries_of.keys():
             packaged = find(f"{problem}/{name}")
-            if packaged is None:
-                first = findings_of[problem, name][0]
-                yield f"{first.where}: the instance is neither here nor in the library"
-            else:
-                entries[problem, name] = [packaged]
-        for key, same_name in entries.items():
-            for entry in same_name:
-                yield from change(entry, findings_of.get(key, [])).refused
+            if packaged is not None:
+                entries_of[problem, name] = [packaged]
+        count, refused = 0, list[str]()
+        for key, entries in entries_of.items():
+            findings = findings_of.get(key, [])
+            priced = set()  # positions in `findings`
+            for entry in entries:
+                instance = entry.load()
+                here = [
+                    position
+                    for position, finding in enumerate(findings)
+                    if finding.about is None or finding.about(instance)
+                ]
+                refused += change(entry, [findings[position] for position in here]).refused
+                priced.update(here)
+            count += len(priced)
+        return count, refused
 
 
 @described(
@@ -127,14 +138,16 @@ def validate(
 ) -> int:
     """Check instance files against their schemas, and price the best-known records beside them.
 
-    A folder stands for its instances, its outputs of `solve --json` and its studies, whose
-    decisions are priced again. Exit code 2 when a file cannot be used, 3 when runs contradict each
-    other, 1 when a decision or a bound does not hold.
+    A folder stands for its instances, its outputs of `solve --json` and its studies. Their
+    decisions are priced again where their instances are there or in the library. Exit code 2 when a
+    file cannot be used, 3 when runs contradict each other, 1 when a decision or a bound does not
+    hold.
     """
     contents = Contents()
     for argument in files:
         contents.add(argument)
-    conflicts, refused = contents.contradictions(), list(contents.refused())
+    conflicts = contents.contradictions()
+    priced, refused = contents.priced()
     lines = [
         f"{row['file']}: {row['problem']} instance {row['name']!r}, valid"
         for row in contents.files
@@ -142,10 +155,11 @@ def validate(
     ]
     runs = len(contents.answers) + len(contents.rows)
     if runs:
-        lines.append(f"{counted(runs, 'run')} checked")
+        lines.append(f"{counted(runs, 'run')} compared, {priced} priced again")
     document = {
         "files": contents.files,
         "runs": runs,
+        "priced": priced,
         "faults": contents.faults,
         "contradictions": conflicts,
         "refused": refused,
