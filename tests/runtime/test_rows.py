@@ -42,6 +42,22 @@ def test_a_step_without_labels_is_noted(model: Any, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == f"hetplan: note: step {step} has no label: its loss is 0\n"
 
 
+def test_a_count_that_divides_no_loss_is_refused(model: Any) -> None:
+    counts = {
+        0.0: "the losses of a batch are divided by 0 .got 'losses with a sum of",
+        -1.0: "`count` of a batch is no number of losses .got '-3', expected a finite",
+        float("nan"): "no number of losses .got 'nan'",
+    }
+    count = 1.0
+    summed = distribute(
+        Net(RIGHT["sum"]), plan_of("one"), example=rows(9, 0, 1), probe=False,
+        count=lambda data: count,
+    )  # fmt: skip
+    for count, message in counts.items():  # noqa: B007 (the function above reads it)
+        with pytest.raises(InputError, match=message):
+            summed.train_step(lambda first, last: rows(1, first, last))
+
+
 def shorter(data: dict[str, Any]) -> dict[str, Any]:
     return {name: x[:, :3] if x.dim() > 1 else x for name, x in data.items()}
 

@@ -228,7 +228,9 @@ class Stock(Placed):
                 rows=row_numbers, target=row_numbers, losses=losses, return_outputs=False
             )
         with self.watch.during("synchronise", 0, step):
-            return host_total(float(sum(loss.detach() for loss in losses))) / averaged
+            loss = host_total(float(sum(loss.detach() for loss in losses))) / averaged
+            totals.check_loss(loss)
+            return loss
 
     def updated(self) -> list[tuple[str, nn.Parameter]]:
         """(unsplit name, parameter) for each parameter of this rank's layers; under FSDP2 the

@@ -219,12 +219,20 @@ class Placed(SavedPart):
         collective call: all ranks make it together.
 
         batches: see `totals.added_up`; none where the rank reports no loss. Raises InputError where
-        ranks have different data of the same rows, or different numbers for the whole batch. A step
-        without labels has a loss of 0, and rank 0 says so.
+        ranks have different data of the same rows, or different numbers for the whole batch, and
+        where `count` gives no number from 0 on. A step without labels has a loss of 0, and rank 0
+        says so.
         """
         with keeping_generators():  # reads all rows whose labels count, or that several ranks read
             self.check_data(step, rows)
             totals = added_up(self.chain.source, batches, host_sum)
+        require(
+            0 <= totals.weight < inf,
+            "`count` of a batch is no number of losses",
+            where=f"step {step}",
+            got=f"{totals.weight:g}",
+            expected="a finite number from 0 on",
+        )
         values = dict(totals.values)
         paths = [form.path for form in self.chain.forms if form.is_number]
         if paths:
@@ -239,7 +247,7 @@ class Placed(SavedPart):
         if dist.get_rank() == 0:
             text = f"hetplan: note: step {step} has no label: its loss is 0"
             print(text, file=sys.stderr, flush=True)
-        return replace(totals, weight=totals.weight or 1.0)
+        return replace(totals, weight=totals.weight or 1.0, lacks_labels=True)
 
     @cached_property
     def readings(self) -> list[Reading]:
@@ -275,6 +283,12 @@ class Placed(SavedPart):
     def gather(self) -> nn.Module:
         """The module, on rank 0 with its trained parameters. All ranks call this together. Raises
         UnsupportedError for a module that states its layers itself (see `engine.chain`)."""
+        self._gather_parameters()
+        self.replaced.release()
+        return self.module
+
+    def _gather_parameters(self) -> None:
+        """Copy the trained parameters into the module on rank 0. See `gather`."""
         self.chain.check_gathers()
         # Parameter -> (offset, values) of each box of its flat tensor that this rank saves.
         local_parts: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
@@ -289,17 +303,16 @@ class Placed(SavedPart):
                 if parameter.dim():
                     parameter = parameter.movedim(self.chain.parameters[name].dim, 0)
                 parameter.copy_(flat.view(parameter.shape))
-        self.replaced.release()
-        return self.module
 
     def state_dict(self) -> dict[str, Tensor]:
         """On rank 0 a copy of the unsplit module's state, which `load_state_dict` of the module
         takes; on the other ranks an empty dictionary. All ranks call this together. Raises
         UnsupportedError for a module that states its layers itself (see `engine.chain`)."""
-        module = self.gather()
+        self._gather_parameters()
         if dist.get_rank() != 0:
             return {}
-        return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
+        state = self.module.state_dict()
+        return {name: value.detach().cpu().clone() for name, value in state.items()}
 
 
 class Distributed(Placed):
@@ -401,7 +414,9 @@ class Distributed(Placed):
                     if parameter.grad is not None:
                         parameter.grad = parameter.grad.div_(scale) if finite else None
                 self.scale = self.scale.following(finite=finite)
-            return host_total(summed) / weight
+            loss = host_total(summed) / weight
+            totals.check_loss(loss)
+            return loss
 
     def evaluate(self, rows: Rows | None = None) -> float:
         """The loss of a global batch in evaluation, the same on every rank: without dropout, and
@@ -425,7 +440,9 @@ class Distributed(Placed):
             summed = self.pipeline.evaluate(of_step, position, totals.values)
             self.pipeline.mail.settle()
             self.states.end_forward()
-        return host_total(summed) / totals.weight
+        loss = host_total(summed) / totals.weight
+        totals.check_loss(loss)
+        return loss
 
     def updated(self) -> list[tuple[str, nn.Parameter]]:
         """(name, parameter) that this rank updates: its shares of parameters under ZeRO, else its

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hetplan.errors import require
 from hetplan.runtime.engine.chain import InputsAndTargets
 from hetplan.runtime.tracing.split import Split, Totals
 
@@ -20,6 +21,17 @@ class BatchTotals:
     """The number by which the sum of the losses is divided."""
     values: Totals = field(default_factory=dict)
     """Total -> its value, which layers read."""
+    lacks_labels: bool = False
+    """Whether all that the losses are divided by is 0."""
+
+    def check_loss(self, loss: float) -> None:
+        """Raise InputError where the batch's losses are divided by 0 and are not 0 themselves."""
+        require(
+            not self.lacks_labels or loss == 0,
+            "the losses of a batch are divided by 0",
+            got=f"losses with a sum of {loss:g}",
+            expected="a divisor or a `count` above 0, or no loss",
+        )
 
 
 def added_up(
