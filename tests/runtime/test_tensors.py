@@ -20,6 +20,7 @@ from hetplan.runtime.engine.distributed import example_of  # noqa: E402
 from hetplan.runtime.engine.layout import Layout  # noqa: E402
 from hetplan.runtime.engine.tensors import check_meshes  # noqa: E402
 from hetplan.runtime.tracing.split import word_of  # noqa: E402
+from parity import along  # noqa: E402
 from parity.asking import HUGGING, run_forked  # noqa: E402
 from parity.cases import MODELS, names_of  # noqa: E402
 from parity.divided import CASES, KINDS, QUICK, RATE, Case, alone, made  # noqa: E402
@@ -150,3 +151,17 @@ def test_a_tensor_plan_names_products_with_adapters_of_peft(path: str, word: str
     """The rank between A and B stays whole."""
     plan = {"model.layers.*.self_attn.q_proj": "colwise", "model.layers.*.mlp.down_proj": "rowwise"}
     assert word_of(plan, path) == word
+
+
+@pytest.mark.engine
+def test_operators_along_a_divided_dimension_are_those_of_one_process(tmp_path: Path) -> None:
+    """DTensor's own rule takes a cumulative sum of each part for the whole one."""
+    run_forked("parity.along", tmp_path)
+    for (kind, name), (loss, weights) in torch.load(tmp_path / "told.pt").items():
+        net = along.made(name)
+        expected = net(**along.data())
+        expected.backward()
+        torch.optim.SGD(net.parameters(), lr=1.0).step()
+        assert loss == pytest.approx(float(expected.detach()), rel=EXACT), (kind, name)
+        for key, weight in net.state_dict().items():
+            assert torch.allclose(weights[key], weight, rtol=EXACT, atol=EXACT), (kind, name, key)

@@ -36,6 +36,10 @@ from hetplan.runtime.tracing.losses import name_of
 from hetplan.runtime.tracing.split import RESHAPES, Shape, Split, mapped
 
 ATTENTION = "scaled_dot_product_attention"
+# Operators along dimensions for which DTensor's rules fail where ranks divide one of these: a
+# cumulative sum along a negative dimension is that of each part, and the gradients of the others
+# have placements that do not go together.
+ALONG_WHOLE = ("cumsum", "cumprod", "logcumsumexp", "mean", "std", "var")
 Form = Sequence[Any]  # the placements of a DTensor, one for each dimension of its mesh
 
 
@@ -75,6 +79,19 @@ def local_for_part(x: Any) -> Any:
         return x
     of_gradient = [Partial() if part.is_replicate() else part for part in x.placements]
     return x.to_local(grad_placements=of_gradient)
+
+
+def goes_along_divided(args: Sequence[Any]) -> bool:
+    """Whether ranks divide a dimension along which an operator goes. args: its tensor, and the
+    dimension or dimensions; without them it goes along all."""
+    x, *others = args
+    if not isinstance(x, DTensor):
+        return False
+    dims = range(x.dim())
+    if others and isinstance(others[0], (int, list, tuple)) and not isinstance(others[0], bool):
+        stated = [others[0]] if isinstance(others[0], int) else others[0]
+        dims = [dim % x.dim() for dim in stated] or dims
+    return any(Shard(dim) in x.placements for dim in dims)
 
 
 class LayerOnMesh(fx.Interpreter):
@@ -193,6 +210,8 @@ class LayerOnMesh(fx.Interpreter):
             ones = torch.ones(args[0].shape, dtype=args[0].dtype, device=self.mesh.device_type)
             return args[0] * self.distributed(n.target(ones, *args[1:]), self.whole)
         if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()):
+            return self._on_whole_values(n, args, kwargs)
+        if kind in ALONG_WHOLE and goes_along_divided(args):
             return self._on_whole_values(n, args, kwargs)
         # An operator that splits a product's columns into the blocks of its weight. A rank has its
         # columns of each block, one after the other.
