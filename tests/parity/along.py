@@ -77,7 +77,9 @@ def data() -> dict[str, Tensor]:
 
 def made(name: str) -> Net:
     torch.manual_seed(0)
-    return Net(ACTS[name]).double()
+    net = Net(ACTS[name])
+    net.double()
+    return net
 
 
 def work(rank: int, world: int, folder: Path) -> None:

@@ -87,7 +87,7 @@ def goes_along_divided(args: Sequence[Any]) -> bool:
     x, *others = args
     if not isinstance(x, DTensor):
         return False
-    dims = range(x.dim())
+    dims: Sequence[int] = range(x.dim())
     if others and isinstance(others[0], (int, list, tuple)) and not isinstance(others[0], bool):
         stated = [others[0]] if isinstance(others[0], int) else others[0]
         dims = [dim % x.dim() for dim in stated] or dims
