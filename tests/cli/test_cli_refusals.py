@@ -17,7 +17,7 @@ REFUSALS: dict[str, dict[str, str]] = {
         "frobnicate": "no such command 'frobnicate'",
         "--frobnicate": "no such option",
         "solve": "missing argument",
-        "check x": "missing argument",
+        "check x": "nothing to check",
         "instances frobnicate": "no such command 'frobnicate'",
         "schema frobnicate": "'frobnicate' is not one of 'instance'",
         "schema instance --problem tsp": "unknown problem 'tsp' (expected one of amp",

@@ -47,7 +47,7 @@ def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-PLAN = Path(__file__).parents[2] / "docs" / "gpt2-medium-amp-mixed.plan.json"
+PLAN = Path(__file__).parents[2] / "docs" / "llama3-8b-two-generations.plan.json"
 
 
 def kineto(path: Path, rank: int, spans: list[tuple[str, str, float, float]]) -> None:

@@ -104,7 +104,8 @@ def test_a_short_micro_batch_has_short_passes_of_weights() -> None:
     costs = costs_of("split backward passes").replicas[0]
     pipeline = costs.with_batches([Batch(1, 1), Batch(costs.tokens, costs.squares)])
     short, planned = np.moveaxis(np.asarray(pipeline.weights), -1, 0)
-    assert (short < planned).all()
+    # gradients of weights take the time of their bytes at least, however few rows there are
+    assert (short <= planned).all() and (short < planned).any()
     assert planned == pytest.approx(np.asarray(costs.pipeline.weights)[..., 0])
 
 

@@ -71,7 +71,7 @@ def fitted(points: Sequence[tuple[int, int, Floats]]) -> Seconds:
     """
     (rows, length, one), (more_rows, _, more), (other_rows, other_length, other) = points
     tokens, more_tokens, other_tokens = rows * length, more_rows * length, other_rows * other_length
-    slope = (more - one) / (more_tokens - tokens)  # a + b L
+    slope = np.maximum((more - one) / (more_tokens - tokens), 0.0)  # a + b L
     fixed = np.maximum(one - slope * tokens, 0.0)
     slope = np.where(fixed > 0, slope, more / more_tokens)
     other_slope = np.maximum(other - fixed, 0.0) / other_tokens
