@@ -116,14 +116,17 @@ def ranks_table(path: Path, run: RunTrace, ranks: list[RankParts]) -> Table:
     def share_of(seconds: float, rank: RankParts) -> str:
         return f"{seconds_text(seconds)} ({percent_text(seconds / rank.seconds)})"
 
-    columns = [
-        Column[RankParts]("rank", lambda rank: rank.rank, right=True),
-        Column[RankParts]("step", lambda rank: rank.seconds, seconds_text, right=True),
-        Column[RankParts]("computing", lambda rank: share_of(rank.computing, rank), right=True),
-        Column[RankParts]("transfers", lambda rank: share_of(rank.transfers, rank), right=True),
-        Column[RankParts]("waiting", lambda rank: share_of(rank.waiting, rank), right=True),
-        Column[RankParts]("idle", lambda rank: share_of(rank.idle, rank), right=True),
-    ]
+    number = Column[RankParts]("rank", lambda rank: rank.rank, right=True)
+    step = Column[RankParts]("step", lambda rank: rank.seconds, seconds_text, right=True)
+    computing = Column[RankParts](
+        "computing", lambda rank: share_of(rank.computing, rank), right=True
+    )
+    transfers = Column[RankParts](
+        "transfers", lambda rank: share_of(rank.transfers, rank), right=True
+    )
+    waiting = Column[RankParts]("waiting", lambda rank: share_of(rank.waiting, rank), right=True)
+    idle = Column[RankParts]("idle", lambda rank: share_of(rank.idle, rank), right=True)
+    columns = [number, step, computing, transfers, waiting, idle]
     notes = [
         "transfers and waiting: no kernel computes beside them; waiting ends when the last rank "
         "comes to a collective",

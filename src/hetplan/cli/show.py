@@ -124,7 +124,8 @@ def show(
     if run_trace is not None:
         given = {**drawings, "what-if": changes, "second argument": decision}
         refused = [name for name, value in given.items() if value is not None]
-        require(not refused, f"does not go with {', '.join(refused)}", where="--trace-in")
+        if refused:
+            raise InputError(f"does not go with {', '.join(refused)}", where="--trace-in")
         return show_run(run_trace, subject, setting, json=json)
     require(subject is not None, "nothing to show", where="show", expected="PLAN or INSTANCE")
     assert subject is not None

@@ -46,6 +46,11 @@ ACTION_KINDS: Mapping[str, PassKind] = {
     "I": "backward",
     "W": "weights",
 }
+WORD_KINDS: Mapping[str, PassKind] = {
+    "forward": "forward",
+    "backward": "backward",
+    "weights": "weights",
+}
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of what a GPU does
 ON_GPU = "gpu_user_annotation"
 NCCL = re.compile(r"nccl|rccl", re.IGNORECASE)
@@ -63,6 +68,16 @@ class Span(NamedTuple):
     chunk: int  # number of the model chunk, where the event has one
 
 
+class RankPass(NamedTuple):
+    """A pass that one rank recorded."""
+
+    kind: PassKind
+    virtual_stage: int | None  # None: the name of the span does not tell it
+    micro_batch: int
+    begin: float  # seconds
+    end: float
+
+
 @dataclass
 class RankTrace:
     """What the file of one rank holds."""
@@ -71,8 +86,7 @@ class RankTrace:
     rank: int | None
     # (number of the step, begin, end) of each `ProfilerStep`, in order; empty without such spans
     steps: list[tuple[int, float, float]] = field(default_factory=list)
-    # passes of the rank; the virtual stage is None where the name does not tell it
-    passes: list[tuple[PassKind, int | None, int, float, float]] = field(default_factory=list)
+    passes: list[RankPass] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
 
     def step_of(self, moment: float) -> int | None:
@@ -203,12 +217,7 @@ def is_folded(plan: Plan) -> bool:
 
 def kind_of(word: str) -> PassKind:
     """The kind of pass that a word names, in any case."""
-    kinds: Mapping[str, PassKind] = {
-        "forward": "forward",
-        "backward": "backward",
-        "weights": "weights",
-    }
-    return kinds[word.lower()]
+    return WORD_KINDS[word.lower()]
 
 
 def read_rank(
@@ -218,8 +227,8 @@ def read_rank(
     trace = RankTrace(str(path), rank_of(document, path))
     base = document.get("baseTimeNanoseconds")  # of all times; ranks may have different ones
     offset = base * NANO if isinstance(base, int) else 0.0
-    on_host: list[tuple[PassKind, int | None, int, float, float]] = []
-    on_gpu: list[tuple[PassKind, int | None, int, float, float]] = []
+    on_host: list[RankPass] = []
+    on_gpu: list[RankPass] = []
     for span in spans(events, offset):
         if span.category in WORK:
             communicates = span.category == "kernel" and NCCL.search(span.name) is not None
@@ -231,7 +240,7 @@ def read_rank(
         named = pass_named(span.name)
         if named is not None:
             of_device = on_gpu if span.category == ON_GPU else on_host
-            of_device.append((*named, span.begin, span.end))
+            of_device.append(RankPass(*named, span.begin, span.end))
     trace.steps.sort(key=lambda step: step[1])
     trace.passes = on_gpu or on_host
     return trace

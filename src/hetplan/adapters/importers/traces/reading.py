@@ -69,14 +69,15 @@ def of_ranks(ranks: Sequence[RankTrace], plan: Plan | None, where: str) -> RunTr
     tells their stages, else by the work of the GPUs. Raises InputError where neither is
     possible."""
     numbers = [trace.rank for trace in ranks]
-    known = [number for number in numbers if number is not None]
-    require(
-        len(ranks) == 1 or len(set(known)) == len(ranks),
-        "ranks of the files are not known, or not different",
-        where=where,
-        got=", ".join("unknown" if number is None else str(number) for number in numbers)[:100],
-        expected="files with different ranks in `distributedInfo` or in their names (rank0 …)",
-    )
+    stated_ranks = {number for number in numbers if number is not None}
+    if len(ranks) > 1 and len(stated_ranks) < len(ranks):
+        texts = ["unknown" if number is None else str(number) for number in numbers]
+        raise InputError(
+            "ranks of the files are not known, or not different",
+            where=where,
+            got=", ".join(texts)[:100],
+            expected="files with different ranks in `distributedInfo` or in their names (rank0 …)",
+        )
     have_passes = all(trace.passes for trace in ranks)
     if have_passes and plan is not None:
         return with_passes(ranks, plan, where)
@@ -112,12 +113,16 @@ def with_passes(ranks: Sequence[RankTrace], plan: Plan, where: str) -> RunTrace:
             expected=f"0 to {len(place_of) - 1}",
         )
         place = place_of[rank]
-        for kind, virtual_stage, batch, begin, end in trace.passes:
-            number = trace.step_of(begin)
+        for recorded in trace.passes:
+            number = trace.step_of(recorded.begin)
             if number is None:
                 continue
-            stage = place.stage if virtual_stage is None else virtual_stage
-            one = Pass(kind, stage, batch, begin, end)
+            virtual_stage = recorded.virtual_stage
+            if virtual_stage is None:
+                virtual_stage = place.stage
+            one = Pass(
+                recorded.kind, virtual_stage, recorded.micro_batch, recorded.begin, recorded.end
+            )
             by_step.setdefault(number, []).append((place.replica, place.stage, one))
     stages = sum(len(replica.stages) for replica in plan.replicas)
     steps = [
